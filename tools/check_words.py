@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finds words that users would not search for, and names the usual ones: tools/check_words.py [FILE...].
+"""Finds words that users would not search for, and suggests the usual ones: tools/check_words.py [FILE...].
 
-Texts say NIC, OOM, heartbeat and stuck, as the rest of the world does. Looked at is whatever people read: plugins, roles, playbooks,
-the trainer, docs, the inventory. A line that has to hold such a word says so with `words: ok` in a comment.
+Texts say NIC, OOM, heartbeat and stuck, like the rest of the world. Checks everything that people read: plugins, roles, playbooks,
+the trainer, docs, the inventory. Mark a line that needs such a word with a comment `words: ok`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What is not to come back, and what is said instead.
+# Phrases to avoid, and their replacements.
 USUAL = {
     r"\bcards?\b": "NIC or network interface, GPU",
     r"\bby radio\b|\bradio (link|interface)": "Wi-Fi",
@@ -36,6 +36,16 @@ USUAL = {
     r"\bwho wants none\b": "to rule it out, set ...",
     r"\bother than nanochat's\b": "unlike nanochat",
     r"\bfail (since|where) ": "fail if, reject",
+    r"\bof which the\b": "whose",
+    r"\bwhat is told\b|\b(is|are) told\b": "is reported, printed, logged",
+    r"\bg[ia]ve(s|n)? no answer\b": "does not answer",
+    r"\bgo(es)? on from\b": "resumes from, continues",
+    r"\bgo(es)? together with\b": "can be combined with, works with",
+    r"\bin the place of\b": "instead of",
+    r"\bis no (name|Python|JSON|text|valid)\b": "is not a ...",
+    r"\bmade again\b": "repeated, rebuilt",
+    r"\bas ever\b|\ball the same\b": "still, anyway",
+    r"\b(taken|take) out by hand\b|\blet in again\b": "removed by hand, readmitted",
 }
 PATTERNS = {re.compile(pattern, re.I): usual for pattern, usual in USUAL.items()}
 SUFFIXES = {".py", ".md", ".yml", ".sh", ".j2", ".html"}
@@ -48,17 +58,22 @@ FOLDERS = (
     "inventory",
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "demo.sh",
     "train.yml",
 )
 EXCUSE = "words: ok"
+RECORDED = "docs/transcript"  # as a run printed it
 # A docstring that begins with a relative clause has to be read twice; so far these trees have none.
-CLAUSES = {re.compile(r'"""What\b(?!.*\?)'): "what it is or does: The bytes of ..., Parse ..., Findings of ..."}
+CLAUSES = {
+    re.compile(r'"""What\b(?!.*\?)'): "what it is or does: The bytes of ..., Parse ..., Findings of ...",
+    re.compile(r'"""By (which|what)\b'): "Sort key: ..., The id of ...",
+}
 WITHOUT_CLAUSES = ("plugins", "tests/unit", "tests/integration", "bench", "tools")
 
 
 def problems(text: str, patterns: dict[re.Pattern[str], str] = PATTERNS) -> Iterator[tuple[int, str, str]]:
-    """(line, the word found, the usual one) of every line that has one."""
+    """(line, phrase found, replacement) of every match."""
     for number, line in enumerate(text.splitlines(), 1):
         if EXCUSE not in line:
             for pattern, usual in patterns.items():
@@ -67,7 +82,7 @@ def problems(text: str, patterns: dict[re.Pattern[str], str] = PATTERNS) -> Iter
 
 
 def files(folders: Iterable[str] = FOLDERS) -> list[Path]:
-    """Tracked files of folders; by default of those that people read."""
+    """Tracked files of folders; by default those that people read."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *folders],
         cwd=ROOT,
@@ -76,12 +91,14 @@ def files(folders: Iterable[str] = FOLDERS) -> list[Path]:
         check=True,
     )
     return [
-        ROOT / name for name in listed.stdout.splitlines() if Path(name).suffix in SUFFIXES and (ROOT / name).is_file()
+        ROOT / name
+        for name in listed.stdout.splitlines()
+        if Path(name).suffix in SUFFIXES and (ROOT / name).is_file() and not name.startswith(RECORDED)
     ]
 
 
 def main(names: list[str]) -> int:
-    """Print what was found; 1 if there was anything."""
+    """Print all matches; 1 if there are any."""
     bad = 0
     read = [(Path(name), PATTERNS) for name in names]
     read = read or [*((path, PATTERNS) for path in files()), *((path, CLAUSES) for path in files(WITHOUT_CLAUSES))]

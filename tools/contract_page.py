@@ -43,7 +43,7 @@ FACTS = {
     "find_run_meant": "name of the run that a command is about, the same on every host; empty where no host has one",
     "find_run_found": "what this host has of that run, with `newest_run`, the one that it was started for last",
     "watch_verdicts": "how the run ended or goes on, by host",
-    "watch_silent": "the hosts that gave no answer when watching ended",
+    "watch_silent": "the hosts that did not answer when watching ended",
     "doctor_plan": "the plan that was deployed",
     "doctor_verdict": "the doctor's finding, and the lines that it rests on",
 }
@@ -87,7 +87,7 @@ RUN_FOLDER = {
     "{KEEPER_FOLDER}/{KEEPER_LEAVE}": "asks the keeper to leave the run",
     "{KEEPER_FOLDER}/{KEEPER_JOIN}": "lets a guest in that stays away by itself (ddp_polite)",
     "{MEMBERS}, {MEMBER_EVENTS}": "who trains, by this host's keeper: now, and event by event ([membership.md](membership.md))",
-    "{APART}/": "checkpoints of a part of the run that trained apart, and gave way",
+    "{APART}/": "checkpoints of the losing part of a split run",
     "{PREVIOUS}/1/, {PREVIOUS}/2/": "what fresh starts set aside, each with its plan; never replaced or removed",
 }
 

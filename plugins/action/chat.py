@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Works out the command by which a person talks to a checkpoint on a host. A task has no terminal: the display opens it at the end."""
+"""Builds the command to chat with a checkpoint on a host. Tasks have no terminal: the display opens it at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SSH = ("ssh", "ansible.builtin.ssh")
 
 
 def remote_command(options: Mapping[str, Any]) -> str:
-    """The command for a shell of the host."""
+    """The command for the host's shell."""
     names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
     words = [options["python"], "-m", "scripts.chat_cli", *options["flags"]]
@@ -54,7 +54,7 @@ class ActionModule(ActionBase):
         return {**result, "changed": False, "terminal": argv, "remote": remote, "line": line}
 
     def argv(self, command: str) -> list[str]:
-        """The command as the controller starts it: through the host's own connection where that is ssh."""
+        """The command as the controller starts it: through the host's own connection if that is ssh."""
         kind = self._connection.ansible_name
         if kind in LOCAL:
             return ["/bin/sh", "-c", command]
@@ -62,7 +62,7 @@ class ActionModule(ActionBase):
             raise AnsibleError(f"A prompt needs ssh, but this host is reached by {kind}; run there: {command}")
         connection = self._connection
         connection.host = connection.get_option("host") or self._play_context.remote_addr
-        # A password would be handed over by a pipe that ends with this task; whoever types can type it.
+        # A password would be passed through a pipe that ends with this task; a person can type it.
         connection.set_option("password", None)
         self._play_context.password = None
         built = connection._build_command(

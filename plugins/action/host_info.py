@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The probe of a host, which needs no module; what cannot be true of a host is no probe."""
+"""Probes a host without a module; rejects impossible facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActionModule(BareAction):
     CODE: ClassVar[ModuleType] = host
 
     def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """The facts of the host, checked before anything is made of them."""
+        """The host's facts, validated before use."""
         result = super().run(tmp, task_vars)
         if result.get("failed") or result.get("unreachable"):
             return result
@@ -31,5 +31,5 @@ class ActionModule(BareAction):
             return {"changed": False, "failed": True, "msg": f"{name} sent invalid facts: {why}"}
 
     def told_by_ansible(self) -> dict[str, object]:
-        """Its folder on the host, as the inventory or Ansible's settings have it."""
+        """Ansible's folder on the host, from the inventory or its settings."""
         return {"remote_tmp": self.get_shell_option("remote_tmp", default="~/.ansible/tmp")}

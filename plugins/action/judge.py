@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Everything that is decided once for all hosts: on the controller, from what their tasks registered."""
+"""Decides once for all hosts, on the controller, from their tasks' results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence 
 
 
 class Judgement(NamedTuple):
-    """Its options beside `of`, and the function that judges."""
+    """Its options besides `of`, and the judging function."""
 
     options: Options
     judge: Callable[[Asked], dict[str, object]]
@@ -33,7 +33,7 @@ JUDGEMENTS = {
 
 
 class ActionModule(ActionBase):
-    """Checks the options of the judgement that is asked for, and returns what it returns; no host is asked."""
+    """Validates the selected judgement's options and returns its result; contacts no host."""
 
     TRANSFERS_FILES = False
     _requires_connection = False

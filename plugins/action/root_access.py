@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs `id -u` with the task's become settings, and takes a password that is missing for an answer."""
+"""Runs `id -u` with the task's become settings; a missing password is an answer, not an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):
-    """One command over the connection; any other task with become is `fatal` where sudo wants a password that nobody gave."""
+    """One command over the connection; any other task with become is `fatal` if sudo needs a missing password."""
 
     _supports_check_mode = True
     _supports_async = False
@@ -25,16 +25,16 @@ class ActionModule(ActionBase):
         try:
             answer = self._low_level_execute_command("id -u")
         except AnsibleConnectionFailure:
-            raise  # the host is told as unreachable
+            raise  # the host is reported as unreachable
         except AnsibleError as why:
             return {**result, **access(False, str(why))}
-        # A login shell may print words of its own before.
+        # A login shell may print something first.
         is_root = answer["rc"] == 0 and answer["stdout"].split()[-1:] == ["0"]
         return {**result, **access(is_root, (answer["stderr"] or answer["stdout"]).strip())}
 
 
 def access(is_root: bool, said: str) -> dict[str, object]:
-    """The result of the task, from the words of sudo or Ansible."""
+    """The result of the task, from sudo's or Ansible's message."""
     is_wrong = (
         not is_root and re.search(r"incorrect .*password|duplicate become password prompt", said, re.I) is not None
     )

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks a host for what is missing of a run here until nothing is."""
+"""Requests missing files of a run from a host until none are missing."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_ans
 
 ROUNDS = 1000
 DEFAULTS = defaults_of(send.OPTIONS)
-# Read once, before Ansible makes a process for each host.
+# Read once, before Ansible forks for each host.
 host_code.sources_text(send.__name__)
 
 
 class ActionModule(ActionBase):
-    """The module of the same name, again and again."""
+    """Repeats the module of the same name."""
 
     _supports_check_mode = True
     _supports_async = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """Copy what is new."""
+        """Copy new files."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         arguments = dict(self._task.args)
         name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
         if not name:
-            # Which run is the newest one only the host knows.
+            # Only the host knows its newest run.
             seen = self._ask({**arguments, "room": 0}, {}, variables)
             if seen.get("failed"):
                 return {**result, **seen}
@@ -55,7 +55,7 @@ class ActionModule(ActionBase):
         if not name:
             return {**result, "changed": False, "run": None, "folder": None, "files": []}
         try:
-            # It becomes a folder here, whoever named it.
+            # It becomes a folder here, from an untrusted source.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
             folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
             written = self.bring(arguments, folder, variables)
@@ -71,7 +71,7 @@ class ActionModule(ActionBase):
     ) -> dict[str, object]:
         asked = {**arguments, "have": have}
         plain = {**DEFAULTS, **asked, "checkpoints": boolean(asked.get("checkpoints", False))}
-        # What makes no sense is left to the module to refuse.
+        # The module rejects invalid values.
         is_one = bool(plain["run_dir"]) != bool(plain["base_dir"])
         answer = bare_answer(self, send, plain, variables) if is_one else None
         if answer is None:
@@ -79,7 +79,7 @@ class ActionModule(ActionBase):
         return answer
 
     def bring(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
-        """Bring everything; returns what was (or in check mode would be) written, None where there is no such run."""
+        """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
         written: set[str] = set()
         for dummy in range(ROUNDS):
             have = have_of(str(folder)) if folder.is_dir() else {}
@@ -105,7 +105,7 @@ class ActionModule(ActionBase):
         raise CopyError(f"it has more than {ROUNDS} chunks")
 
     def _fetch(self, run_dir: str, part: Document, folder: Path) -> None:
-        """A big file by the connection's own means, under its name only once it is whole."""
+        """Copy a big file with the connection plugin; it gets its name once complete."""
         path = Path(place_of(str(folder), part["path"], BIG))
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
@@ -113,7 +113,7 @@ class ActionModule(ActionBase):
             self._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
             if beside.stat().st_size != part.get("size"):
                 raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
-            # An own stamp of the host; the file is taken for the same as long as it stands.
+            # The host's own stamp; while it is the same, so is the file.
             stamp = number(part, "mtime")
             os.utime(beside, (stamp, stamp))
             beside.replace(path)

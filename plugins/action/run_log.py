@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads a host's log, and follows it to the end of the run while its lines are printed."""
+"""Reads a host's log, or follows it to the end of the run while printing its lines."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ display = Display()
 
 
 def run_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a host's run is, by that host's own settings."""
+    """A host's run, by that host's settings."""
     run = settings.get("ddp_run")
     return {"base_dir": settings.get("ddp_base_dir") or find("ddp_base_dir").default, **({"run": run} if run else {})}
 
 
 class ActionModule(FollowingAction):
-    """The module of the same name, which prints the lines, and goes on where it was."""
+    """The module of the same name, which prints the lines and continues where it was."""
 
     MODULE: ClassVar[str] = "nanochat.ddp.run_log"
     CODE: ClassVar[ModuleType] = log
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """The last look at this host's log, when all that went along are at their end, too."""
+        """The last poll of this host's log, once all accompanying hosts have ended too."""
         variables: Mapping[str, Any] = task_vars or {}
         result: dict[str, object] = super().run(tmp, task_vars)
         if result.get("over"):
@@ -49,18 +49,18 @@ class ActionModule(FollowingAction):
 
     @property
     def _names_folder(self) -> bool:
-        """Whether the task says where the run is, which may be elsewhere on another host."""
+        """Whether the task names a folder, which may differ between hosts."""
         return bool(self._task.args.get("run_dir") or self._task.args.get("base_dir"))
 
     def asked(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The task's checked options; a task that names no folder gets the one of the host's settings."""
+        """The task's validated options; without a folder, the one from the host's settings."""
         checks = ONE_RUN if self._names_folder else {}
         options = self.validate_argument_spec(unexpanded(log.OPTIONS), **checks)[1]
         given = {name: value for name, value in options.items() if value is not None}
         return given if self._names_folder else {**run_of(variables["hostvars"][host]), **given}
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Print what the log holds, and what comes, until the run ends; returns the last look."""
+        """Print the log and new lines until the run ends; returns the last poll."""
         asked = self.asked(host, variables)
         seen = self.ask(asked, variables)
         if seen is None:
@@ -72,6 +72,6 @@ class ActionModule(FollowingAction):
                 display.display(printable("\n".join(f"{host:<{width}} | {line}" for line in lines)))
             if seen.get("failed") or seen["over"] or not asked["follow"]:
                 break
-            # While the host cannot be reached what was seen last holds.
+            # While the host is unreachable, its last state counts.
             seen = self.ask({**asked, "offset": seen["offset"]}, variables) or {**seen, "lines": []}
         return {**seen, "over": True}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One look at a run for an until loop, patient with connections, and judged together with the other hosts' looks."""
+"""Polls a run once for an until loop, tolerates broken connections, and judges all hosts' polls together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress imp
 
 display = Display()
 
-LOOK_SECONDS = 40.0  # the longest wait for news, and some time to connect
+LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
 UNSEEN: Mapping[str, None] = {"state": None, "step": None}
 OPTIONS: dict[str, dict[str, Any]] = {
     "nodes": {"type": "list", "elements": "dict", "required": True},
@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Told(TypedDict):
-    """The last line about the run where lines stay, when it was printed, and since when there are lines."""
+    """The last permanent line about the run, when it was printed, and since when there are lines."""
 
     line: str
     at: float
@@ -70,12 +70,12 @@ class Entry(TypedDict, total=False):
 
 
 def observation(entry: Entry, now: float) -> Observation:
-    """A ledger entry as the judgement wants it."""
+    """A ledger entry as input of the judgement."""
     asked = now - entry.get("asked", now)
     return Observation(
         run=entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
-        # Where a loop still waits for the answer of a host that froze, this is how long.
+        # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
         quiet=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
@@ -96,7 +96,7 @@ def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
 
 
 def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, Any]]:
-    """The hosts that the children follow, for the display; without those that were not looked at yet."""
+    """The hosts that the children follow, for the display; without those not polled yet."""
     entries = {name: entry_of(ledger, name) for name in others}
     return {
         name: {
@@ -112,7 +112,7 @@ def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict
 
 
 def entry_of(ledger: Ledger, host: str) -> Entry:
-    """A host's entry; empty while there is none."""
+    """A host's entry; empty if there is none."""
     return cast(Entry, ledger.read(host))
 
 
@@ -125,15 +125,15 @@ def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 class ActionModule(FollowingAction):
-    """Look, remember, judge."""
+    """Poll, remember, judge."""
 
     MODULE: ClassVar[str] = "nanochat.ddp.run_info"
     CODE: ClassVar[ModuleType] = look
-    # This host's own end, while others that went along are not at theirs.
+    # This host has ended, while accompanying ones have not.
     _ended: ClassVar[Mapping[str, Any] | None] = None
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """One attempt of the until loop; under a display that would call each one FAILED all of them, with a line now and then."""
+        """One attempt of the until loop; all of them under a display that would call each one FAILED, with a line now and then."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         while not result.get("over"):
@@ -144,7 +144,7 @@ class ActionModule(FollowingAction):
         return result
 
     def _attempt(self, result: dict[str, object], variables: Mapping[str, Any]) -> None:
-        """A look, and what is to be told of it."""
+        """A poll, and its line."""
         others = self.take_along(variables)
         own = self._ended or self._look_and_judge(str(variables["inventory_hostname"]), variables)
         result.update(own)
@@ -156,7 +156,7 @@ class ActionModule(FollowingAction):
         self._renew_page(last=bool(own["over"]))
 
     def _renew_page(self, last: bool) -> None:
-        """The live page, where one is wanted, of what all processes have seen."""
+        """The live page, if wanted, from the polls of all processes."""
         options = self._options()
         if options["live_page"]:
             seen = seen_of([node["host"] for node in options["nodes"]], self._ledger(), time.time())
@@ -165,7 +165,7 @@ class ActionModule(FollowingAction):
             _live_page.renew(rows, folder, ledger_of(self, "page"), last)
 
     def _tell(self) -> None:
-        """Where the run is, by whichever of the processes comes first."""
+        """Print the run's progress, from whichever process comes first."""
         told = ledger_of(self, "told")
         claim = told.claim("line", wait=False)
         if claim is None:
@@ -178,17 +178,17 @@ class ActionModule(FollowingAction):
             line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
                 told.write("line", {**before, "line": line, "at": now})
-                # What reads the output of another display wants nothing else in it.
+                # Programs that read another display's output want nothing else in it.
                 display.display(printable(line), stderr=True)
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Looks at a host that goes along until watching it is over."""
+        """Poll an accompanying host until watching it is over."""
         try:
             seen = self._look_and_judge(host, variables)
             while not seen["over"] and not abandoned():
                 seen = self._look_and_judge(host, variables)
         except Exception:
-            # Nobody looks at it for now; to the others that would seem to be a host that gives no answer.
+            # Nobody polls it for now; the others would see a silent host.
             self._ledger().forget(host)
             raise
         return seen
@@ -201,7 +201,7 @@ class ActionModule(FollowingAction):
         return options
 
     def _look_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
-        """One look at a host, and whether watching it is over."""
+        """Poll a host, and decide whether watching it is over."""
         options, ledger = self._options(), self._ledger()
         entry = entry_of(ledger, host) or {"begun": time.time()}
         problem = self._look(host, options, entry, variables)
@@ -215,7 +215,7 @@ class ActionModule(FollowingAction):
         return result_of(entry, verdict)
 
     def _bring(self, host: str, run_dir: str, results: str, variables: Mapping[str, Any]) -> bool:
-        """Bring what is new of a host's metrics, for the live page; whether the host answered."""
+        """Copy new metrics of a host for the live page; returns whether the host answered."""
         try:
             with answered_within(None):
                 folder = _live_page.run_folder(results, run_dir)
@@ -226,7 +226,7 @@ class ActionModule(FollowingAction):
         return True
 
     def _judge(self, host: str, options: Mapping[str, Any]) -> Verdict | None:
-        """With what the loops of the other hosts have seen."""
+        """Judge with the results of the other hosts' loops."""
         now, ledger = time.time(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
         seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
@@ -236,7 +236,7 @@ class ActionModule(FollowingAction):
     def _look(
         self, host: str, options: Mapping[str, Any], entry: Entry, variables: Mapping[str, Any]
     ) -> dict[str, object] | None:
-        """Update the entry from the host; returns a failed module result if the look itself is impossible."""
+        """Update the entry from the host; returns a failed module result if polling is impossible."""
         known = entry.get("run")
         node = node_of(host, options["nodes"])
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}

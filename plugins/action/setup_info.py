@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at a host's trainer and data without a module; the controller knows the digests of the trainer's files."""
+"""setup_info without a module; the controller knows the digests of the trainer's files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class ActionModule(BareAction):
     CODE: ClassVar[ModuleType] = setup_look
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
-        """Names of hosts are the inventory's."""
+        """Host names are the inventory's."""
         host = self._task.args.get("host") or variables.get("inventory_hostname")
         return {"files": digests_of(sources(self._task.args)), "host": host}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of trainer_files: reads the sources, asks the host what differs, sends just that."""
+"""Controller side of trainer_files: reads the sources, asks the host for differences, sends just those."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sourc
 
 
 class ActionModule(ActionBase):
-    """Two short trips where something differs, one where nothing does."""
+    """Two round trips if something differs, otherwise one."""
 
     _supports_check_mode = True
     _supports_async = False

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The display of a playbook run: the steps of the story, findings, and the run itself while it goes on."""
+"""The display of a playbook run: the job's steps, findings, and the run's progress."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN, "info": C.COLOR_DEBUG
 
 
 class AnsiblesOwn(DefaultCallback):
-    """Ansible's own output, which -v asks for."""
+    """Ansible's own output, for -v."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -73,7 +73,7 @@ class AnsiblesOwn(DefaultCallback):
 
 
 class Story(DefaultCallback):
-    """The story: what Ansible reports, handed to the terminal, the steps and the progress of the run."""
+    """Passes Ansible's events to the terminal, the steps and the run's progress."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -95,18 +95,18 @@ class Story(DefaultCallback):
         atexit.register(self._at_exit)
 
     def _takes(self, msg: str, color: str | None) -> bool:
-        """Show under the current step what other plugins print meanwhile."""
+        """Show other plugins' output under the current step."""
         if self._terminal.quiet or self._steps.current is None:
             return False
         self._steps.tell(sentence(msg), color)
         return True
 
     def _handle_exception(self, result: Any, use_stderr: bool = False) -> None:
-        """The error's own text tells it whole; where in the playbooks it arose is told with -v."""
+        """The error's text is complete; -v shows where in the playbooks it was raised."""
         result.pop("exception", None)
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Nothing to tell yet."""
+        """Nothing to show yet."""
         self._terminal.guard(self._takes)
         if self._checking:
             self._terminal.say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
@@ -124,15 +124,15 @@ class Story(DefaultCallback):
             self._steps.start_task(task)
 
     def _print_task_banner(self, task: Any) -> None:
-        """The live line names the task."""
+        """The live line shows the task."""
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Changes are counted; texts, findings and progress are shown."""
+        """Count changes; show texts, findings and progress."""
         if result.task.action == "nanochat.ddp.chat":
             self._for_terminal = result.result
         self._handle_warnings_and_exception(result)
         seen = result.result
-        # Ansible checks the arguments of every role, also of those that the tags leave out.
+        # Ansible checks the arguments of every role, even those that the tags exclude.
         self._steps.worked = self._steps.worked or not task_name(result.task).startswith(CHECKED_ARGUMENTS)
         if result.task.action in DEBUG:
             self._debug_text(result)
@@ -173,7 +173,7 @@ class Story(DefaultCallback):
                 self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found, more)}", COLORS.get(kind))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """The whole error, with its host; an ignored one is none."""
+        """The whole error with its host; ignored ones are not shown."""
         self._handle_warnings_and_exception(result)
         self._findings(result.result)
         if ignore_errors:
@@ -202,7 +202,7 @@ class Story(DefaultCallback):
             self._steps.tell(f"{self._terminal.mark('failed')} {text}", C.COLOR_UNREACHABLE)
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """Nothing happened, so nothing is told."""
+        """Nothing happened."""
         self._handle_warnings_and_exception(result)
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
@@ -223,7 +223,7 @@ class Story(DefaultCallback):
         """Nothing happened."""
 
     def v2_playbook_on_include(self, included_file: Any) -> None:
-        """Files are no part of the story."""
+        """Included files are not shown."""
 
     def v2_on_file_diff(self, result: Any) -> None:
         """Differences, each with its host and task."""
@@ -237,11 +237,11 @@ class Story(DefaultCallback):
                     self._terminal.say(sentence(diff), colored=True)
 
     def v2_runner_retry(self, result: Any) -> None:
-        """Progress of a run that is watched."""
+        """Progress of a watched run."""
         self._run.take(result.host.get_name(), result.result, final=False)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
-        """A play of nobody would end well, and a mistyped host would seem to have been dealt with."""
+        """A play without hosts would end successfully, and a mistyped host would go unnoticed."""
         self._terminal.say(
             "No host matches: does the inventory (-i) have a group `trainers`?",
             C.COLOR_ERROR,
@@ -249,10 +249,10 @@ class Story(DefaultCallback):
         raise SystemExit(1)
 
     def v2_playbook_on_no_hosts_remaining(self) -> None:
-        """The errors have been told."""
+        """The errors have been shown."""
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """The last line: how long it took, and where it failed."""
+        """The last line: the duration, and failures."""
         self._steps.leave()
         self._terminal.hide()
         if self._for_terminal:
@@ -266,15 +266,15 @@ class Story(DefaultCallback):
             self._terminal.say(text, stderr=self._terminal.quiet)
 
     def _open_terminal(self) -> None:
-        """Let a person talk to what the playbook found; without a terminal, say how."""
+        """Open the prompt that the playbook prepared; without a terminal, say how."""
         if _handover.is_there():
             _handover.hand_over(self._for_terminal["terminal"], bool(self._for_terminal["remote"]))
         else:
             self._terminal.say(f"Run this in a terminal to chat with the model:\n{self._for_terminal['line']}")
 
     def _at_exit(self) -> None:
-        """Leave the terminal in order when somebody interrupts, and say what that means for the training."""
-        # Whoever presses Ctrl-C twice is to read it, too.
+        """Restore the terminal after an interruption, and say what that means for the training."""
+        # Someone who presses Ctrl-C twice should read it too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._terminal.leave() and self._run.unfinished:
             self._terminal.say(
@@ -282,5 +282,5 @@ class Story(DefaultCallback):
             )
 
 
-# Ansible knows how much it is to say before it loads its display.
+# Ansible knows its verbosity before it loads its display.
 CallbackModule: type[DefaultCallback] = AnsiblesOwn if Display().verbosity > 0 else Story

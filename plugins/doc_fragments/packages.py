@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options by which modules are told which packages are wanted, and for which Python."""
+"""Options for the wanted packages and their Python."""
 
 from __future__ import annotations
 

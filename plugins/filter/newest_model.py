@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that choose between hosts: the run that a command is about, and who has its newest model."""
+"""Filters that choose between hosts: the run that a command means, and the host with its newest model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Host and run of every answer of run_info, also of a loop; hosts that gave no answer are left out."""
+    """Host and run of every answer of run_info, also of a loop, without silent hosts."""
     for host, result in results.items():
         for one in (result or {}).get("results") or [result]:
             if one and one.get("run"):
@@ -21,18 +21,18 @@ def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def one_run(results: Mapping[str, Any]) -> str:
-    """The name of the run that was started last on any of the hosts; empty where there is none."""
+    """The name of the run started last on any host; empty if there is none."""
     return find.one_run(seen(results)) or ""
 
 
 def newest_plans(results: Mapping[str, Any]) -> list[Any]:
-    """The plans that run_info brought with the runs, that of the newest training first."""
+    """The plans returned by run_info with the runs, that of the newest training first."""
     told = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
     return [result["plan"] for result in sorted(told, key=lambda result: find.age(result["run"]), reverse=True)]
 
 
 def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
-    """The host with the newest checkpoint of the newest training, with run and folder; empty where there is none."""
+    """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none."""
     found = find.newest_model(seen(results))
     return found._asdict() if found else {}
 

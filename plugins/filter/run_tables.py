@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that turn what run_info and run_watch returned into what people or programs read."""
+"""Filters that turn results of run_info and run_watch into text or data."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMP
 
 
 def width() -> int:
-    """The width of the terminal as the display has found it, less what it indents by; 0 where there is none."""
+    """The terminal's width as the display found it, without its indentation; 0 if there is none."""
     told = os.environ.get("NANOCHAT_DDP_COLUMNS", "")
     return max(0, int(told) - 2) if told.isdigit() else 0
 
 
 def why_no_answer(result: Mapping[str, Any]) -> str:
-    """Why the result of a task is not what it should return, in one line."""
+    """Why a task's result is missing, in one line."""
     if "timedout" in result:
         return f"it did not answer within {(result['timedout'] or {}).get('period', 'some')} s; check that it is on and not frozen"
     return words.plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
 
 
 def rows_of(results: Any) -> list[run_table.Row]:
-    """The registered results of several hosts as rows, whatever became of the task there."""
+    """The results of several hosts as rows, whatever happened to the task."""
     if not isinstance(results, Mapping):
         raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
     rows: list[run_table.Row] = []
@@ -50,7 +50,7 @@ def rows_of(results: Any) -> list[run_table.Row]:
 
 
 def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
-    """The table at the end, and below it what each host was worth and what was expected beside what happened."""
+    """The closing table, followed by each host's contribution and the prediction compared with the result."""
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
@@ -63,7 +63,7 @@ def worth(rows: list[run_table.Row]) -> list[str]:
 
 
 def status_table(results: Any, stall_factor: float = 5.0) -> str:
-    """The status screen, and below it what each host is worth."""
+    """The status screen, followed by each host's contribution."""
     rows = rows_of(results)
     return printable("\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)]))
 

@@ -23,7 +23,7 @@ NOTHING = object()
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, default: Any = NOTHING) -> dict[str, Any]:
-    """Host -> its value of the variable, or the default. Without a default, a variable that no host has is a mistake."""
+    """Host -> its value of the variable, or the default. Without a default, a variable that no host has is an error."""
     found = {host: hostvars[host].get(name, default) for host in hosts}
     if found and all(value is NOTHING for value in found.values()):
         raise AnsibleFilterError(f"none of {', '.join(found)} has a variable {name}; register or set it before")
@@ -31,21 +31,21 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, defau
 
 
 def setting(given: Any, name: str) -> Any:
-    """The value in the inventory; where that is empty, the default."""
+    """The inventory's value; if empty, the default."""
     return defaults("smoke")[name] if given in (None, "") else given
 
 
 def environment(value: Any) -> dict[str, str]:
-    """A setting of environment variables as names and texts, whether it came from an inventory or as text after -e."""
+    """A setting of environment variables as names and texts, from an inventory or as text from -e."""
     try:
         return dict(convert(find("ddp_secret_env"), value))
     except (ValueError, TypeError):
-        # What is in it may be secret.
+        # It may contain secrets.
         raise AnsibleFilterError("ddp_secret_env must be a dictionary of environment variables") from None
 
 
 def plain_name(name: Any) -> str:
-    """The name, if it can be nothing but one file or folder in its place."""
+    """The name, if it is a plain file or folder name."""
     try:
         return told.plain_name(name)
     except told.Untrue as why:

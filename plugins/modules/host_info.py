@@ -41,7 +41,7 @@ options:
     elements: str
     default: []
   base_run:
-    description: Name of the run whose model this run goes on from, to see its checkpoints. Without it C(probe.base_run) is C(null).
+    description: Name of the run whose model this run uses, to see its checkpoints. Without it C(probe.base_run) is C(null).
     type: str
   folders:
     description: Folders of text, shards or a tokenizer, to see whether they are there and what they hold.

@@ -31,7 +31,7 @@ options:
         fails where a finding stands against a start.
       - V(launch) decides from what M(nanochat.ddp.run_info) returned whether the run is left alone or started. A run lives or ends as a whole.
       - V(verdict) names, from what M(nanochat.ddp.doctor_info) returned, why a run is stuck or died. A host that cannot be reached, one that
-        did not answer in time and one on which gathering failed are told apart.
+        did not answer in time and one on which collecting failed are distinguished.
     type: str
     choices: [settings, questions, plan, setup, sameness, launch, preflight, verdict]
     required: true
@@ -44,7 +44,7 @@ options:
   tolerant:
     description:
       - Return what stands in the way of a start as findings, and take hosts without a probe. Enough to see a run and to stop it.
-      - Wrong settings are refused all the same. With O(of=questions) and O(of=plan).
+      - Invalid settings are still rejected. With O(of=questions) and O(of=plan).
     type: bool
     default: false
   plan:
@@ -213,7 +213,7 @@ ranks:
 training:
   description: >-
     The training that a start is of, for M(nanochat.ddp.run_folder): its id, the number by which trainings of a run are ordered, when it was begun,
-    and C(goes_on), the id that a folder holds which it goes on from (null where it begins, empty where no id is known).
+    and C(goes_on), the id in a folder that it resumes (null where it begins, empty where no id is known).
   returned: success and O(of=plan)
   type: dict
   sample: {id: 3f9c2a7be1d04c55, number: 2, begun: 1795478400, goes_on: 3f9c2a7be1d04c55, base: null}

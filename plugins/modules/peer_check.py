@@ -59,7 +59,7 @@ options:
     type: int
     default: 16777216
   deadline:
-    description: After so many seconds no further rate is measured; the links that are left say so.
+    description: After this many seconds no further rate is measured; the remaining links are marked.
     type: float
     default: 60.0
 extends_documentation_fragment:

@@ -14,7 +14,7 @@ description:
   - If the run starts from scratch, because O(fresh) asks for it or because the trainer is not told to go on, what the earlier run
     wrote (metrics, logs, checkpoints) is moved to C(previous/1), C(previous/2) and so on in the same folder, with its plan.
     Nothing that was set aside is ever replaced.
-  - Fails where checkpoints are there that training under this plan would not go on from, unless O(fresh=true).
+  - Fails if training cannot resume from existing checkpoints with this plan, unless O(fresh=true).
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
@@ -56,7 +56,7 @@ options:
         type: int
         required: true
       goes_on:
-        description: The id that a folder holds which it goes on from; empty for one that holds none, none where it begins.
+        description: The id in a folder that it resumes; empty for a folder without an id, none for a new training.
         type: str
       base:
         description: The id of the training of the model that it begins with.

@@ -88,7 +88,7 @@ over:
 verdict:
   description: >-
     Why: V(finished), V(stopped), V(crashed), V(stalled) (no rank makes progress), V(orphaned) (runs on while another rank crashed), V(lost)
-    (gave no answer), V(missing) (nothing was started), V(away) (the run finished, or started, without this host) or V(started) (with
+    (did not answer), V(missing) (nothing was started), V(away) (the run finished, or started, without this host) or V(started) (with
     O(first_step)).
   returned: when watching is over
   type: str

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's configuration that no play can set, and the lines to add to an ansible.cfg where the collection is installed."""
+"""Ansible configuration that no play can set, and the lines to add to an ansible.cfg if the collection is installed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ FORKS = "forks = {}"
 
 
 def forks() -> int:
-    """On so many hosts Ansible works at a time."""
+    """Number of hosts that Ansible handles at a time."""
     return int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
 
 
 def display_is_ours() -> bool:
-    """Whether this collection's display was chosen; with -v it leaves the output to Ansible's own."""
+    """Whether this collection's display is in use; with -v it leaves the output to Ansible's."""
     return bool(constants.DEFAULT_STDOUT_CALLBACK == STORY)
 
 
 def shows_progress() -> bool:
-    """Whether attempts of a loop are shown as progress; Ansible's own output calls each of them FAILED."""
+    """Whether loop attempts are shown as progress; Ansible's own output calls each of them FAILED."""
     return display_is_ours() and not context.CLIARGS.get("verbosity")
 
 
 def display_is_chosen() -> bool:
-    """Whether somebody chose how the output looks, be it ours or another."""
+    """Whether a display was chosen, ours or another."""
     return bool(constants.config.get_config_value_and_origin("DEFAULT_STDOUT_CALLBACK")[1] != "default")
 
 
 def facts_are_variables() -> bool:
-    """Whether what a host tells as a fact becomes a variable, also one by which a play finds files of the controller."""
+    """Whether facts from a host become variables, including those by which a play finds files of the controller."""
     return bool(constants.config.get_config_value("INJECT_FACTS_AS_VARS"))
 
 
@@ -49,7 +49,7 @@ def _add(lines: list[str], hosts: int) -> str:
 
 
 def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
-    """One sentence with the lines to add; nothing where nothing is lacking."""
+    """One sentence with the lines to add; empty if nothing is missing."""
     lacks = {
         FORKS.format(hosts): (
             enough < hosts and f"{_at_a_time(hosts, enough)}, so every task takes {math.ceil(hosts / enough)} rounds"
@@ -64,7 +64,7 @@ def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
 
 
 def followed_later(host: str, why: str, hosts: int, enough: int) -> str:
-    """Of a host that could not go along with another one: when it is followed, and what to add so that it is followed at once."""
+    """For a host that could not accompany another: when it is followed, and what to add so that it is followed at once."""
     return (
         f"{host} is followed only after others have ended: {why}. {_at_a_time(hosts, enough)}; "
         f"{_add([FORKS.format(hosts)], hosts)}"

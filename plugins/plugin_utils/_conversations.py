@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file of conversations on the controller, judged as the trainer will."""
+"""Checks the controller's file of conversations by the trainer's rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules import messages
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
-# What the fine-tuning learns from where nobody says something else.
+# Default conversations for fine-tuning.
 DEMO = TRAINER / "data" / "conversations.jsonl"
 
 
 def facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
-    """Where the file is, what it holds, and what is wrong with it: {path, sha256, count, problems}."""
-    # As the role collect takes a relative path.
+    """The file's path, content and errors: {path, sha256, count, problems}."""
+    # The role collect resolves relative paths the same way.
     path = Path(environment.get("PWD", ""), os.path.expanduser(named)) if named else DEMO
     try:
         found, wrong = messages.scan(path)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hands the terminal of a playbook run to a program, which no task can do: tasks have none."""
+"""Hands the terminal of a playbook run to a program, because tasks have no terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import
 
 
 def is_there() -> bool:
-    """Whether a person can type."""
+    """Whether there is an interactive terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 @contextlib.contextmanager
 def _interrupts_left_to_others() -> Iterator[None]:
-    # Not SIG_IGN, which whatever is started would inherit; a handler is not.
+    # Not SIG_IGN, which child processes would inherit; a handler is not.
     before = signal.signal(signal.SIGINT, lambda *dummy: None)
     try:
         yield
@@ -32,10 +32,10 @@ def _interrupts_left_to_others() -> Iterator[None]:
 
 
 def hand_over(argv: Sequence[str], remote: bool) -> int:
-    """Run a program in the terminal to its end; Ctrl-C is its own affair. What a remote one shows is cleaned."""
+    """Run a program in the terminal; Ctrl-C goes to it. A remote program's output is filtered."""
     sys.stdout.flush()
     shown = subprocess.PIPE if remote else 1
-    # Ansible keeps its own ends of the terminal from whatever it starts.
+    # Ansible keeps its own terminal descriptors from child processes.
     with _interrupts_left_to_others(), subprocess.Popen(argv, stdin=0, stdout=shown, stderr=2) as program:
         if program.stdout:
             _show(program.stdout)
@@ -43,7 +43,7 @@ def hand_over(argv: Sequence[str], remote: bool) -> int:
 
 
 def _show(output: IO[bytes]) -> None:
-    """Print what comes, as it comes, without what the other side could make the terminal do."""
+    """Print output as it comes, filtered."""
     stream = Stream()
     while data := os.read(output.fileno(), 65536):
         _write(stream.clean(data))

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The live page of a run that is watched: brings what is new of the hosts' metrics, and makes the report of it with what they do now.
+"""The live page of a watched run: copies the hosts' new metrics, and makes the report with their current state.
 
-Each host's process brings that host's files, to where `collect` keeps them. One of the processes writes the page, all at once.
+Each host's process copies that host's files to where `collect` keeps them. One of the processes writes the page atomically.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import ma
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger
 
 PAGE = str(Path(__file__).resolve().parents[2] / "roles" / "collect" / "files")
-LOOK_SECONDS = 4.0  # hosts are looked at so often while there is a page
+LOOK_SECONDS = 4.0  # polling interval with a page
 RENEW_SECONDS = 3.0
-SHARE = 0.1  # of the controller's time for making the page of a long run
+SHARE = 0.1  # maximum fraction of the controller's time for the page of a long run
 
 
 def bring(action: ActionBase, run_dir: str, folder: Path, host: str, variables: Mapping[str, Any]) -> None:
-    """Bring what is new of a host's metrics and log, by the action's connection."""
+    """Copy a host's new metrics and log through the action's connection."""
     parts = (action._task, action._connection, action._play_context, action._loader, action._templar)
     files = RunFiles(*parts, action._shared_loader_obj)
     place = folder / host.replace("/", "_")
-    # What a host makes up is refused there and told by collect; the page goes on without it.
+    # Invalid data from a host is rejected there and reported by collect; the page continues without it.
     with contextlib.suppress(CopyError):
         files.bring({"run_dir": run_dir, "dest": str(folder.parent)}, place, dict(variables))
 
 
 def run_folder(results: str, run_dir: str) -> Path:
-    """Where the results of a run are kept."""
+    """Folder of a run's results."""
     return Path(results).expanduser().absolute() / plain_run_name(Path(run_dir).name)
 
 
 def renew(rows: Sequence[Mapping[str, Any]], folder: Path, ledger: Ledger, last: bool = False) -> bool:
-    """Write the page unless another process does, or has just done so; the last one waits for its turn."""
+    """Write the page unless another process is doing so or just has; the last one waits for its turn."""
     claim = ledger.claim("page", wait=last)
     if claim is None:
         return False
@@ -57,7 +57,7 @@ def renew(rows: Sequence[Mapping[str, Any]], folder: Path, ledger: Ledger, last:
         pause = max(RENEW_SECONDS, (finite(before.get("took")) or 0.0) / SHARE)
         if not last and now - (finite(before.get("at")) or 0.0) < pause:
             return False
-        # As long as nothing was brought there is nothing to show.
+        # Before anything was copied there is nothing to show.
         with contextlib.suppress(ReportError, OSError):
             write_whole(str(folder / "live.html"), make_report([str(folder)], PAGE, worth_of_runs, now_of(rows, now)))
         ledger.write("page", {"at": time.time(), "took": time.time() - now})

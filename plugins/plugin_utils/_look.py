@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A look at a host that costs it next to nothing, and a small change.
+"""Polls a host, or makes a small change, at almost no cost to it.
 
-A module starts a Python with all of Ansible's own code, which takes five times as long as reading the run folder. What is quickly done is
-sent as the bare code that does it instead, to a Python that loads nothing else. If no answer comes the module does it, once more where
-it was done already: so this is for what may be done twice.
+A module starts a Python with all of Ansible's code, which takes five times as long as reading the run folder. Quick tasks are
+sent as bare code instead, to a Python that loads nothing else. If no answer comes, the module runs, possibly a second
+time: so this is only for idempotent tasks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def defaults_of(options: Options) -> dict[str, object]:
 
 
 def program(code: ModuleType, params: Mapping[str, Any]) -> str:
-    """The program of a file of ours, whose function `say` answers on the host, with what it is to look at."""
+    """The program of a file of ours, whose function `say` answers on the host, with its parameters."""
     text = host_code.program(code.__name__, "say", MARK, dict(params))
-    # A hundred kilobytes, five times for the simplest play, are felt where the controller is on a slow link; a quarter of it is not.
+    # A hundred kilobytes, five times for the simplest play, are slow over a slow link; a quarter of that is not.
     packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
     return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode('{packed}')))\n"
 
 
 FOUND = "nanochat-ddp-python "
-# The first of several Pythons that runs, with the words that follow; a shim of pyenv may be there for a version that is not.
+# The first of several Pythons that runs; it may be a pyenv shim for a version that is not installed.
 FIRST = (
     'for one in {names}; do found=$(command -v "$one") && "$found" -I -S -c "" </dev/null >/dev/null 2>&1 '
     '&& echo "{mark}$found" && exec "$found" "$@"; done; exit 127'
@@ -51,8 +51,8 @@ FIRST = (
 
 
 def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
-    """Command of the Python that the inventory names or Ansible has found; else the one that Ansible would find, since what a host
-    tells of its Python must not depend on who asks."""
+    """The Python from the inventory, or the one that Ansible found or would find: a host's answer about its
+    Python must not depend on who asks."""
     named = action._templar.template(variables.get("ansible_python_interpreter"))
     found = section(variables, "ansible_facts").get("discovered_interpreter_python")
     known = next((str(one) for one in (named, found) if one and str(one).startswith("/")), None)
@@ -65,7 +65,7 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
 def bare_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """The program's answer; None where bare code cannot run there, and the module has to be asked, which says why."""
+    """The program's answer; None if bare code cannot run there, and the module must be asked, which explains why."""
     if not action._connection.has_pipelining:
         return None
     argv = [*python_of(action, variables), "-I", "-S", "-"]
@@ -79,7 +79,7 @@ def bare_answer(
 
 
 def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
-    """The Python that was found, kept where Ansible keeps what it finds itself: then its modules take the one that runs, too."""
+    """Stores the found Python where Ansible does, so that its modules use a working one too."""
     found = next((line[len(FOUND) :] for line in lines if line.startswith(FOUND)), "")
     if not found or action._task.delegate_to:
         return {}
@@ -90,7 +90,7 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
 
 
 def result_in(text: str) -> dict[str, object] | None:
-    """The answer of a host without the keys by which Ansible takes in new hosts or sets variables; None where it is no answer."""
+    """A host's answer without the keys that add hosts or set variables; None if invalid."""
     try:
         told = {"changed": False, **json.loads(text)}
     except (TypeError, ValueError, RecursionError):
@@ -102,34 +102,34 @@ def result_in(text: str) -> dict[str, object] | None:
 def code_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """The answer that the module with this code would give; None where the module itself has to answer or refuse."""
+    """The answer that the module with this code would give; None if the module itself must answer or refuse."""
     if any(beyond(params, getattr(code, "BOUNDS", {}))):
         return None
     return bare_answer(action, code, {**defaults_of(code.OPTIONS), **params}, variables)
 
 
 def unexpanded(options: Options) -> dict[str, Mapping[str, object]]:
-    """A module's options with paths as mere words: they are expanded on the host, whose home is another one."""
+    """A module's options with unexpanded paths: the host expands them, with its own home."""
     return {name: {**option, "type": "str"} if option["type"] == "path" else option for name, option in options.items()}
 
 
 class BareAction(ActionBase):
-    """The module of the same name, without what starting a module costs the host; the module itself where that does not work."""
+    """The module of the same name at almost no cost to the host; the module itself if that fails."""
 
     _supports_check_mode = True
     _supports_async = False
     # The file with the module's OPTIONS, whose `say` answers.
     CODE: ClassVar[ModuleType]
     CHECKS: ClassVar[Mapping[str, object]] = {}
-    # Whether it does more than look, and is told whether it only has to tell what would be done.
+    # Whether it changes something, and so needs the check mode flag.
     CHANGES: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        # Read once, before Ansible makes a process for each host.
+        # Read once, before Ansible forks for each host.
         host_code.sources_text(cls.CODE.__name__)
 
     def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """The answer of the host."""
+        """The host's answer."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         arguments = self.arguments(variables)
@@ -143,7 +143,7 @@ class BareAction(ActionBase):
         return result
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
-        """Arguments that the controller adds to the task's own."""
+        """Arguments that the controller adds to the task's."""
         return {}
 
     def told_by_ansible(self) -> dict[str, object]:

@@ -92,4 +92,4 @@ def test_the_peers_and_chosen_clients_reach_it_and_nobody_else(lan: Lan, mlflow_
 
 def test_without_a_firewall_it_says_who_reaches_it(lan: Lan, mlflow_venv: Path) -> None:
     told = " ".join(play(lan, mlflow_venv, "--check").split())
-    assert "no firewall is active there, so whoever reaches 0.0.0.0 port 5000 can change what it holds" in told
+    assert "no firewall is active there, so anyone who reaches 0.0.0.0 port 5000 can change what it holds" in told

@@ -91,7 +91,7 @@ class Talk:
         self.room = length - self.most
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens to go on from: as many of the last ones as the model was trained to see."""
+        """The tokens to continue: as many of the last ones as the model was trained on."""
         if not self.answers:
             return [self.tokens.bos, *self.tokens.encode(text)[-(self.room - 1) :]]
         self.messages.append({"role": "user", "content": text})

@@ -236,7 +236,7 @@ def place(folder: Path, link: Path, error: type[Exception]) -> None:
 
 
 def call(name: str, arguments: list[str], error: type[Exception]) -> None:
-    """The script as `python -m` would run it; a flag that it does not know is told in one sentence."""
+    """The script as `python -m` would run it; an unknown flag is reported in one sentence."""
 
     def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         raise error(f"{name} of this checkout: {message}.")

@@ -68,7 +68,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def cut(text: str, longest: int) -> list[str]:
-    """Pieces of at most so many characters that end with a line where they can; joined they are the text."""
+    """Pieces of at most this many characters that end at line breaks if possible; joined they are the text."""
     pieces, begin = [], 0
     while len(text) - begin > longest:
         line_end = text.rfind("\n", begin, begin + longest) + 1

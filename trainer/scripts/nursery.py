@@ -34,7 +34,7 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for name in sys.argv[1:]:
-        # What cannot be loaded is told by whoever needs it.
+        # The module that needs it reports a failed import.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with link, link.makefile("r", encoding="utf-8") as orders:

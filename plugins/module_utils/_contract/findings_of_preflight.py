@@ -387,7 +387,7 @@ KINDS: Dict[str, Kind] = {
     "use-local-steps": Kind(
         INFO,
         "Synchronising less often would make better use of a slow link",
-        "Each step waits for the link. With local steps each host trains alone and all average their changes every so many "
+        "Each step waits for the link. With local steps each host trains alone and all average their changes every few "
         "steps; the model then learns somewhat less from each step.",
         "Set ddp_local_steps=auto if the link cannot be made faster.",
         (16, 25),

@@ -230,7 +230,7 @@ class Probe(TypedDict):
     sudo: str  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path and version of tmux, or `null`
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
-    processes: List[TrainingProcess]  # training processes, whoever started them
+    processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
     transfer: Optional[Dict[str, str]]  # folder and login shell, where Ansible cannot copy files to here
@@ -240,7 +240,7 @@ class Probe(TypedDict):
     base_dir: str  # the base folder with `~` expanded
     venv_dir: str  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder
-    base_run: Optional[PastRun]  # whose model this one goes on from
+    base_run: Optional[PastRun]  # the run whose model this one uses
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Document]  # what was measured on this host before, or `null`

@@ -179,12 +179,12 @@ class RunSettings:
     )
     iterations: int = _training(None, "Number of training steps.", smoke=10, real=5000, low=1, flag="num-iterations")
     budget: Optional[str] = _training(
-        None, "Time from the first start until all is over, in place of ddp_depth and ddp_iterations: the plan takes the model that fits.",
+        None, "Total time including setup and collecting, instead of ddp_depth and ddp_iterations: the plan chooses a model that fits.",
         pattern=r"(\d{1,5}[dhm])+", takes="days, hours and minutes, for example 8h, 90m, 1d or 1h30m",
         empty="as long as its steps take",
     )
     finish_by: Optional[str] = _training(
-        None, "The same by the clock of the controller: the next 07:30, or a date and time.",
+        None, "The same as an end time by the controller's clock: the next 07:30, or a date and time.",
         pattern=r"(\d{4}-\d\d-\d\d[ T])?([01]?\d|2[0-3]):[0-5]\d",
         takes='a time such as "07:30" (with quotes in a file), or a date and time such as "2026-11-25 07:30"',
         empty="as long as its steps take",

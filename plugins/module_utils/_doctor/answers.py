@@ -42,7 +42,7 @@ def answer_of(result: Any) -> Answer:
         return Answer(None, UNREACHABLE, "cannot be reached" + (": %s" % said if said else ""))
     if result.get("timedout"):
         period = result["timedout"].get("period")
-        return Answer(None, TIMED_OUT, "gave no answer within %s s" % period if period else "gave no answer in time")
+        return Answer(None, TIMED_OUT, "did not answer within %s s" % period if period else "did not answer in time")
     return Answer(None, FAILED, "could not be examined: %s" % (said or "the host was not contacted"))
 
 

@@ -1,28 +1,28 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Deaths of a run by its own errors, and when there is no use in starting again. Losses of hosts and links are none."""
+"""Counts a run's own errors and decides when restarting is useless. Lost hosts and links do not count."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Sequence, Tuple
 
 HOUR = 3600.0
-DEATHS_AT_ONE_STEP = 3  # deaths at one step after which nobody tries again
+DEATHS_AT_ONE_STEP = 3  # deaths at one step before giving up
 
 
 class Death(NamedTuple):
-    """The end of a generation all of whose hosts stayed."""
+    """The end of a generation whose hosts all stayed."""
 
     when: float
     step: int
-    hosts: Tuple[str, ...]  # whose ranks failed by themselves; none where each blames another
+    hosts: Tuple[str, ...]  # whose ranks failed by themselves; none if each blames another
 
 
 def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int, now: float) -> str:
-    """Why this host shall not start again; empty if it may.
+    """Why this host should not restart; empty if it may.
 
-    A host whose rank fails alone, time and again, gives up alone. Where one step kills the ranks of several, it is the run.
+    A host whose rank alone fails repeatedly gives up alone. If one step kills several hosts' ranks, the run is at fault.
     """
     newest = deaths[-DEATHS_AT_ONE_STEP:]
     if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:

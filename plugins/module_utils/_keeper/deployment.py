@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a run folder ready for a start, with its keeper: the work of run_folder, also as a program for a bare Python on the host."""
+"""Prepares a run folder for a start, with its keeper, for the module run_folder; also a bare program on the host."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ OPTIONS: Dict[str, Dict[str, object]] = {
 
 
 def keeper_of(params: Mapping[str, Any]) -> Optional[Keeper]:
-    """Host, secret and program of the keeper, if there is to be one."""
+    """The keeper's host, secret and program, if any."""
     if not params["plan"].get("keeper") or not params["keeper_secret"]:
         return None
     return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))
 
 
 def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
-    """Bring the folder into its state and tell what was done, or would be done."""
+    """Bring the folder into its state, or predict that, and return the result."""
     path, plan, fresh, training = (params[name] for name in ("path", "plan", "fresh", "training"))
     if params["state"] == "ready":
         result = make_ready(path, plan, fresh, check, training)
@@ -59,5 +59,5 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: answers with what run_folder returns."""
+    """The program: returns the result of run_folder."""
     bare.change(mark, params, ["path"], apply, (RunFolderError,))

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The keeper of a run on one host: hears the others, decides, and starts and ends this host's rank.
+"""The keeper of a run on one host: listens to the others, decides, and starts and ends this host's rank.
 
-It is what the session runs in the place of torchrun, and ends with the run. All decisions are those of membership.py; here
-is only what they need: a clock, a disk, the other keepers' words and a process. What it does is told in the log and in
-members.jsonl, and how it is in members.json.
+The session runs it instead of torchrun, and it exits with the run. membership.py makes all decisions; this
+file provides a clock, a disk, the other keepers' messages and a process. Actions are logged, events go to
+members.jsonl, and the current state to members.json.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
 
 TICK = 0.2
 GOES_ON = "goes on"
-LINGER = 3.0  # so long whoever asks is told how it ended
-READ_SECONDS = 1.0  # between two looks at how the machine is used
-MACHINE = "NANOCHAT_MACHINE"  # a folder in place of / under which a test plays a laptop
+LINGER = 3.0  # for this long others can ask how it ended
+READ_SECONDS = 1.0  # between two checks of how the machine is used
+MACHINE = "NANOCHAT_MACHINE"  # a folder that replaces /, for tests that simulate a laptop
 
 
 def rules_of(plan: Plan) -> Rules:
@@ -99,38 +99,38 @@ class Keeper:
         me = peers.pop(self.host)
         self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
-        self.since: Optional[int] = None  # the step from which this host has trained apart from others
-        self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were put aside
-        self.kept: Dict[str, Any] = {}  # what is on the disk
-        self.full_since = 0.0  # when something could not be written first
+        self.since: Optional[int] = None  # the step since which this host trains separately
+        self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were moved aside
+        self.kept: Dict[str, Any] = {}  # the state on disk
+        self.full_since = 0.0  # when writing first failed
         self.own = self._remembered()
         self.runner = os.getppid()
         self.signals: Set[int] = set()
         self.code = 0
-        self.cause = ""  # of the generation that is being made
+        self.cause = ""  # of the generation being formed
         self.pause = pause.Pause()
-        self.waits = ""  # for whom, and what is seen of them
-        self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # which goes on while the machine is suspended
+        self.waits = ""  # the hosts that this one waits for, and why
+        self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # this clock runs while the machine is suspended
 
-    # -- what survives this process
+    # -- persistent state
 
     def _remembered(self) -> membership.Own:
-        """Begin with the promises of an earlier keeper of this start of the run."""
+        """Load the promises of an earlier keeper of this start."""
         path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
             return memory.new(self.host, now, steps)
-        # Where the runner started it again, the host was on, and a stop would be on its disk.
+        # If the runner restarted it, the host stayed up, and a stop would be on its disk.
         off = not os.environ.get(RESTARTED_VARIABLE)
         try:
             own = memory.awake(self.host, kept, now, steps, returned=off)
             self.kept, self.since = kept, whole(kept, "since")
             return own
-        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody has spoilt the file
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody damaged the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
     def _remember(self, own: membership.Own) -> bool:
-        """Write down what must outlive this keeper. False if a promise could not be written: then it must not be made."""
+        """Save what must outlive this keeper. False if a promise could not be saved and so must not be made."""
         kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
         if kept == self.kept:
             return True
@@ -148,10 +148,10 @@ class Keeper:
         self.kept = kept
         return True
 
-    # -- one look after another
+    # -- the main loop
 
     def run(self) -> int:
-        """Until the run is over for this host; the exit code of the session."""
+        """Run until the run is over for this host; returns the session's exit code."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._signalled)
         self._remember(self.own)
@@ -172,7 +172,7 @@ class Keeper:
         self.signals.add(number)
 
     def _hear(self, seconds: float) -> None:
-        """Take in the words that have come, waiting so long for the first."""
+        """Receive messages, waiting up to this long for the first."""
         with contextlib.suppress(queue.Empty):
             word = self.talk.heard.get(timeout=seconds)
             while True:
@@ -182,9 +182,9 @@ class Keeper:
                 word = self.talk.heard.get_nowait()
 
     def _look(self) -> None:
-        """Everything that can have happened, then the decision, what it orders, and the word about it."""
+        """Check all events, then decide, act, and publish the state."""
         before, now = self.own, time.monotonic()
-        # Before the rank: one that a signal has ended is not taken for one that somebody else has stopped.
+        # Before the rank: a rank ended by a signal must not look as if somebody else stopped it.
         order = self._asked(now)
         self._see_rank(now)
         order = order or self._mind_the_owner(now)
@@ -193,7 +193,7 @@ class Keeper:
         decided = self.own
         if not order:
             decided, order = membership.decide(self.rules, self.own, self.heard, now)
-        # On the disk before anybody hears of it; until then this host is silent, and the others do without it.
+        # Save before publishing; until then this host is silent, and the others continue without it.
         if self._remember(decided):
             self.own = decided
             self._carry_out(order)
@@ -204,12 +204,12 @@ class Keeper:
         if order == membership.START and self.own.word.generation is not None:
             self.rank.start(self.own.word.generation)
         elif order:
-            # Whoever stops the run for good says himself how long that may take.
+            # A user who stops the run for good sets the time limit himself.
             least = self.patience if self.own.after_ending in states.OVER else 0.0
             self.rank.end(order, least, self.own.word.why)
 
     def _see_rank(self, now: float) -> None:
-        """How this host's rank is, or how it has ended."""
+        """The state of this host's rank, or how it ended."""
         ended = self.rank.ended()
         if ended is not None:
             self.code = 1 if ended == states.FAILED else 0
@@ -236,7 +236,7 @@ class Keeper:
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:
-        """Keep in mind the step from which this host trains apart from others, as long as it does."""
+        """Record the step since which this host trains separately."""
         mine = self.own.word.generation
         if mine is None:
             return
@@ -246,7 +246,7 @@ class Keeper:
             self.since = self.rank.resumed_from()
 
     def _give_way(self) -> None:
-        """Put aside the checkpoints made apart, since another part of the run has more steps and goes on."""
+        """Move the separately made checkpoints aside, because another part of the run has more steps."""
         last = self.own.last
         if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
@@ -262,7 +262,7 @@ class Keeper:
         self.since = None
 
     def _asked(self, now: float) -> str:
-        """Whether a user stops the run or takes this host out of it, or the host goes down."""
+        """Whether a user stops the run or removes this host, or the host shuts down."""
         if self.own.word.state in states.OVER or self.own.after_ending in states.OVER:
             return ""
         order = ""
@@ -303,7 +303,7 @@ class Keeper:
             self._tell("awake", "after %.0f s" % (now - before))
 
     def _linger(self) -> None:
-        """Whoever asks why is told, unless all know how it is."""
+        """Keep answering questions about the end, unless all others know."""
         until = time.monotonic() + LINGER
         while time.monotonic() < until and not self._all_over():
             self._hear(TICK)
@@ -312,7 +312,7 @@ class Keeper:
         told = [self.heard[host].word.state for host in self.rules.hosts if host in self.heard]
         return len(told) == len(self.rules.hosts) - 1 and all(state in states.OVER for state in told)
 
-    # -- what people and programs see
+    # -- output for people and programs
 
     def _report(self, before: membership.Own) -> None:
         word, was = self.own.word, before.word
@@ -336,7 +336,7 @@ class Keeper:
             self._tell(states.HEARD, "%s is heard" % host, about=host)
 
     def _tell_pause(self) -> None:
-        """Once the first step after a change of members is made: where the time went."""
+        """After the first step following a membership change: log where the time went."""
         if self.pause.marks and self.own.word.state == states.TRAINING:
             start, step = self.rank.first_step()
             if step:
@@ -345,7 +345,7 @@ class Keeper:
                     self._tell(GOES_ON, pause.in_words(parts), seconds=parts)
 
     def _waiting_for(self) -> str:
-        """Whom this host has waited for longer than a word takes, and what is seen of them."""
+        """The hosts that have been silent for longer than a message takes, and why."""
         silent, word = dict(self.talk.silent), self.own.word
         told = [silent[self.host]] if self.host in silent else []
         if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
@@ -360,7 +360,7 @@ class Keeper:
         return "; ".join(dict.fromkeys(told))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:
-        """One event: a line of the log, a line of members.jsonl, and members.json."""
+        """Record an event: a log line, a line of members.jsonl, and members.json."""
         word, mine = self.own.word, self.own.word.generation
         number = mine.number if mine else 0
         event = {
@@ -368,7 +368,7 @@ class Keeper:
             "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number, **more,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
-        with contextlib.suppress(OSError):  # of a session that is gone
+        with contextlib.suppress(OSError):  # of an ended session
             sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
             sys.stdout.flush()
         with contextlib.suppress(OSError):
@@ -381,11 +381,11 @@ class Keeper:
 
 
 def main(run_dir: str) -> None:
-    """The program of the session, which starts it again where its exit code is COME_BACK."""
+    """The session's program; the session restarts it if its exit code is COME_BACK."""
     try:
         code = Keeper(run_dir).run()
     except OSError as error:
-        # An address that the host does not have yet, for one.
+        # for example an address that the host does not have yet
         sys.stdout.write("keeper: ended (%s)\n" % error)
         code = COME_BACK
     except Exception:  # pylint: disable=broad-except

@@ -1,15 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who trains: every decision of a keeper, as pure functions of what it knows and what it has heard.
+"""Decides who trains: every decision of a keeper, as pure functions of its state and the messages it received.
 
-The hosts that train together are a *generation*: a number, and its members in rank order, the first of which is the
-master. Keepers only ever tell each other how they are (`Word`); nobody commands anybody. From its own state, the words
-heard and the monotonic clock, `decide` makes the next state and at most one order for this host's own rank.
+Hosts that train together are a *generation*: a number, and its members in rank order, the first of which is the
+master. Keepers only exchange their states (`Word`); nobody commands anybody. From its own state, the messages
+and the monotonic clock, `decide` computes the next state and at most one order for this host's rank.
 
-A generation begins in three looks: the first host in plan order that is heard by those it hears offers one (`OFFERED`),
-each member promises to join it and no older one (`PROMISED`), and once all have, the offer counts and ranks start. A
-number holds the index of the host that offers it, and is kept on disk before it is told, so no two generations share
+A generation starts in three steps: the first host in plan order that is heard by those it hears offers one (`OFFERED`),
+each member promises to join it and no older one (`PROMISED`), and once all have, the offer is effective and ranks start. A
+number encodes the host that offers it, and is on disk before it is published, so no two generations share
 one; a host joins only the newest that it promised, so it never trains in two.
 """
 
@@ -36,53 +36,53 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, clique, may_train, wanted
 
-# Orders for the host's own rank: start it; finish the step, save and end; save what can be saved and end.
+# Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
 
 
 class Generation(NamedTuple):
-    """Who trains together; the first member is the master."""
+    """A set of hosts that train together; the first member is the master."""
 
     number: int
     members: Tuple[str, ...]
 
 
 class Word(NamedTuple):
-    """The state of a keeper as it tells the others."""
+    """A keeper's state as published to the others."""
 
     host: str
     state: str = IDLE
     generation: Optional[Generation] = None  # offered, promised, or the one in which its rank runs or ran last
-    go: bool = False  # all members have promised: whoever offered it starts, and so shall they
-    promised: int = 0  # it joins no generation below this number
+    go: bool = False  # all members have promised: the offering host starts, and so shall they
+    promised: int = 0  # joins no generation below this number
     started: int = 0  # the newest generation in which it has started a rank
     steps: int = 0  # steps done
     hears: Tuple[str, ...] = ()
-    regroup: int = 0  # this generation is ended only to begin a new one
-    apart: bool = False  # and what it has made since it parted from others does not count, since they have more steps
-    outranked: int = 0  # the generation that has fewer steps than this host's and is to give way
-    left: Tuple[str, ...] = ()  # hosts that were taken out by hand
+    regroup: int = 0  # this generation ends only to begin a new one
+    apart: bool = False  # its steps since the split do not count, because the others have more
+    outranked: int = 0  # the generation with fewer steps that should yield
+    left: Tuple[str, ...] = ()  # hosts that were removed by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
     crashed: int = 0  # the newest generation in which its rank failed by itself
     missed: int = 0  # the newest that it ended for a host that was missing, or left by a death of its keeper
-    stopping: bool = False  # a user stops the run: its rank finishes the step, as all ranks then do
-    returned: bool = False  # it was off, so the run may have been stopped without its knowledge
+    stopping: bool = False  # a user stops the run: its rank finishes the step, and so do all ranks
+    returned: bool = False  # it was off, so the run may have been stopped meanwhile
     why: str = ""
 
 
 class Own(NamedTuple):
-    """The state of a keeper: its word, and the rest that concerns nobody else."""
+    """A keeper's state: the published part, and private data."""
 
     word: Word
     since: float = 0.0  # when the state began
     last: Optional[Generation] = None  # in which this host trained last
-    died: bool = False  # that one ended though nobody asked for it and nobody was missing
+    died: bool = False  # that one ended although nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
 
 class Heard(NamedTuple):
-    """The newest word of another host, when it came, and since when they have come without a gap."""
+    """Another host's last message, its time, and the start of its uninterrupted sequence."""
 
     word: Word
     at: float
@@ -93,44 +93,44 @@ Hearing = Mapping[str, Heard]
 
 
 def hear(heard: Optional[Heard], word: Word, now: float, lost: float) -> Heard:
-    """Take in a word."""
+    """Receive a message."""
     gap = heard is None or now - heard.at > lost
     return Heard(word, now, now if gap or heard is None else heard.since)
 
 
-# -- what the words say
+# -- evaluating messages
 
 
 def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
-    """The words of all hosts that were heard lately."""
+    """Recent messages of all hosts."""
     return {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
 
 
 def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
-    """Those among them that hear us too, are not over, and so can train with us; a link that is cut one way is none."""
+    """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
     me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
 def clique_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
-    """Us and those of the present who all hear each other."""
+    """We and the present hosts that all hear each other."""
     hears = {host: word.hears for host, word in around.items()}
     return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
 def expected(rules: Rules, own: Own) -> Tuple[str, ...]:
-    """The hosts that are waited for: neither taken out by hand nor given up."""
+    """The hosts to wait for: neither removed by hand nor given up."""
     return tuple(host for host in wanted(rules, own.word.left) if host not in own.word.failed)
 
 
 def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
-    """The next number above all that are known which no other host can choose."""
+    """The next number above all known ones that no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
     return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
 
 
 def change(own: Own, now: float, state: str, **fields: object) -> Own:
-    """Another state from now on; fields are those of the word."""
+    """Change state now; fields are those of the word."""
     return own._replace(word=own.word._replace(state=state, **fields), since=now)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     if state in OVER or state == STUCK:
         return own, ""
     if state == ENDING:
-        # A rank that is to end in order cannot once another is lost.
+        # A rank that should end cleanly cannot once another is lost.
         return own, SAVE if _missing(rules, own, heard, now) else ""
     if state == TRAINING:
         return _train(rules, own, heard, now)
@@ -159,13 +159,13 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
 
 
 def _why_not_enough(own: Own, words: Mapping[str, Word]) -> str:
-    """Why the others cannot go on."""
+    """Why the others cannot continue."""
     reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
     return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
 def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
-    """Hear of hosts that were taken out by hand or gave up; one that is heard itself knows best."""
+    """Learn about hosts removed by hand or given up; a host's own message takes precedence."""
     all_words = (own.word, *words.values())
 
     def known(state: str, told: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
@@ -181,7 +181,7 @@ def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
 
 
 def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
-    """Idle, or between offer and start."""
+    """While idle, or between offer and start."""
     words = fresh(rules, heard, now)
     me, around = own.word.host, present(own, words)
     started = _begin_promised(own, words, now)
@@ -205,7 +205,7 @@ def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, st
 
 
 def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
-    """Whether whoever holds the roll call may offer a generation of these members now."""
+    """Whether the host in charge may offer a generation of these members now."""
     if not may_train(rules, members, own.word.left):
         return False
     missing = set(expected(rules, own)) - set(members)
@@ -215,19 +215,19 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     known = [own.word, *(heard[host].word for host in members if host in heard)]
     last = own.last.members if own.last is not None else rules.hosts
     if all(word.returned for word in known) and missing & set(last):
-        # Those who are missing may know that the run was stopped.
+        # A missing host may know that the run was stopped.
         return False
     if all(host in heard and heard[host].word.state == RESTING for host in missing):
         return True
     if not any(word.started for word in known):
-        # Nothing was trained yet, so whoever is missing has never been there.
+        # Nothing was trained yet, so a missing host has never been there.
         return waited >= rules.first_grace
-    # Who said that it goes down is not back before it is heard again.
+    # A host that announced its shutdown is not back before it is heard again.
     return waited >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
 
 
 def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
-    """Offer or promise a generation, unless what was before it died once too often."""
+    """Offer or promise a generation, unless the last one died once too often."""
     before, own = own.deaths, _count_death(own, words, now)
     why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
     if why and own.deaths != before:
@@ -236,13 +236,13 @@ def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, 
 
 
 def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
-    """The last generation died by itself if a rank failed by itself, or if nobody knows why and nobody was missing."""
+    """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
     died, last, own = own.died, own.last, own._replace(died=False)
     if last is None or not died:
         return own
     told = [own.word, *(words[host] for host in last.members if host in words)]
     crashed = tuple(sorted(word.host for word in told if word.crashed == last.number))
-    # Or some went on without this host, or never started a rank in it, their keeper having died in between.
+    # Or some continued without this host, or never started a rank in it because their keeper died first.
     missed = any(word.missed == last.number or word.started != last.number for word in told)
     if not crashed and (missed or len(told) < len(last.members)):
         return own
@@ -250,7 +250,7 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
 
 
 def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, now: float) -> Own:
-    """Join what the first host offers, if it is newer than all that this host has promised."""
+    """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.word.host not in offer.members:
         return own
@@ -258,20 +258,20 @@ def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, no
 
 
 def _current_generation(own: Own) -> Generation:
-    """The generation of a state that cannot be without one."""
+    """The generation of a state that must have one."""
     if own.word.generation is None:
         raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
     return own.word.generation
 
 
 def _still_offered(own: Own, words: Mapping[str, Word]) -> bool:
-    """Whether the host that offered what we promised does so still (one that is silent may)."""
+    """Whether the host that made our promised offer still offers it (a silent one may)."""
     caller = words.get(_current_generation(own).members[0])
     return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
 def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional[Own]:
-    """Start in the newest generation that was promised, once it counts."""
+    """Start in the newest promised generation, once it is effective."""
     mine = own.word.generation
     if mine is None or mine.number != own.word.promised or own.word.started >= mine.number:
         return None
@@ -288,11 +288,11 @@ def _started(own: Own, generation: Generation, now: float, go: bool = False) -> 
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
-    """Go as soon as all have promised; give up if one has promised more, or not in time."""
+    """Start when all have promised; give up if one has promised a newer one, or not in time."""
     offer = _current_generation(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
     if any(word is not None and word.promised > offer.number for word in others) or now - own.since > rules.offer:
-        # Whoever is missing has been waited for already.
+        # Missing hosts have been waited for already.
         return change(own, now - max(rules.grace, rules.first_grace), IDLE), ""
     for word in others:
         if word is None or word.state != PROMISED or word.promised != offer.number:
@@ -304,7 +304,7 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
 
 
 def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
-    """Go on, unless a member is missing, somebody waits to be let in, or another part has more steps."""
+    """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
     why = _missing(rules, own, heard, now)
     if why:
@@ -314,7 +314,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
         return change(own, now, ENDING, why=why)._replace(after_ending=IDLE, died=True), SAVE
     for word in fresh(rules, heard, now).values():
         if word.regroup == mine.number:
-            # Ended by each for itself, so that a rank whose others are gone already does not hang.
+            # Ended by each for itself, so that a rank whose peers are already gone does not hang.
             told = {"regroup": mine.number, "apart": word.apart, "why": word.why}
             return change(own, now, ENDING, **told)._replace(after_ending=IDLE), FINISH_STEP
     if mine.members[0] == own.word.host:
@@ -323,7 +323,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
 
 
 def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
-    """Which member of this generation is not there any more, or never was; empty if all are."""
+    """The member of this generation that is missing, or never started; empty if all are there."""
     mine = _current_generation(own)
     for host in mine.members:
         if host == own.word.host:
@@ -343,12 +343,12 @@ def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
 
 
 def _goes_with_all(word: Word) -> bool:
-    """Its rank has told the others that it stops, so this host's ends in the same step, or has ended."""
+    """Its rank has announced its stop, so this host's ends in the same step, or has ended."""
     return word.state in (FINISHED, STOPPED) or word.stopping
 
 
 def _ended_elsewhere(own: Own, heard: Hearing) -> str:
-    """By what the rank of another member has ended; empty where none has."""
+    """How another member's rank has ended; empty if none has."""
     mine = _current_generation(own)
     for host in mine.members:
         word = heard[host].word if host in heard and host != own.word.host else own.word
@@ -360,7 +360,7 @@ def _ended_elsewhere(own: Own, heard: Hearing) -> str:
 
 
 def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
-    """The first member also looks at those outside: another part, or somebody who wants to come in."""
+    """The first member also watches outsiders: another part, or a host that wants to join."""
     mine, me = _current_generation(own), own.word.host
     around = present(own, fresh(rules, heard, now))
     for host, word in around.items():
@@ -389,9 +389,9 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
 
 
 def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
-    """The rank ended well before the last step: to begin again with others, or because a user stopped the run?
+    """The rank ended cleanly before the last step: to restart with others, or because a user stopped the run?
 
-    Nobody stopped it where no member knows of that; one that is silent may know, and is waited for.
+    Nobody stopped it if no member knows of a stop; a silent one may know, and is waited for.
     """
     mine = _current_generation(own)
     regrouping = [word for word in words.values() if word.regroup == mine.number]
@@ -405,14 +405,14 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
     return own
 
 
-# -- what happens to this host
+# -- events of this host
 
 
 def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False) -> Own:
-    """This host's rank is gone. how: FINISHED (the last step was made), STOPPED (asked to) or FAILED.
+    """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
-    lasting_error: what it failed by, if starting it again would not change that.
-    by_itself: it failed by an error or crash of its own, and not by the loss of another rank or of the link to it.
+    lasting_error: the cause, if a restart would not change it.
+    by_itself: it failed by its own error or crash, not because another rank or its link was lost.
     """
     own = own._replace(word=own.word._replace(steps=steps, go=False))
     if how == FINISHED:
@@ -431,7 +431,7 @@ def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = 
 
 
 def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
-    """A user stops the run (STOPPED) or takes this host out of it (LEFT), or the host goes down (AWAY)."""
+    """A user stops the run (STOPPED) or removes this host (LEFT), or the host shuts down (AWAY)."""
     if own.word.state in (TRAINING, ENDING, STUCK):
         order = FINISH_STEP if own.word.state == TRAINING else ""
         told = {"regroup": 0 if state == STOPPED else own.word.started, "stopping": state == STOPPED}
@@ -441,10 +441,10 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
 
 
 def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
-    """A signal ends this keeper, which no user's stop does: the host leaves for now, and the others go on at once."""
+    """A signal ends this keeper, which no user's stop does: the host leaves for now, and the others continue at once."""
     return asked_to_end(own, now, AWAY, why or "%s goes down" % own.word.host)
 
 
 def rank_stuck(own: Own, now: float, why: str) -> Own:
-    """The rank outlived even SIGKILL: nobody waits for this host until `rank_ended`."""
+    """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
     return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The part of a keeper's state that outlives its process: written down, and taken up by the next one."""
+"""The part of a keeper's state that outlives its process: saved, and loaded by the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership im
 
 
 class Remembered(TypedDict):
-    """The memory of a keeper on disk."""
+    """A keeper's state on disk."""
 
     promised: int
     started: int
@@ -23,7 +23,7 @@ class Remembered(TypedDict):
 
 
 def to_remember(own: Own) -> Remembered:
-    """All that outlives a keeper. It is on the disk before anybody hears of it."""
+    """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
         "promised": word.promised, "started": word.started, "last": own.last, "deaths": own.deaths,
@@ -32,10 +32,10 @@ def to_remember(own: Own) -> Remembered:
 
 
 def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
-    """A keeper that starts with what an earlier one left on disk (as JSON).
+    """A keeper that starts with an earlier one's state from disk (as JSON).
 
-    returned: its host was off, or nobody knows how long its keeper was, so that the run may have been stopped meanwhile.
-    ArithmeticError, LookupError, TypeError or ValueError where `kept` is not what `to_remember` made.
+    returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
+    ArithmeticError, LookupError, TypeError or ValueError if `kept` did not come from `to_remember`.
     """
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
     started = int(kept["started"])
@@ -44,7 +44,7 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
         host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
         returned=returned,
     )  # fmt: skip
-    # After a reboot the clock begins again, so what seems to lie ahead is past.
+    # After a reboot the clock restarts, so times that seem ahead are past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
     return Own(word, since=now, last=last or None, deaths=tuple(died))
 
@@ -55,5 +55,5 @@ def new(host: str, now: float, steps: int) -> Own:
 
 
 def forgetful(host: str, now: float, wall: float, steps: int) -> Own:
-    """A keeper whose memory was spoilt. Seconds since 1970 are above all numbers that it may have promised."""
+    """A keeper whose state was damaged. Seconds since 1970 are above all numbers that it may have promised."""
     return Own(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

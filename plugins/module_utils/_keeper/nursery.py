@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where agents come from without a new start of Python and PyTorch: trainer/scripts/nursery.py, as its keeper sees it."""
+"""Forks agents without restarting Python and PyTorch: the keeper's side of trainer/scripts/nursery.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 
-# The code of an agent of whose end its nursery cannot tell, because it was killed or hangs.
+# Exit code of an agent whose nursery was killed or hangs.
 LOST = -int(signal.SIGKILL)
 TELL_SECONDS = 1.0
 
 
 class Nursery:
-    """One process that forks this host's agents, one at a time; what `poll` and `wait` tell is that of the agent, as of a Popen."""
+    """A process that forks this host's agents, one at a time; `poll` and `wait` refer to the agent, like a Popen."""
 
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
@@ -37,7 +37,7 @@ class Nursery:
         return self._process.pid, processes.start_ticks(self._process.pid)
 
     def start(self, words: List[str], told: Dict[str, str]) -> bool:
-        """Have an agent forked; False if that cannot be ordered any more."""
+        """Request an agent; False if that is impossible now."""
         if self._process.poll() is not None:
             return False
         try:
@@ -58,7 +58,7 @@ class Nursery:
         return self._code
 
     def wait(self) -> int:
-        """The exit code of an agent that is gone; a nursery that does not tell it is killed."""
+        """The exit code of an ended agent; a nursery that does not report it is killed."""
         until = time.monotonic() + TELL_SECONDS
         while self.poll() is None:
             if time.monotonic() > until:
@@ -68,5 +68,5 @@ class Nursery:
         return LOST if self._code is None else self._code
 
     def close(self) -> None:
-        """It ends when its agent has."""
+        """It exits after its agent."""
         self._link.close()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether another keeper's word can be one. It is signed by a host of the run, but that host may have been broken into."""
+"""Validates another keeper's message. It is signed by a host of the run, but that host may be compromised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULTS = membership.Word("")
 
 
 def is_plausible(word: membership.Word, hosts: Sequence[str]) -> bool:
-    """Whether each part is of its kind, and all hosts in it are those of the plan."""
+    """Whether each part has its type, and all hosts in it are in the plan."""
     parts = [(value, default) for value, default in zip(word, DEFAULTS) if default is not None]
     return (
         word.host in hosts

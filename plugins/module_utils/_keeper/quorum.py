@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which hosts may train together, and which of them do not have to be waited for."""
+"""Which hosts may train together, and which ones need not be waited for."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ class Rules(NamedTuple):
 
     hosts: Tuple[str, ...]  # in plan order
     least: int  # ddp_min_hosts
-    grace: float  # ddp_grace: how long a missing host is waited for
-    first_grace: float  # the same before the first generation, for which all hosts are needed
-    restarts: int = 3  # deaths in an hour that are started again
-    lost: float = 6.0  # a host that was not heard for so long (two looks and more) is missing
-    offer: float = 10.0  # how long an offer waits for its promises
-    begin: float = 30.0  # how long a promised member may take until it has started its rank
-    settle: float = 20.0  # how long a generation trains at least before somebody is let in
+    grace: float  # ddp_grace: how long to wait for a missing host
+    first_grace: float  # the same before the first generation, which needs all hosts
+    restarts: int = 3  # deaths per hour before giving up
+    lost: float = 6.0  # a host silent for this long (two messages and more) is missing
+    offer: float = 10.0  # how long an offer waits for promises
+    begin: float = 30.0  # time for a promised member to start its rank
+    settle: float = 20.0  # minimum training time of a generation before a host may join
 
 
 def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
-    """The hosts of the plan that nobody has taken out by hand."""
+    """The hosts of the plan that were not removed by hand."""
     return tuple(host for host in rules.hosts if host not in left)
 
 
 def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
-    """Whether these are enough: ddp_min_hosts, or all that nobody took out.
+    """Whether these are enough: ddp_min_hosts, or all that were not removed.
 
-    Where ddp_min_hosts is at most half of the hosts, the user has said that each of two parts may go on by itself; with
-    more only one part has so many.
+    If ddp_min_hosts is at most half of the hosts, the user allows both parts of a split to continue; with
+    more, only one part can be large enough.
     """
     return 0 < len(set(members)) >= min(rules.least, len(wanted(rules, left)))
 
 
 def clique(rules: Rules, me: str, hears: Mapping[str, Sequence[str]]) -> Tuple[str, ...]:
-    """This host and those which all hear each other, in plan order; hears: whom each of them hears."""
+    """This host and those that all hear each other, in plan order; hears: whom each of them hears."""
     chosen = [me]
     for host in rules.hosts:
         if host != me and host in hears and all(other in hears[host] and host in hears[other] for other in chosen):

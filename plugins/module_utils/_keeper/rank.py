@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""This host's rank: its command in a generation, its start, its end, and how it ended."""
+"""This host's rank: its command in a generation, its start, and how it ended."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 TAIL_BYTES = 65536
-# A rank that has said its last word leaves an agent behind, which would wait for those of hosts that may be gone.
+# A rank that has recorded its end leaves an agent, which would wait for those of hosts that may be gone.
 AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
 STOPPED_SECONDS = 6.0  # as a host that is not heard
 LOOK_SECONDS = 1.0  # no more time than this passes between two looks
-AGENT_MODULE = "torch.distributed.run"  # which our own agent needs, too
+AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
-HANG_UP = "hang-up-rank%d"  # asks a rank to end all its connections; read by the trainer
+HANG_UP = "hang-up-rank%d"  # asks a rank to close all its connections; read by the trainer
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
-    """The planned command, for the place that this host has in a generation. The batch stays; its rows are dealt out again."""
+    """The planned command for this host's place in a generation. The batch stays; its rows are dealt again."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     members = [nodes[member] for member in generation.members]
     shares = share_rows(sum(plan["training"]["rows"]), [float(node["rows"]) for node in members])
     flags: Dict[str, object] = {**nodes[host]["flags"], "rank-rows": shares}
-    # Parts of the head go to those who are there, as the rows do.
+    # The head is split among the present hosts, like the rows.
     parts = flags.get("head-shares")
     if isinstance(parts, list) and len(parts) == len(nodes):
         flags["head-shares"] = [parts[node["rank"]] for node in members]
     if members[0]["host"] != plan["nodes"][0]["host"]:
-        # The tracker's server is on the first host, and out of reach of another.
+        # The tracker's server is on the first host, and unreachable for another.
         flags["tracker"] = "none"
     there: Plan = {**plan, "world": len(members), "master": {**plan["master"], "address": members[0]["address"]}}
     node: Node = {**nodes[host], "rank": generation.members.index(host), "flags": flags}
@@ -58,11 +58,11 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
 
 
 class Rank:
-    """The process of this host's rank, if there is one."""
+    """The process of this host's rank, if any."""
 
     def __init__(self, plan: Plan, host: str, run_dir: str) -> None:
         self.plan, self.host, self.run_dir = plan, host, run_dir
-        # By which its files are named in every generation: those of the plan.
+        # The number in its file names in every generation: the plan's.
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
@@ -72,9 +72,9 @@ class Rank:
         self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
-        self._out_of_time = False  # it was ended, having had its time
-        self._metrics_begin = 0  # where the events of this start begin in the metrics
-        self.stuck: Dict[int, processes.Process] = {}  # its processes that cannot be killed
+        self._out_of_time = False  # it was killed after its time was up
+        self._metrics_begin = 0  # where this start's events begin in the metrics
+        self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
         self._session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
@@ -86,7 +86,7 @@ class Rank:
         return self._session._replace(runner=spared or self._session.runner)
 
     def prepare(self) -> None:
-        """Have PyTorch loaded before the first start is due."""
+        """Load PyTorch before the first start is due."""
         nodes = {node["host"]: node for node in self.plan["nodes"]}
         if self.plan["trainer"]["source"] == "ours" and self.nursery is None:
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
@@ -109,7 +109,7 @@ class Rank:
         self.process = self._from_nursery(argv, told) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
     def _from_nursery(self, argv: List[str], told: Dict[str, str]) -> Optional[Nursery]:
-        """An agent out of the nursery; where that was killed, out of a new one."""
+        """An agent from the nursery, or from a new one if that was killed."""
         if self.nursery is None or argv[1] != "-m":
             return None
         if not self.nursery.start(argv[1:], told):
@@ -125,14 +125,14 @@ class Rank:
             self.nursery = None
 
     def end(self, order: str, least: float = 0.0, why: str = "") -> None:
-        """Have it end: after its step and a checkpoint, or (its peers being lost) with what it has; it has at least so many seconds."""
+        """End it: after its step and a checkpoint, or (if its peers are lost) with what it has; it gets at least this many seconds."""
         if self.process is None or self.ends_at:
             return
         allowed = stop_seconds if order == membership.FINISH_STEP else rescue_seconds
         needed = allowed(read_events(self._metrics).events, read_object(self._heartbeat), cast(Document, self.plan))
         self.ends_at = time.monotonic() + max(least, needed)
         if order == membership.SAVE:
-            # A rank that waits for one that is frozen or cut off wakes up, saves the last finished step and ends.
+            # A rank blocked on a frozen or unreachable one wakes up, saves the last finished step and exits.
             with contextlib.suppress(OSError):
                 write_whole(self.path(HANG_UP % self.number), why.encode("utf-8", "replace"), 0o644)
         if order == membership.FINISH_STEP:
@@ -140,7 +140,7 @@ class Rank:
                 reaper.send(one, signal.SIGTERM)
 
     def ended(self) -> Optional[str]:
-        """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or where there is none."""
+        """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or if there is none."""
         if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
         self._kill_if_stopped()
@@ -152,13 +152,13 @@ class Rank:
             return None
         elif self.process.poll() is None:
             return None
-        # One that has said its last word has nothing to save any more.
+        # A rank that has recorded its end has nothing left to save.
         self.stuck = reaper.end(self.session, 0, term=0.0 if self.agent_ends_at else reaper.TERM_SECONDS)
         if self.stuck:
             return None
         code = self.process.wait()
         self.process = None
-        # Of an agent that somebody else has killed it does not matter how the rank took that.
+        # If somebody else killed the agent, the rank's reaction does not matter.
         reason = self._end().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
@@ -177,12 +177,12 @@ class Rank:
             reaper.send(one, signal.SIGKILL)
 
     def _agent_killed(self) -> bool:
-        """Whether somebody has killed the agent, and its rank is still there."""
+        """Whether somebody killed the agent while its rank is still there."""
         code = self.process.poll() if self.process is not None else None
         return code is not None and code < 0 and bool(reaper.members(self.session))
 
     def _overdue(self) -> bool:
-        """Whether it had its time to end, or an agent without its rank has had it."""
+        """Whether its time to end is up, or that of an agent without its rank."""
         now = time.monotonic()
         beat = read_object(self._heartbeat)
         if beat.get("phase") == "end" and self._of_this_start(beat):
@@ -192,7 +192,7 @@ class Rank:
         return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
 
     def _end(self) -> Document:
-        """The last event of this start; a rank that was killed said nothing, and what is there may be of an earlier one."""
+        """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""
         end = self._last("end")
         return end if self._of_this_start(end) else {}
 
@@ -200,21 +200,21 @@ class Rank:
         return (finite(document.get("time")) or 0.0) >= self.started_at
 
     def lasting_error(self) -> str:
-        """The rank's last error if another start would not change it; empty otherwise."""
+        """The rank's last error if a restart would not change it; empty otherwise."""
         end = self._end()
         return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING else ""
 
     def by_itself(self) -> bool:
-        """Whether it failed by an error or crash of its own, and not because another rank or the link to it was lost."""
+        """Whether it failed by its own error or crash, not because another rank or its link was lost."""
         for kind in ("end", "step", "start"):
             event = self._last(kind)
             if self._of_this_start(event):
                 return event.get("cause") not in LOSSES
-        # It ended before it said anything: perhaps it never met the others.
+        # It ended before it recorded anything: perhaps it never met the others.
         return False
 
     def steps(self) -> int:
-        """Steps done, as the last line about one says; the keeper asks several times a second."""
+        """Finished steps, from the last event; the keeper asks several times a second."""
         try:
             written = os.stat(self._metrics)
         except OSError:
@@ -226,11 +226,11 @@ class Rank:
         return self._counted[1]
 
     def last_step_time(self) -> Optional[float]:
-        """When its last step was made, in any start."""
+        """When its last step was finished, in any start."""
         return finite(self._last("step").get("time"))
 
     def first_step(self) -> Tuple[Document, Document]:
-        """Events of this start and of its first step; empty ones until then."""
+        """This start's first event and its first step's; empty until then."""
         with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
             file.seek(self._metrics_begin)
             lines = file.read(TAIL_BYTES).splitlines()
@@ -239,7 +239,7 @@ class Rank:
         return {}, {}
 
     def resumed_from(self) -> Optional[int]:
-        """The step from which this start goes on; None until the rank has said so."""
+        """The step from which this start resumed; None until the rank has reported it."""
         with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
             file.seek(self._metrics_begin)
             start = _newest("start", file.read(TAIL_BYTES).splitlines())
@@ -247,7 +247,7 @@ class Rank:
         return None
 
     def set_apart(self, generation: int, since: int) -> str:
-        """Put aside the checkpoints made after a step, since another part of the run goes on; the folder, empty if there were none."""
+        """Move checkpoints made after a step aside, because another part of the run continues; the folder, empty if there were none."""
         found = [
             os.path.join(place, name)
             for one in CHECKPOINTS

@@ -4,10 +4,10 @@
 """How keepers hear of each other: each asks every other one for its word, once a second, over TCP. The question says which word
 the asker knows already; the answer comes as soon as there is news, or after a second.
 
-The asker sends a number that is used once, signed; the answer is the other's word, signed together with that number. So
-nothing that was recorded earlier passes for a word, and the secret of the run never crosses the network. A keeper listens
-on the planned address only, and asks from it. Whoever cannot prove to know the secret is told the id of this start of the
-run and nothing else. Threads share nothing with the keeper but a queue of what was heard, the one word that is told, and
+The asker sends a signed one-time nonce; the answer is the other's state, signed together with the nonce. So
+no recorded message is accepted later, and the run's secret never crosses the network. A keeper listens
+only on the planned address, and connects from it. Clients that cannot prove to know the secret get the id of this start of the
+run and nothing else. Threads share with the keeper only a queue of received messages, the one state to publish, and
 why a peer is not heard.
 """
 
@@ -31,11 +31,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 
 LONGEST = 65536
-QUESTION = 4096  # bytes; what a stranger may make us read
-SECONDS = 2.0  # for a whole question and its answer
-RETRY_SECONDS = 2.0  # between two tries to listen
-FRESH_SECONDS = 6.0  # a word is told for so long after the keeper has said it; a keeper that hangs is not heard
-# At once, of the planned addresses and of all others; so strangers cannot keep the peers out.
+QUESTION = 4096  # bytes; limit for unauthenticated data
+SECONDS = 2.0  # for a question and its answer
+RETRY_SECONDS = 2.0  # between attempts to listen
+FRESH_SECONDS = (
+    6.0  # a state is published for this long after the keeper last confirmed it; a hanging keeper falls silent
+)
+# Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
 PEERS, STRANGERS = 256, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
 LAUNCH = re.compile("[0-9a-f]{1,64}")
@@ -51,7 +53,7 @@ class Peer(NamedTuple):
 
 
 def sign(secret: str, *parts: str) -> str:
-    """The proof that whoever wrote these parts knows the secret."""
+    """Proves that the author of these parts knows the secret."""
     return hmac.new(secret.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
@@ -60,7 +62,7 @@ def to_text(word: membership.Word) -> str:
 
 
 def to_word(text: str) -> membership.Word:
-    """ValueError, KeyError or TypeError where this is no word."""
+    """ValueError, KeyError or TypeError if invalid."""
     told = json.loads(text)
     generation = told["generation"]
     known = {name: told[name] for name in membership.Word._fields}
@@ -70,24 +72,24 @@ def to_word(text: str) -> membership.Word:
 
 
 def news_of(word: membership.Word) -> str:
-    """By which a word is known that says anything new, which steps alone are not."""
+    """Key of a message's news; a change of steps alone is none."""
     return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
 
 
 class Talk:
-    """Both directions: `say` what is to be told, and find in `heard` what was told."""
+    """Both directions: `say` publishes a state, `heard` receives others'."""
 
     def __init__(self, me: Peer, others: Tuple[Peer, ...], secret: str, launch: str, every: float = 1.0) -> None:
         self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
         self.heard: queue.Queue[membership.Word] = queue.Queue()
-        self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host where it cannot listen
+        self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
         self._said = (0.0, "")
         self._news = ""
         self._changed = threading.Condition()
         self._over = threading.Event()
 
     def say(self, word: membership.Word) -> None:
-        """Tell this word to all who ask; it goes stale unless it is said again and again."""
+        """Publish this state; it expires unless it is confirmed repeatedly."""
         with self._changed:
             self._said, self._news = (time.monotonic(), to_text(word)), news_of(word)
             self._changed.notify_all()
@@ -127,7 +129,7 @@ class Talk:
             self._over.wait(pause)
 
     def _hear(self, peer: Peer, known: str = "") -> Tuple[str, str]:
-        """Take in the word of a peer: why there is none, and by which its news is known."""
+        """Ask a peer: why there is no answer, and the key of its news."""
         word = None
         silent = ""
         try:
@@ -145,16 +147,16 @@ class Talk:
             if str(error) == self.launch:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
-            silent = "%s gives no answer that a keeper would give" % peer.host
+            silent = "%s sent an invalid answer" % peer.host
         if word is None or word.host != peer.host:
             return silent, ""
         self.heard.put(word)
         return "", news_of(word)
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
-        """The word of a peer, at once if it is another than the known one.
+        """A peer's state, at once if it differs from the known one.
 
-        OSError, ValueError, KeyError, TypeError or NoWord where there is none.
+        OSError, ValueError, KeyError, TypeError or NoWord if there is none.
         """
         nonce = secrets.token_hex(16)
         question = {
@@ -163,19 +165,19 @@ class Talk:
             "known": known,
             "proof": sign(self.secret, "ask", self.me.host, peer.host, nonce),
         }
-        # Firewalls let the planned addresses pass.
+        # Firewalls admit the planned addresses.
         with socket.create_connection((peer.address, peer.port), SECONDS, (self.me.address, 0)) as link:
             link.sendall(json.dumps(question).encode() + b"\n")
             answer = json.loads(_line(link, LONGEST, SECONDS + self.every))
         if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
-            # Nobody has signed that, so nothing but what people read depends on it.
+            # Unsigned, so it is used only in text for people.
             raise NoWord(answer["launch"])
         if not hmac.compare_digest(sign(self.secret, "word", peer.host, nonce, answer["word"]), answer["proof"]):
             raise ValueError("not signed by a keeper of this run")
         return to_word(answer["word"])
 
     def answer(self, question: Document) -> bytes:
-        """Our word, for who knows the secret; for anybody else, of which start of the run we are."""
+        """Our state for those who know the secret; otherwise only the id of this start."""
         asker, nonce = str(question["from"]), str(question["nonce"])
         proof = sign(self.secret, "ask", asker, self.me.host, nonce)
         proven = hmac.compare_digest(proof, str(question["proof"]))
@@ -190,11 +192,11 @@ class Talk:
 
 
 class NoWord(Exception):
-    """The peer is of another start of the run, or hangs; says the id of its start."""
+    """The peer belongs to another start of the run, or hangs; contains the id of its start."""
 
 
 def _line(link: socket.socket, longest: int, seconds: float = SECONDS) -> bytes:
-    """One line, within the time of a question."""
+    """One line, within the timeout of a question."""
     until, data = time.monotonic() + seconds, b""
     while not data.endswith(b"\n") and len(data) < longest:
         link.settimeout(max(0.01, until - time.monotonic()))
@@ -219,7 +221,7 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     timeout = 0.2  # of handle_request
     request_queue_size = (
-        128  # with the default of 5 a burst of strangers makes a peer's connection wait for a second and more
+        128  # with the default of 5, a burst of strangers delays a peer's connection by a second or more
     )
 
     def __init__(self, talk: Talk) -> None:
@@ -230,7 +232,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((talk.me.address, talk.me.port), _Handler)
 
     def server_bind(self) -> None:
-        """Also to an address that comes later: at boot the network may still be on its way."""
+        """Also bind an address that comes later: at boot the network may not be up yet."""
         with contextlib.suppress(OSError):
             self.socket.setsockopt(*(FREEBIND_6 if self.address_family == socket.AF_INET6 else FREEBIND_4), 1)
         super().server_bind()
@@ -252,4 +254,4 @@ class _Server(socketserver.ThreadingTCPServer):
         return self.places[client_address[0] in self.planned]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away in the middle is nothing to tell about."""
+        """A disconnecting peer is not worth reporting."""

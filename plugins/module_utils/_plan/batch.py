@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The arithmetic of a batch: how the rows of one step are shared out among ranks."""
+"""Batch arithmetic: splits the rows of a step among ranks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Iterator, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
-# A total batch that nobody asked for may differ from the profile's by this much before passes are made smaller instead.
+# A default total batch may differ from the profile's by this factor before passes are made smaller instead.
 NEAR = 1.5
-# Of a pass of unequal hosts that nobody has set: what it takes of memory is far below that of weights and optimizer.
+# Default maximum of rows per pass for unequal hosts: its memory is far below that of weights and optimizer.
 MOST_PASS_TOKENS = 8192
 
 
 class BatchError(ValueError):
-    """The batch cannot be shared out; the text says what is possible."""
+    """The batch cannot be split; the text says what is possible."""
 
 
 class Wanted(NamedTuple):
-    """The batch that is wanted; total_batch and device_batch are the profile's unless the user set them."""
+    """The requested batch; total_batch and device_batch are the profile's unless the user set them."""
 
     sequence: int
     total_batch: int
@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows of each rank in a step, in passes of device_batch rows."""
+    """Each rank's rows per step, in passes of device_batch rows."""
 
     rows: list[int]
     device_batch: int
@@ -38,9 +38,9 @@ class Batch(NamedTuple):
 
 
 def plan_batch(wanted: Wanted, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()) -> Batch:
-    """Share out a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
+    """Split a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
 
-    With `equal` no share may differ. `kept` are the shares of the resumed run; they stay where they fit.
+    `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
     """
     rows = total_rows(wanted, len(weights), equal)
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
@@ -48,9 +48,9 @@ def plan_batch(wanted: Wanted, weights: Sequence[float], equal: bool = False, ke
 
 
 def pass_rows(wanted: Wanted, shares: Sequence[int]) -> int:
-    """The most rows of a pass: never more than the user allows, and a divisor of equal shares.
+    """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
 
-    Unequal hosts wait for each other in each pass, so without a limit of the user's they make as few as fit into memory.
+    Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
     """
     if len(set(shares)) == 1:
         return max(size for size in range(1, wanted.device_batch + 1) if shares[0] % size == 0)
@@ -65,11 +65,11 @@ def multiples_near(value: int, unit: int) -> str:
 
 
 def total_rows(wanted: Wanted, world: int, equal: bool) -> int:
-    """Rows of a step over all ranks; refuses a batch that was asked for and does not divide."""
+    """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
     if not wanted.set_total:
         return adapted_rows(wanted, world)
     total, sequence = wanted.total_batch, wanted.sequence
-    # Unequal shares make do with a shorter last pass.
+    # Unequal shares have a shorter last pass.
     device_batch = wanted.device_batch if wanted.set_device and equal else 1
     unit = sequence * device_batch * (world if equal else 1)
     if total % unit or total < unit:
@@ -95,7 +95,7 @@ def total_rows(wanted: Wanted, world: int, equal: bool) -> int:
 
 
 def adapted_rows(wanted: Wanted, world: int) -> int:
-    """The profile's rows, or the nearest number of them that this many hosts can share equally."""
+    """The profile's rows, or the nearest number that this many hosts can share equally."""
     profile = max(1, wanted.total_batch // wanted.sequence)
     found = 0
     for device_batch in pass_sizes(wanted):
@@ -113,7 +113,7 @@ def _apart(one: int, other: int) -> float:
 
 
 def pass_sizes(wanted: Wanted) -> Iterator[int]:
-    """The sizes of a pass that may be taken, largest first."""
+    """Possible rows per pass, largest first."""
     yield wanted.device_batch
     size = wanted.device_batch // 2
     while size and not wanted.set_device:

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training that fits the time one has (ddp_budget, ddp_finish_by): when it ends, and the model that is taken. Pure functions.
+"""Fits a training into a given time (ddp_budget, ddp_finish_by): its end, and its model. Pure functions.
 
 Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
 that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
 rehearsal measured on the hosts, at another depth scaled by the FLOPs of a token. Without them nothing is promised: the plan has
-the profile's depth until a start has measured it, and is made again then.
+the profile's depth until a start has measured it, and is recomputed then.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import 
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
-TARGET_RATIO = 12.0  # tokens for each parameter of the matrices and the head
-TOO_FEW = 0.5  # of the tokens that are wanted
-# nanochat's law is of large models: of small ones it makes batches with which a run would have hardly more steps than it warms up for.
+TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
+TOO_FEW = 0.5  # fraction of the wanted tokens
+# nanochat's law is for large models: for small ones its batches would leave hardly more steps than the warm-up.
 LEAST_STEPS = 1000
-# From the launch to the first step; and the same with the checks and the rehearsal before it, without and with making the trainer's Python.
+# From the launch to the first step; and including checks and rehearsal, without and with installing the trainer's Python.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
-# Of the controller after the run, which the trainer ends by so much earlier.
+# Controller time after the run, by which the trainer ends earlier.
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
 LEAST_SECONDS = 10.0  # of training
 MOST_KEPT = 2**36
@@ -80,23 +80,23 @@ NO_CLOCK = Clock(0.0)
 
 
 class Row(NamedTuple):
-    """A model that the time may be enough for; seconds are None where a host or a link was never measured."""
+    """A candidate model; seconds are None if a host or link was never measured."""
 
-    run: RunSettings  # with the depth, batch and steps of this row
+    run: RunSettings  # with this row's depth, batch and steps
     model: Model
     memory_bytes: int
     fits_memory: bool
-    alone: Dict[str, Optional[float]]  # seconds of a step
+    alone: Dict[str, Optional[float]]  # seconds per step
     together: Optional[float]
 
     @property
     def seconds(self) -> Optional[float]:
-        """Of all steps that the laws want."""
+        """For all steps that the laws want."""
         return None if self.together is None else self.together * self.run.iterations
 
 
 class Choice(NamedTuple):
-    """The rows, the one that is taken and why, and the depth at which the speeds were measured."""
+    """The rows, the chosen one with its reason, and the depth at which the speeds were measured."""
 
     rows: Sequence[Row]
     taken: Row
@@ -111,7 +111,7 @@ def wanted(run: RunSettings) -> Optional[str]:
 
 
 def deadline(run: RunSettings, begun: float) -> float:
-    """Seconds since 1970 at which a training that began then is to be over, by the clock and time zone of this machine."""
+    """Seconds since 1970 at which a training that began then must end, by this machine's clock and time zone."""
     if run.budget:
         return begun + sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+)([dhm])", run.budget))
     start = datetime.datetime.fromtimestamp(begun)
@@ -125,8 +125,8 @@ def deadline(run: RunSettings, begun: float) -> float:
 def fit(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
 ) -> Tuple[Asked, Optional[Choice], List[Finding]]:
-    """The settings with the model that fits the time, how it was chosen, and what stands against it. A run that goes on (since a
-    time) keeps its own; what somebody has set since is told as a difference."""
+    """The settings with the model that fits the time, the choice, and any problems. A resumed run (since a
+    time) keeps its own; later changes by the user are reported as a difference."""
     late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
     if wanted(asked.run) is None or late:
         return asked, None, late
@@ -142,7 +142,7 @@ def fit(
 
 
 def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
-    """The training with its end, where it has one."""
+    """The training with its end, if it has one."""
     if "timed" not in plan["training"]:
         return launched
     begun = launched["begun"] or round(clock.begin)
@@ -150,38 +150,38 @@ def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> 
 
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
-    """Why there can be no such run; one that goes on is only late."""
+    """Why such a run is impossible; a resumed one is only late."""
     run, text = asked.run, wanted(asked.run)
     if text is None:
         return
     if run.budget and run.finish_by:
-        yield "ddp_budget and ddp_finish_by are both set; take one of them out."
+        yield "ddp_budget and ddp_finish_by are both set; remove one of them."
         return
     name = "ddp_budget" if run.budget else "ddp_finish_by"
     if run.trainer_source != "ours":
-        yield f"{name} needs this collection's own trainer, with its schedule; set ddp_trainer_source to ours, or ddp_iterations."
+        yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
-        yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: take it out."
+        yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: remove it."
     if run.local_steps not in (0, AUTO):
-        yield f"{name} does not go together with ddp_local_steps {run.local_steps}: hosts that train apart know no common time."
+        yield f"{name} does not work with ddp_local_steps {run.local_steps}, because hosts with local steps share no clock."
     try:
         left = deadline(run, begun or now) - now
     except (ValueError, OverflowError):
-        yield f"{name} is {text!r}, which is no date and time; write it as in 2026-11-25 07:30."
+        yield f"{name} is {text!r}, which is not a date and time; write it like 2026-11-25 07:30."
         return
     if begun:
         return
     if left <= 0:
-        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; give a time that is still to come."
+        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; set a time in the future."
         return
     needs = SETUP_SECONDS if all(host.fact("python", "venv", "torch") for host in hosts) else VENV_SECONDS
     if left < needs:
         took = seconds_text(needs)
-        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; give more time."
+        yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; allow more time."
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
-    """Seconds of the controller after the run: to see that it is over, and to bring metrics, report and checkpoint."""
+    """Controller seconds after the run: to notice the end, and to collect metrics, report and checkpoint."""
     if not run.watch:
         return 0.0
     copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
@@ -189,12 +189,12 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
 
 
 def ends(run: RunSettings, model: Model, begun: float) -> int:
-    """When the trainer is to be over, so that the whole command is at the deadline."""
+    """When the trainer must end, so that the whole command meets the deadline."""
     return round(deadline(run, begun) - collect_seconds(run, model))
 
 
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
-    """A host's step at a depth, scaled from the one that was measured there."""
+    """A host's step at a depth, scaled from its measured one."""
     found, was = host.measured, section(host.measured, "model")
     parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
@@ -215,14 +215,14 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
 
 
 def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
-    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for so many tokens in all."""
+    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for this many tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
     sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
     scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
     ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
     law = plan_training(
         scaling_parameters=scaling,
-        # The batch follows from the tokens of this run beside those of the reference, which gets its whole ratio.
+        # The batch follows from this run's tokens relative to the reference's, which gets its whole ratio.
         reference_parameters=round(reference * TARGET_RATIO / ratio),
         flops_per_token=sizes[0]["flops_per_token"],
         target_param_data_ratio=ratio,
@@ -258,7 +258,7 @@ def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
 
 
 def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """A step of all hosts, with rows by speed and the way of ddp_sync that the plan would take."""
+    """A step of all hosts, with rows by speed and the ddp_sync that the plan would choose."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = Job(
@@ -279,14 +279,14 @@ def after_seconds(row: Row) -> float:
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
-    """The model for so many seconds."""
+    """The model for this many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
     rows = [row_of(by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
         at = row_of(by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
-        why = "not every host and link has been measured yet; a start measures them at this depth, and plans again"
+        why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
@@ -296,16 +296,16 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     if "ddp_depth" in asked.given:
         why = "its depth is set"
     elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
-        why = "the smallest, but the time is too short even for that: it gets far fewer tokens than it wants"
+        why = "the smallest, but the time is too short even for that: it gets far too few tokens"
     else:
-        why = f"it comes nearest to nanochat's {TARGET_RATIO:g} tokens a parameter in this time"
+        why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
         taken = fitted(asked, taken, hosts, head, max(1.0, seconds))
     return Choice(rows, taken, why, seconds, measured)
 
 
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
-    """The row with as many steps as the time has; fewer tokens than wanted take a smaller batch, and so another step."""
+    """The row with as many steps as the time allows; fewer tokens than wanted use a smaller batch, and so another step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
     again = row_of(by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))
@@ -313,7 +313,7 @@ def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: fl
 
 
 def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]] = None) -> Asked:
-    """The settings with a model and batch in place of what was left open; kept: those of the run that goes on."""
+    """The settings with a model and batch filled in; kept: those of the resumed run."""
     seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
     more: Dict[str, Any] = {
@@ -325,7 +325,7 @@ def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]
 
 
 def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
-    """Depth, batch and estimated steps of the run that goes on; empty where there is none."""
+    """Depth, batch and estimated steps of the resumed run; empty if there is none."""
     for host in hosts:
         model = section(section(host.kept, "lineage"), "model")
         found = {
@@ -337,11 +337,11 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
     return {}
 
 
-# For people
+# Text
 
 
 def render(choice: Choice, end: Optional[float]) -> str:
-    """The table, the row that is taken, and the reason."""
+    """The table, the chosen row, and the reason."""
     hosts = list(choice.taken.alone)
     at = [row.run.depth for row in choice.rows].index(choice.taken.run.depth) if choice.rows else 0
     shown = choice.rows[max(0, at - 2) : at + 3]
@@ -354,16 +354,14 @@ def render(choice: Choice, end: Optional[float]) -> str:
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
     lines.append(f"  {when}; takes depth {taken.depth}: {choice.why}")
     if choice.taken.together is not None:
-        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} a parameter"
+        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
         where = [row.run.depth for row in choice.rows if row.run.depth != choice.measured_depth]
         if where:
             lines.append(
-                f"  measured at depth {choice.measured_depth}; other depths are scaled from it by their FLOPs a token"
+                f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"
             )
-    return "\n".join(
-        ["What fits the time (parameters that count: matrices and head; hours for the tokens that are wanted)", *lines]
-    )
+    return "\n".join(["What fits the time (parameters of matrices and head; hours for the wanted tokens)", *lines])
 
 
 def cells(row: Row, choice: Choice) -> list[str]:

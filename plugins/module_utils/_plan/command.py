@@ -18,16 +18,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap
 
-# Big buffers are reused instead of being given back to the kernel and faulted in again.
+# Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-# On cores that others use too, threads that spin without end take them from the thread they wait for.
+# On shared cores, spinning threads take time from the thread that they wait for.
 SPINS = "20000"
 FLIGHT_RECORD_ENTRIES = "2000"
 
 Flags = Dict[str, object]  # by name without dashes: a number, a text, True for a switch, a list by rank
 
 
-# The flags that the scripts of a nanochat checkout have; those of later stages take shape and schedule from the checkpoint, and save at
+# Flags of a nanochat checkout's scripts; those of later stages take shape and schedule from the checkpoint, and save at
 # their end.
 CHECKOUT_FLAGS = (
     "run", "model-tag", "device-type", "depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "num-iterations",
@@ -37,14 +37,14 @@ LATER_FLAGS = (
     "run", "model-tag", "device-type", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
     "eval-tokens",
 )  # fmt: skip
-# Scores for which they would download tests, and let one rank work for long.
+# Benchmarks that would download tests and keep one rank busy for long.
 UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
-# Flags with a number for each rank.
+# Flags with one number per rank.
 BY_RANK = ("rank-rows", "head-shares")
 
 
 def flags_of_settings(run: RunSettings, decided: Decided) -> Flags:
-    """The flags that rows of the table of settings name, with the decision where there is one."""
+    """Flags from rows of the settings table, using the decision if there is one."""
     given: Flags = {}
     for row in rows().values():
         decision = getattr(decided, row.field, None)
@@ -53,12 +53,12 @@ def flags_of_settings(run: RunSettings, decided: Decided) -> Flags:
 
 
 def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: int | None = None) -> Flags:
-    """The trainer's flags on a host; somebody else's trainer is given only those that it has."""
+    """The trainer's flags on a host; other trainers get only those that they have."""
     named = decided.ours or run.tracker == "wandb"
     flags: Flags = {
         **flags_of_settings(run, decided),
         "run": decided.name if named else "dummy",
-        # A checkout's later scripts read and write under the name of the base model.
+        # A checkout's later scripts read and write under the base model's name.
         "model-tag": decided.name if decided.ours else stages.base_name(run),
         "window-pattern": run.window_pattern.upper(),
         "core-metric-every": -1,
@@ -74,7 +74,7 @@ def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: i
 
 
 def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
-    """Further flags of our own trainer."""
+    """Further flags of our trainer."""
     flags: Flags = {"run-dir": run_dir, "local-overlap": local_overlap(decided.local_steps.value)}
     sometimes: Flags = {
         "save-minutes": decided.save_minutes.value,
@@ -105,7 +105,7 @@ def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
 
 
 def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
-    """(the flags among arguments that a user wrote as --name=value, --name value or --name, the words that belong to none)."""
+    """(the flags in a user's arguments, as --name=value, --name value or --name; the words that belong to none)."""
     found: Flags = {}
     name, strays = "", []
     for word in words:
@@ -132,7 +132,7 @@ def tracker_uri(run: RunSettings) -> str:
 
 
 def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
-    """The plan's section for keepers; None where there are none."""
+    """The plan's section for keepers; None without keepers."""
     if not basis.restarts.value:
         return None
     return {
@@ -144,7 +144,7 @@ def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
 
 
 def keeper_ports(run: RunSettings, basis: Basis, hosts: int) -> list[int]:
-    """The ports at which keepers may come to listen on a host; more than one where nodes share a machine, none of them the run's others."""
+    """Possible ports of a host's keepers, avoiding the run's others; more than one if nodes share a machine."""
     if not basis.restarts.value:
         return []
     low, high = run.port_range or (0, -1)
@@ -154,20 +154,20 @@ def keeper_ports(run: RunSettings, basis: Basis, hosts: int) -> list[int]:
 
 
 def with_keeper(run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
-    """A node with the ports of its keeper, which its session runs in the place of torchrun."""
+    """A node with its keeper's ports; its session runs the keeper instead of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
     port = keeper_ports(run, basis, shared + 1)[shared]
     return {
         **node,
         "keeper_port": port,
-        # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tries.
+        # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tests.
         "open_ports": [*([] if shared else [run.port]), port],
         "session_argv": [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")],
     }
 
 
 def flag_names(run: RunSettings, basis: Basis) -> list[str]:
-    """The names of the flags that the plan itself gives to the trainer."""
+    """Names of the flags that the plan sets itself."""
     nothing: Decision[Any] = Decision(1, "")
     names = ("total_batch", "device_batch", "sync", "local_steps", "head", "rebalance", "save_minutes")
     some = all_decided(basis, **dict.fromkeys(names, nothing), rows=(1, 2), head_parts=(), head_open=False)
@@ -195,11 +195,11 @@ def env(run: RunSettings, decided: Decided, node: Node, polite: str) -> dict[str
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if decided.device.value == "cpu":
-        # A GPU in the box must not decide anything about a run on the CPU.
+        # A GPU must not affect a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""
         if not decided.ours:
-            # nanochat's own compiles the model, which takes a C++ compiler on every host and minutes before the first step. To
-            # switch compiling off would not do: where a whole function is to be compiled, that is an error.
+            # nanochat compiles the model, which needs a C++ compiler on every host and minutes before the first step.
+            # Disabling compilation fails: if a whole function should be compiled, that is an error.
             names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
     if run.tracker == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"

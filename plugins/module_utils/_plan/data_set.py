@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The data set of a plan: what it is called, and which host makes it or has it already.
+"""The data set of a plan: its name, and the host that makes it or already has it.
 
-Its id says what it holds and not which host brought it, so that training goes on from its checkpoints whichever hosts take part.
+Its id depends on the content and not on the source host, so training resumes whichever hosts take part.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
-# Where it is a host's own files that count, one that is named stands for other files than the next.
+# Sources for which a named host's own files count.
 ON_A_HOST = ("text", "host")
 
 
 def maker(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
-    """The host on which the data set is made or fetched before all have it: as set, else the master."""
+    """The host that makes or downloads the data set: as set, or the master."""
     return str(run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
 
 
 def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
-    """The hosts whose store has it."""
+    """The hosts with the data set in their store."""
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
 def document(
     run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
 ) -> Data:
-    """The plan's section; path_here tells a path of the controller as it is meant there."""
+    """The plan's section; path_here resolves a path of the controller."""
     source, is_here = run.data_source, run.data_source == "controller"
     names = collection_names(run.data_shards, run.data_last_shard) if source == "url" else None
     contents: DataContents = {
@@ -56,7 +56,7 @@ def _identifier(run: RunSettings, contents: DataContents) -> str:
 
 
 def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
-    """The paths as that host reads them; text without any is the library of its Python."""
+    """The paths as that host reads them; without any, text comes from its Python's library."""
     if source not in ON_A_HOST:
         return list(paths)
     library = at.fact("python", "library")
@@ -64,8 +64,8 @@ def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
 
 
 def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: DataContents) -> Mapping[str, Any]:
-    """The data set that this run, or that of its base model, has had so far, if the settings still mean it: a host may have been
-    renamed or have left."""
+    """The data set that this run, or its base model's, has used so far, if it still matches the settings: a host may have been
+    renamed or removed."""
     present = [host.name for host in hosts]
     paths = _paths(contents["source"], contents["paths"], made_on)
     for host in hosts:
@@ -83,7 +83,7 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
 def _place(
     run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
 ) -> Host:
-    """The host that the data set comes from: one that has it, if possible the same as last time."""
+    """The source host: one that has the data set, if possible the same as last time."""
     having = holders(hosts, identifier)
     by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
     wanted = [run.data_host, last, *(host.name for host in by_rank)]

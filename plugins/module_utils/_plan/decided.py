@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The decisions that the settings leave open (auto, empty, or ruled out by a stage or a trainer), each with who made it.
+"""Decisions that the settings leave open (auto, empty, or ruled out by a stage or trainer), each with its author.
 
 The settings themselves stay as the user wrote them; the plan document is made from both.
 """
@@ -23,23 +23,23 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Ho
 
 T = TypeVar("T")
 
-# Who makes a decision.
+# Authors of decisions.
 USER = "user"
 DEFAULT = "default"
 PROFILE = "profile"
 STAGE = "stage"
-TRAINER = "trainer"  # the one that is driven knows nothing else
+TRAINER = "trainer"  # the trainer supports nothing else
 KEPT = "resumed run"
 MEASURED = "measured"
 HOSTS = "hosts"  # their number, cores or devices
 
-# Ways of ddp_batch_split by which shares follow the speeds.
+# Values of ddp_batch_split for which shares follow the speeds.
 FOLLOWING = (AUTO, "speed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision(Generic[T]):
-    """A value, who decided it, and why where that is not plain."""
+    """A value, its author, and the reason if not obvious."""
 
     value: T
     by: str
@@ -48,16 +48,16 @@ class Decision(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The decisions that depend on no batch and no link."""
+    """Decisions that depend on neither batch nor link."""
 
     name: str  # of the run
     stage: str
-    ours: bool  # whether this collection's own trainer trains
-    joined: bool  # whether the launcher joins the ranks of a nanochat checkout to one training
+    ours: bool  # whether this collection's trainer is used
+    joined: bool  # whether the launcher joins a nanochat checkout's ranks
     device: Decision[str]
     dtype: Decision[str]
     matmul: Decision[str]
-    matmul_tried: Tuple[str, ...]  # measured by the rehearsal, where the choice is left to it
+    matmul_tried: Tuple[str, ...]  # measured by the rehearsal, if it may choose
     iterations: Decision[int]
     timed: bool  # whether it ends at a time, and the iterations are an estimate
     restarts: Decision[int]
@@ -67,12 +67,12 @@ class Basis:
 
     @property
     def together(self) -> bool:
-        """Whether the ranks train one model also on CPUs."""
+        """Whether the ranks train one model, even on CPUs."""
         return self.ours or self.joined
 
     @property
     def goes_on(self) -> bool:
-        """Whether the trainer finds the newest checkpoint by itself, and removes older ones."""
+        """Whether the trainer finds the newest checkpoint itself, and removes older ones."""
         return self.ours or (self.joined and self.stage == stages.BASE)
 
 
@@ -87,13 +87,13 @@ class Decided(Basis):
     sync: Decision[str]
     local_steps: Decision[int]
     head: Decision[str]
-    head_open: bool  # whether another way of ddp_sync may have another head
+    head_open: bool  # whether another ddp_sync may have another head
     rebalance: Decision[bool]
     save_minutes: Decision[int]
 
     @property
     def head_shares(self) -> Tuple[int, ...]:
-        """The weights of the parts where there are unequal parts."""
+        """The weights of unequal parts, if any."""
         return self.head_parts if self.head.value == "shared" and len(set(self.head_parts)) > 1 else ()
 
     def reasons(self) -> Dict[str, Dict[str, object]]:
@@ -108,14 +108,14 @@ def all_decided(basis: Basis, **rest: Any) -> Decided:
 
 
 def as_set(asked: Asked, field: str, value: T) -> Decision[T]:
-    """The decision that is no more than the value of a setting. An inventory that repeats a default decides nothing."""
+    """A decision that just repeats a setting. An inventory that repeats a default decides nothing."""
     row = find(PREFIX + field)
     is_set = row.name in asked.given and value != row.default
     return Decision(value, USER if is_set else PROFILE if row.from_profile else DEFAULT)
 
 
 def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
-    """Decide everything that depends on no batch and no link. A GPU decides nothing unless the settings ask for it."""
+    """Everything that depends on neither batch nor link. A GPU matters only if the settings ask for it."""
     run = asked.run
     ours = run.trainer_source == "ours"
     device = as_set(asked, "device", run.device)
@@ -147,7 +147,7 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
 
 
 def _tries_products(run: RunSettings, device: str, dtype: str, hosts: Sequence[Host]) -> bool:
-    """Whether the rehearsal measures several precisions of the matrix products."""
+    """Whether the rehearsal tries several precisions of matrix products."""
     able = run.trainer_source == "ours" and device == "cpu" and dtype == "float32"
     return able and run.matmul == AUTO and all(host.fact("cpu", "native_bf16") for host in hosts)
 
@@ -186,13 +186,13 @@ def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], De
 
 
 def _batch_split(asked: Asked, ours: bool) -> Decision[str]:
-    """Only our own trainer knows unequal shares."""
+    """Only our own trainer supports unequal shares."""
     split = as_set(asked, "batch_split", asked.run.batch_split)
     return Decision("equal", TRAINER) if split.value == AUTO and not ours else split
 
 
 def may_lose_hosts(basis: Basis, hosts: int) -> bool:
-    """Whether the run is to go on with fewer hosts than it has."""
+    """Whether the run can continue with fewer hosts."""
     return bool(basis.restarts.value and 0 < basis.min_hosts.value < hosts)
 
 
@@ -205,7 +205,7 @@ def decide_rebalance(asked: Asked, basis: Basis, hosts: int, local_steps: int) -
 
 
 def decide_save_minutes(asked: Asked, basis: Basis, local_steps: int) -> Decision[int]:
-    """Decide the minutes without a checkpoint after which one is due; 0 where steps alone say when."""
+    """Maximum minutes between checkpoints; 0 if only steps count."""
     if basis.ours and not local_steps:
         return as_set(asked, "save_minutes", asked.run.save_minutes)
     return Decision(0, TRAINER, "time-based checkpoints need lockstep")

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Obstacles to a plan on these hosts as they are now: full disks, taken ports, missing tools."""
+"""Problems of a plan with the hosts as they are now: full disks, taken ports, missing tools."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
-# What the system itself needs to stay alive.
+# Memory that the system needs to stay alive.
 MEMORY_SHARE = 0.92
 
 
 def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
-    """(what stands in the way of a start, what is worth knowing)."""
+    """(problems that prevent a start, other remarks)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     obstacles: list[Finding] = []
     findings: list[Finding] = []
@@ -58,7 +58,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
 
 
 def way_in(error: str) -> str:
-    """The remedy that lets Ansible in."""
+    """The remedy for a failed connection."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
@@ -67,12 +67,12 @@ def way_in(error: str) -> str:
 
 
 def own_session(host: Host) -> Any:
-    """The id of this run's session on the host, as far as there is one."""
+    """The id of this run's session on the host, if any."""
     return host.fact("run", "session", "id")
 
 
 def processors(host: Host, node: Node) -> list[Finding]:
-    """ddp_cores may name only what there is."""
+    """ddp_cores may contain only existing processors."""
     allowed = host.fact("cpu", "allowed")
     missing = [number for number in node["cores"] or [] if allowed and number not in allowed]
     if not missing:
@@ -99,7 +99,7 @@ def tools(host: Host, node: Node, oldest: str) -> list[Finding]:
 
 
 def file_transfer(host: Host) -> list[Finding]:
-    """Found now, or the play would end when it copies its first file, minutes later."""
+    """Found now, because otherwise the play would fail minutes later, when it copies its first file."""
     stuck = host.fact("transfer")
     if not stuck:
         return []
@@ -115,7 +115,7 @@ def file_transfer(host: Host) -> list[Finding]:
 
 
 def python(host: Host, node: Node, oldest: str) -> list[Finding]:
-    """Whether there is an interpreter to make the trainer's environment with, unless that is there already."""
+    """Whether there is an interpreter for the trainer's environment, unless that already exists."""
     if host.fact("python", "venv", "exists"):
         return []
     major, minor = oldest.split(".")
@@ -178,7 +178,7 @@ def folder(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, An
 
 
 def environment(host: Host, node: Node, torch: str) -> list[Finding]:
-    """Whether the trainer's environment can be made where it is wanted, or is there."""
+    """Whether the trainer's environment exists or can be created."""
     venv = host.fact("python", "venv") or {}
     named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
     if venv.get("kind") == "occupied":
@@ -191,7 +191,7 @@ def environment(host: Host, node: Node, torch: str) -> list[Finding]:
             )
         ]
     has = str(venv.get("torch") or "")
-    # Where none is seen it may come from elsewhere, by a .pth file or from the system; the step that needs it knows.
+    # If none is visible it may come from elsewhere, by a .pth file or the system; the step that needs it will tell.
     if venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
         return [
             finding(
@@ -227,7 +227,7 @@ def environment(host: Host, node: Node, torch: str) -> list[Finding]:
 
 
 def shares_folder(host: Host, other: Host) -> bool:
-    """One folder for two nodes: on one machine, or over the network."""
+    """Two nodes with the same folder: on one machine, or over the network."""
     one, two = host.probe["disk"], other.probe["disk"]
     if one["real_path"] != two["real_path"]:
         return False
@@ -237,7 +237,7 @@ def shares_folder(host: Host, other: Host) -> bool:
 
 
 def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
-    """Findings about strangers that hold the rendezvous port (on the master) or a port that a keeper needs."""
+    """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     found = []
     for holder in host.fact("ports") or []:
@@ -280,7 +280,7 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
 
 
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
-    """Findings that do not stop a run; for a machine with several nodes, once."""
+    """Findings that do not prevent a run; once per machine."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return []
@@ -293,7 +293,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     cores = host.fact("cpu", "available") or threads
     physical = host.fact("cpu", "available_physical") or cores
     if threads > cores:
-        # Every node has one thread at least, so nodes can be too many of themselves.
+        # Every node has at least one thread, so nodes alone can be too many.
         is_asked = any(other.settings.threads for other in here)
         remedy = None if is_asked else f"Train with fewer than {len(here)} nodes on this machine."
         seen = f"{threads} threads on {cores} processors"
@@ -316,7 +316,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
 
 
 def about_python(host: Host, node: Node) -> Finding:
-    """That a Python of our own is used there, or comes to be."""
+    """Our own Python is used there, or will be."""
     own, there = host.fact("python", "version"), node["python"] in [one["executable"] for one in pythons(host, (3, 0))]
     seen = f"{host.name} has no Python 3.10 or newer of its own (it has {own}): "
     if there:
@@ -327,7 +327,7 @@ def about_python(host: Host, node: Node) -> Finding:
 
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
-    """Checkpoints that are there and that training under this plan would not go on from: a start would set them aside."""
+    """Existing checkpoints that this plan cannot resume from: a start would set them aside."""
     by_reason: dict[str, list[str]] = {}
     for host in hosts:
         steps = host.fact("run", "checkpoints") or []

@@ -26,30 +26,30 @@ Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
 class Host(NamedTuple):
-    """One host as the plan sees it."""
+    """A host, as the plan sees it."""
 
     name: str
     settings: HostSettings
     probe: Mapping[str, Any]
-    error: str = ""  # why there is no probe
-    reach: str | None = None  # how other hosts would call it; None of a node that the controller runs on itself
-    measured: Mapping[str, Any] = MappingProxyType({})  # by a rehearsal, the last one or the one before this plan
+    error: str = ""  # why the probe is missing
+    reach: str | None = None  # how other hosts would address it; None for a node that the controller runs on itself
+    measured: Mapping[str, Any] = MappingProxyType({})  # from the last rehearsal or the one before this plan
     kept: Mapping[str, Any] = MappingProxyType({})  # facts of the resumed run
 
     def fact(self, *keys: str) -> Any:
-        """A fact of the probe, None where it is not known."""
+        """A fact of the probe, None if unknown."""
         value: Any = self.probe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def measured_with(self, matmul: str) -> Host:
-        """The host with the measurements of a step with these products, as if there were no others."""
+        """The host with only its measurements of this precision."""
         return self._replace(measured=of_products(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:
-    """A path with ~ as that host's user means it."""
+    """A path with ~ expanded for that host's user."""
     home = host.fact("host", "home")
     if path == "~" or path.startswith("~/"):
         return os.path.normpath(home + path[1:]) if home else path
@@ -57,14 +57,14 @@ def home_expanded(path: str, host: Host) -> str:
 
 
 class Endpoint(NamedTuple):
-    """The interface and address that carry a host's share of the traffic."""
+    """The interface and address for a host's traffic."""
 
     nic: str | None
     address: str | None
 
 
 def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
-    """({host: rank}, problems): given ranks are kept, the other hosts take the free ones in the inventory's order."""
+    """({host: rank}, problems): given ranks are kept, the other hosts get the free ones in inventory order."""
     problems: list[Finding] = []
     taken: dict[int, str] = {}
     world = len(hosts)
@@ -100,7 +100,7 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
 
 
 def same_network_stack(one: Host, other: Host) -> bool:
-    """Two nodes that see the same interfaces. Containers share the kernel's boot id but have a stack of their own."""
+    """Whether two nodes see the same interfaces. Containers share the kernel's boot id but have separate stacks."""
     boot = one.fact("host", "boot_id")
     return bool(boot) and (boot, one.fact("host", "network_namespace")) == (
         other.fact("host", "boot_id"),
@@ -109,7 +109,7 @@ def same_network_stack(one: Host, other: Host) -> bool:
 
 
 def same_machine(one: Host, other: Host) -> bool:
-    """Two nodes that share memory and cores."""
+    """Whether two nodes share memory and cores."""
     boot = one.fact("host", "boot_id")
     return bool(boot) and boot == other.fact("host", "boot_id")
 
@@ -126,22 +126,22 @@ def pythons(host: Host, oldest: tuple[int, int]) -> list[Mapping[str, Any]]:
 
 
 def made_python(base: str) -> str:
-    """The interpreter that is made below the base folder where there is none."""
+    """The interpreter to install below the base folder if there is none."""
     return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
 
 
 def makes_python(host: Host, offline: bool) -> bool:
-    """Whether one may be made there, for which uv downloads it."""
+    """Whether uv may download one there."""
     return bool(host.probe) and not offline
 
 
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:
-    """The number of nodes on this host's machine, itself included."""
+    """The number of nodes on this host's machine, including itself."""
     return max(1, sum(same_machine(host, other) for other in hosts))
 
 
 def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
-    """The addresses of an interface; link-local ones name no host to others, and those of many machines none at all."""
+    """An interface's addresses, without link-local and multicast ones."""
     found = []
     for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
         with contextlib.suppress(ValueError):
@@ -156,7 +156,7 @@ def nic_named(host: Host, name: str | None) -> Mapping[str, Any] | None:
 
 
 def nic_with(host: Host, address: str) -> Mapping[str, Any] | None:
-    """The interface that bears an address."""
+    """The interface with an address."""
     wanted = ipaddress.ip_address(address)
     nics: list[Mapping[str, Any]] = host.fact("nics") or []
     return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
@@ -167,7 +167,7 @@ def usable(nic: Mapping[str, Any] | None) -> bool:
 
 
 class EndpointChooser:
-    """Picks the endpoint of every host, and collects `problems` and `findings` on the way."""
+    """Chooses every host's endpoint, and collects `problems` and `findings`."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
@@ -197,7 +197,7 @@ class EndpointChooser:
         return bool(host.settings.nic or host.settings.address)
 
     def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """The interface that the inventory names, by its name or its address."""
+        """The interface in the inventory, by name or address."""
         name, address = host.settings.nic, host.settings.address
         others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
         known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in others) or "none"
@@ -253,7 +253,7 @@ class EndpointChooser:
         return ", ".join(found) or "no address"
 
     def routed_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """The interface by which packets to the peers really leave; an overlay or a bridge is only taken when asked for."""
+        """The interface that packets to the peers really use; an overlay or bridge only if requested."""
         refused = None
         for entry in self.routes(host):
             nic = nic_named(host, entry.get("nic"))
@@ -298,7 +298,7 @@ class EndpointChooser:
 
     @staticmethod
     def routes(host: Host) -> list[Mapping[str, Any]]:
-        """The routes to the peers first, the way to anywhere last."""
+        """Routes to the peers first, the default route last."""
         found = host.fact("routes") or []
         peers = [entry for entry in found if entry["peer"] != "default"]
         return peers + (
@@ -306,7 +306,7 @@ class EndpointChooser:
         )
 
     def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """An interface in a network in which every other host has a usable interface too, cable before Wi-Fi."""
+        """An interface in a network that every other host can use too, cable before Wi-Fi."""
         candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
             networks = [interface.network for interface in interfaces(nic)]
@@ -326,12 +326,12 @@ class EndpointChooser:
         )
 
     def only_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """For one host alone, or where the way to anywhere is the only one there is."""
+        """For a single host, or if the default route is the only one."""
         found: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
         return found[0] if len(found) == 1 else None
 
     def address_of(self, host: Host, nic: Mapping[str, Any]) -> str:
-        """The interface's address: the one that the route takes, else the first, IPv4 before IPv6."""
+        """The interface's address: the route's, or else the first, IPv4 before IPv6."""
         own = interfaces(nic)
         found = []
         for entry in self.routes(host):
@@ -341,7 +341,7 @@ class EndpointChooser:
         return sorted(found, key=lambda address: ":" in address)[0]
 
     def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
-        """Add findings that a person would want to know about the choice."""
+        """Add findings about the choice."""
         if nic["kind"] not in USABLE and nic["kind"] != "loopback":
             self.findings.append(finding("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}"))
         if nic["kind"] == "wifi":
@@ -395,7 +395,7 @@ class EndpointChooser:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the machine itself reaches an address; malformed ones have been reported before."""
+    """Whether only the machine itself can use an address; malformed ones have been reported before."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

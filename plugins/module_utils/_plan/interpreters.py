@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interpreter that the trainer's environment is made with on each host; one version for all hosts if they have one in common."""
+"""Chooses the interpreter for each host's trainer environment; one version for all hosts if possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLDEST_PYTHON = (3, 10)
 
 
 def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Interpreter:
-    """The one that is set, else the best that the host has, else one that is made there; none where that cannot be."""
+    """The configured one, or the host's best, or one to install; None if impossible."""
     wanted = host.settings.python
     if wanted:
         return interpreter(home_expanded(wanted, host), host)
@@ -40,13 +40,13 @@ def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Inter
 
 
 def interpreter(path: str, host: Host) -> Interpreter:
-    """A Python of the host with its version, as far as the probe knows it."""
+    """A Python of the host with its version, if known."""
     known = [version_of(entry) for entry in pythons(host, OLDEST_PYTHON) if entry["executable"] == path]
     return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:
-    """Smaller is better: it can make environments, all hosts have it, packages are surely built for it, and Ansible uses it there."""
+    """Sort key: can create environments, common to all hosts, packages surely exist for it, used by Ansible there."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
     return (

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chooses `ddp_local_steps: auto` over a measured link: steps together where it hides what they send, else so many apart
+"""Chooses `ddp_local_steps: auto` over a measured link: lockstep if it hides the transfers, otherwise so many local steps
 that the hosts keep nearly all of their speed. Pure functions."""
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     steps_together,
 )
 
-# The share of the hosts' own speeds that is enough.
+# Sufficient fraction of the hosts' own speeds.
 KEPT = 0.95
 # Steps apart from which auto takes the fewest that are enough, and the meetings that a run must have at least.
 STEPS, LEAST_MEETINGS = (5, 10, 20, 30, 50, 100), 10
-# The mean of many ranks that have trained far apart is worth less. So many steps held in training with so many hosts; with
+# The mean of many ranks that have trained far apart is worth less. Maximum steps by number of hosts; with
 # eight not even ten did (lab/performance.md).
 MOST_BY_HOSTS = ((2, 100), (4, 30))
 
 
 class SyncChoice(NamedTuple):
-    """A way for the ranks to come to one model: the ddp_sync, the steps apart (0: none), and why."""
+    """How the ranks reach one model: ddp_sync, local steps (0: lockstep), and the reason."""
 
     sync: str
     local_steps: int
@@ -38,18 +38,18 @@ class SyncChoice(NamedTuple):
 
 
 def kinds_of(job: Job) -> list[str]:
-    """The ways of ddp_sync that may be taken."""
+    """The possible ddp_sync methods."""
     return eligible(job) if job.sync_open else [job.sync]
 
 
 def choose_way(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> SyncChoice:
-    """The steps apart, and the way of ddp_sync that rounds least beside them."""
+    """The local steps, and the most precise ddp_sync with them."""
     kinds = kinds_of(job)
     together = {kind: predict(job, speeds, link, rows, kind, 0).seconds for kind in kinds}
-    # What rounds most sends least.
+    # The least precise sends least.
     least = kinds[-1]
     best = least if len(kinds) == 1 else choose_sync(job, speeds, link, rows, 0)
-    # As if each host trained its rows by itself.
+    # As if each host trained its rows alone.
     alone = predict(job, speeds, None, rows, least, 1).seconds
     kept = alone / min(together.values())
     said = f"in lockstep ({best}) the hosts keep {kept:.0%} of their speed"
@@ -78,7 +78,7 @@ def choose_way(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int
 
 
 def chosen(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[SyncChoice]:
-    """The choice that the settings leave open over this link; None where there is nothing to choose."""
+    """The choice over this link; None if there is nothing to choose."""
     if job.world < 2 or link is None:
         return None
     if job.local_open:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The memory and disk that a model takes on a host, and the plan's section about it."""
+"""A model's memory and disk use on a host, and the plan's section about it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WA
 FLOAT = 4
 # Resident memory of Python with torch, the tokenizer and the buffers of the data loader.
 RUNTIME_BYTES = 500_000_000
-# float32 values a token and unit of width that one layer keeps for its backward pass.
+# float32 values per token and unit of width that a layer keeps for its backward pass.
 ACTIVATIONS_PER_LAYER = 30
-# Of logits that exist at a time: the trainer's chunk of gradients, and what it works on in the cache. Other trainers hold
-# all of them: values, gradient and a scratch copy.
+# For logits: the trainer's chunk of gradients, and its working set in cache. Other trainers hold
+# all logits: values, gradient and a scratch copy.
 LOGIT_BYTES = 2**27 + 2**25
 LOGIT_COPIES = 3
 
 
 def shape_of(run: RunSettings) -> Shape:
-    """The sizes that the settings say."""
+    """The sizes from the settings."""
     return Shape(run.depth, run.aspect_ratio, run.head_dim, run.sequence, run.window_pattern, run.vocab_size)
 
 
 def head_work(model: Model) -> float:
-    """The head's part of the work of a step."""
+    """The head's fraction of a step's work."""
     return 6 * model["parameters"]["lm_head"] / model["flops_per_token"]
 
 
@@ -35,7 +35,7 @@ def memory(
     shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False, parts_of_head: int = 1
 ) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
-    weights, and in a save the whole of its optimizer's state, are here all the same."""
+    weights, and its whole optimizer state during a save, are here anyway."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence
@@ -46,17 +46,17 @@ def memory(
     logits = FLOAT * tokens * shape.padded_vocab
     parts = {
         "weights": FLOAT * counts["total"],
-        # Their own buffer on the way to the other ranks; only the rows of the embeddings that a step touches.
+        # Send buffers for the other ranks; only the used rows of the embeddings.
         "gradients": FLOAT * ((dense - apart) * 2 + apart // parts_of_head + hidden)
         + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if rows else 0),
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
-        # Where the ranks meet after local steps: what was, what changed, the mean and its momentum; of rows of the tables what
-        # they were before they were touched, and while a mean is under way what they would be and what they are.
+        # For meetings of local steps: previous values, changes, the mean and its momentum; of table rows their values
+        # before they were touched and, while a mean is in transit, their expected and current values.
         "meeting": FLOAT * (4 * (counts["total"] - tables) + 3 * tables) if local else 0,
-        # What packing has left of each gradient of a matrix.
+        # Rounding errors of each matrix gradient.
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,
     }
@@ -65,7 +65,7 @@ def memory(
 
 
 def checkpoint_bytes(shape: Shape, sync: str = "exact") -> int:
-    """One checkpoint on one host: the weights, as much again twice for the optimizers' state, and what packing has left."""
+    """A checkpoint's size on one host: the weights, twice as much optimizer state, and the rounding errors."""
     counts = parameters(shape)
     feedback = counts["lm_head"] + counts["transformer_matrices"] if packs(sync) else 0
     return FLOAT * (3 * counts["total"] + feedback)

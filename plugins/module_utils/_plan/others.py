@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Findings about processes of others on a host: who trains there besides, and who holds a port that the run needs."""
+"""Findings about other processes on a host: other trainings, and holders of a port that the run needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_NAMED = 3
 
 
 def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
-    """That a port is taken, with the way out that fits its holder: a run is stopped, a check ends by itself."""
+    """A port is taken, with the remedy for its holder: stop a run, wait for a check."""
     port, pid = holder["port"], holder.get("pid")
     seen = f"{setting} {port} is taken on {host}"
     another = f"choose another port: -e {setting}={port + 10}"
@@ -38,7 +38,7 @@ def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
 
 
 def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding:
-    """That others train on the host, the first few of them named."""
+    """Others train on the host; names the first few."""
     top = ancestors(strangers)
     named = list(dict.fromkeys(described(one) for one in top))
     seen = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
@@ -48,12 +48,12 @@ def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding
 
 
 def is_ours(process: Mapping[str, Any]) -> bool:
-    """Whether this collection started it, for whatever run."""
+    """Whether this collection started it, for any run."""
     return bool(process.get("session") or process.get("run"))
 
 
 def described(process: Mapping[str, Any]) -> str:
-    """One process for people: its run where that is known, else its command."""
+    """A process as text: its run if known, or its command."""
     if process.get("run"):
         return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
     what = "another run of nanochat.ddp, " if is_ours(process) else ""
@@ -70,6 +70,6 @@ def shortened(command: str) -> str:
 
 
 def ancestors(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The processes that the others of them descend from."""
+    """The processes from which the others descend."""
     pids = {process["pid"] for process in processes}
     return [process for process in processes if process.get("parent") not in pids]

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of a job: one pure function from settings, probes and measurements to the one document that every later step reads.
+"""Makes the plan: a pure function from settings, probes and measurements to the document that every later step reads.
 
-make_plan reads the settings (Asked), decides what they leave open (Decided), and makes the document from both. Only settings and lasting
-facts of the hosts enter it; free memory, clocks and load do not, so that the same job has the same digest tomorrow.
+make_plan reads the settings (Asked), decides what they leave open (Decided), and builds the document from both. Only settings and
+lasting facts of the hosts matter, not free memory, clocks or load, so the same job has the same digest tomorrow.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size imp
 FORMAT = 1
 ZIG = "ziglang==0.13.0"
 WANDB = "wandb==0.31.0"
-# The packages of a nanochat checkout beside those that it has in common with our trainer.
+# Packages of a nanochat checkout that our trainer does not need.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
 
 
 class Outcome(NamedTuple):
-    """The document, and beside it what only describes or concerns the controller alone."""
+    """The document, with descriptions and data for the controller."""
 
     plan: Plan
     findings: list[Finding]
@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The batch shared out among the hosts, with what is wrong or worth saying about it."""
+    """The batch split among the hosts, with problems and remarks."""
 
     batch: Batch
     head_parts: Mapping[str, int]
@@ -109,7 +109,7 @@ class Shared(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Everything that the document is made from."""
+    """Everything that the document is built from."""
 
     asked: Asked
     decided: Decided
@@ -133,7 +133,7 @@ def make_plan(
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
     each host (without it the last measurement counts that the host kept).
 
-    With tolerant, what stands in the way of a start is told as a finding only, and a host may lack its probe: enough to see a
+    With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
     run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
     """
     asked, here = read(hosts), here or {}
@@ -148,7 +148,7 @@ def make_plan(
     shared = shared_out(asked, basis, known)
     problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
     if problems:
-        # No plan comes of it any more, but one to look at the hosts with.
+        # There will be no plan, except one for looking at the hosts.
         order = {host.name: rank for rank, host in enumerate(known)}
         shared = shared._replace(batch=shared.batch._replace(rows=[shared.batch.device_batch] * len(known)))
     by_rank = sorted(known, key=lambda host: order[host.name])
@@ -176,7 +176,7 @@ def make_plan(
 def hosts_and_trainings(
     asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Host], trainings.Choice, trainings.Choice]:
-    """The hosts as the plan sees them, and the trainings to go on with: that of the run and that of its base model."""
+    """The hosts, and the trainings to resume: the run's and its base model's."""
     known = [known_host(asked, host, measured) for host in hosts]
     training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
     base = trainings.choose(known, stages.base_name(asked.run), None, "base_run")
@@ -193,7 +193,7 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
 
 
 def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> Shared:
-    """Share out rows and head among the hosts, in their order."""
+    """Split rows and head among the hosts, in their order."""
     run, split = asked.run, basis.batch_split.value
     weights = weights_of(split, hosts)
     try:
@@ -214,7 +214,7 @@ def decide(
     hosts: Sequence[Host],
     shared: Shared,
 ) -> tuple[Decided, list[Finding]]:
-    """All decisions; hosts are those of the shares, in their order."""
+    """All decisions; hosts in the order of the shares."""
     batch = shared.batch
     share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
     rows = tuple(share_of[host.name] for host in by_rank)
@@ -234,13 +234,13 @@ def decide(
 
 
 def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
-    """A size of the batch, which adapts to the hosts where nobody set it."""
+    """A batch size, adapted to the hosts if nobody set it."""
     wanted = as_set(asked, field, value)
     return wanted if value == getattr(asked.run, field) else Decision(value, HOSTS, "divides among them")
 
 
 def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
-    """The finding that the ranks of another trainer exchange nothing."""
+    """The finding that another trainer's ranks do not communicate."""
     if basis.device.value != "cpu" or basis.together or len(by_rank) < 2:
         return []
     seen = (
@@ -285,9 +285,9 @@ def document(made: Made) -> Plan:
 
 
 def data_ports(run: RunSettings, hosts: Sequence[Host]) -> Ports:
-    """The ports on which Gloo listens on these hosts: their local ports, or the range that they are narrowed to.
+    """The ports on which Gloo listens on these hosts: their local ports, or the narrowed range.
 
-    Each host opens its own only, so that no host has a say in what the others open; and none of root's.
+    Each host opens only its own, so that no host affects what others open; and none below 1024.
     """
     if run.port_range:
         low, high = run.port_range
@@ -326,7 +326,7 @@ def training_of(made: Made) -> Training:
         "save_every": run.save_every,
         "save_minutes": decided.save_minutes.value,
         "keep_checkpoints": run.keep_checkpoints,
-        # A checkout by itself knows only how to go on from a step whose files are on every host.
+        # A checkout by itself can only resume from a step whose files are on every host.
         "resume": run.resume and decided.goes_on,
         "tracker": run.tracker,
         "tracker_port": run.tracker_port,
@@ -340,7 +340,7 @@ def training_of(made: Made) -> Training:
 
 
 def path_here(here: Mapping[str, Any], path: str) -> str:
-    """A path of the controller as it is meant there."""
+    """Resolve a path of the controller."""
     return str(here.get("folders", {}).get(path, {}).get("path") or path)
 
 
@@ -388,7 +388,7 @@ def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
         "run_dir": run_dir,
         "data_dir": os.path.join(base, "data", plan["data"]["id"]),
         "trainer_dir": os.path.join(base, "trainer"),
-        # This collection's own trainer, whatever trains.
+        # This collection's own trainer, whichever trainer is used.
         "tools_dir": os.path.join(base, "trainer" if decided.ours else "tools"),
         "venv_dir": home_expanded(host.settings.venv_dir or os.path.join(base, "venv"), host),
         "python": made_with["python"],
@@ -429,11 +429,11 @@ def memory_bytes(made: Made) -> int:
 
 
 def disk_bytes(made: Made) -> int:
-    """Checkpoints that are kept and the one being written, and the shards."""
+    """Checkpoints to keep plus the one being written, and the shards."""
     run, decided = made.asked.run, made.decided
     saves = 1 + (decided.iterations.value // run.save_every if run.save_every > 0 else 0)
     if decided.save_minutes.value:
-        # How many come by time, nobody knows; more than are kept at a time do not stay.
+        # The number of time-based checkpoints is unknown, but no more than these are kept.
         saves = max(saves, run.keep_checkpoints + 1)
     all_stay = run.keep_checkpoints < 0 or not decided.goes_on
     kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)

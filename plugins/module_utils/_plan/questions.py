@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The settings before there is a plan, and the questions of the plan to the hosts and to the controller."""
+"""The settings before there is a plan, and the plan's questions to hosts and controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Ho
 
 
 class PlanError(ValueError):
-    """Why there is no plan: every problem, as findings."""
+    """Why there is no plan: all problems, as findings."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
@@ -32,7 +32,7 @@ class PlanError(ValueError):
 
 
 def read(hosts: Sequence[Given]) -> Asked:
-    """The settings of the job. Refuses wrong ones."""
+    """The job's settings; rejects invalid ones."""
     if not hosts:
         seen = "There are no hosts to plan for; the inventory's group trainers is empty"
         raise PlanError([finding("setting-refused", "", seen)])
@@ -43,9 +43,9 @@ def read(hosts: Sequence[Given]) -> Asked:
 
 
 def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
-    """The questions to each host for its probe: {host: the options of host_info}. Refuses wrong settings before any host is asked.
+    """host_info options for each host: {host: options}. Rejects invalid settings before any host is contacted.
 
-    Hosts have the form {name, settings, reach}; reach is how others would call the host, None where that is only this machine.
+    Hosts have the form {name, settings, reach}; reach is how others would address the host, None for this machine.
     """
     asked = read(hosts)
     run, each = asked.run, asked.hosts
@@ -69,7 +69,7 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
 
 
 def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
-    """The questions to the controller: folders and a repository that the settings name, and where results go."""
+    """Questions to the controller: folders and a repository in the settings, and the results folder."""
     asked = read(hosts)
     run = asked.run
     source, is_here = str(run.trainer_source), run.data_source == "controller"
@@ -90,12 +90,12 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
 
 
 def controller_settings(hosts: Sequence[Given]) -> Controller:
-    """Settings of the controller's own work, for plays that need no plan. Refuses wrong settings; hosts are as for `questions`."""
+    """Settings of the controller's own work, for plays without a plan. Rejects invalid settings; hosts as for `questions`."""
     return of_controller(read(hosts).run)
 
 
 def of_controller(run: RunSettings) -> Controller:
-    """The settings of the controller's own work, which are no part of the document."""
+    """Settings of the controller's own work, which are not part of the document."""
     return {
         "watch": run.watch,
         "stall_factor": run.stall_factor,

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Settings that only make sense together, or not on these hosts."""
+"""Checks settings that depend on each other or on these hosts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAN_ENV = (
 
 
 def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) -> list[Finding]:
-    """Everything in the settings that does not go together; what is set for the whole run is no single host's."""
+    """All conflicts in the settings; run-wide ones name no host."""
     run = asked.run
     sentences = [
         *model_problems(shape),
@@ -76,7 +76,7 @@ def schedule_problems(run: RunSettings) -> Iterator[str]:
 
 
 def port_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
-    """Ports of the job that are the same, or among those on which Gloo listens."""
+    """Ports of the job that are equal, or within Gloo's range."""
     used = {"ddp_port": run.port}
     if run.tracker == "mlflow":
         used["ddp_tracker_port"] = run.tracker_port
@@ -92,7 +92,7 @@ def port_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
 
 
 def keeper_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
-    """Settings without which a run could not start again by itself."""
+    """Missing settings for automatic restarts."""
     restarts, min_hosts = basis.restarts.value, basis.min_hosts.value
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
@@ -137,7 +137,7 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         ("ddp_matmul", run.matmul, ("fp32",)),
     )
     for name, value, known in alone:
-        # auto adapts to the trainer by itself.
+        # auto adapts to the trainer.
         if value not in (*known, "auto"):
             yield (
                 f"{name} is {value}, which only this collection's trainer supports; with ddp_trainer_source "
@@ -153,7 +153,7 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
 def way_problems(
     sync: str, local_steps: OrAuto, asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis
 ) -> Iterator[str]:
-    """Reasons against a way of coming to one model, as the user set it or as a run began with it; nothing against auto."""
+    """Objections to a sync method that the user set or a run began with; none to auto."""
     if isinstance(local_steps, int) and basis.stage != stages.EVAL:
         yield from local_problems(sync, local_steps, asked, hosts, basis)
     yield from packing_problems(sync, shape, basis)
@@ -183,7 +183,7 @@ def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
 
 
 def head_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
-    # auto comes to none of the ways that a shared head does not go with.
+    # auto never chooses a method that excludes a shared head.
     sync = "exact" if run.sync == "auto" else run.sync
     if run.head == "shared" and basis.ours and not can_share(basis.device.value, sync):
         yield (

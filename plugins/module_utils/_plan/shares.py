@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The share of each host in a step, by the settings, its threads, or a step that was measured there."""
+"""Each host's share of a step, by the settings, its threads, or a measured step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import head_weights
 
-# Hosts whose speeds differ by less count as equally fast: no measurement is more exact than that.
+# Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1
 
 
 class Weights(NamedTuple):
-    """The weight of each host, with findings about where it comes from."""
+    """Each host's weight, with findings about its origin."""
 
     values: list[float]
     problems: tuple[Finding, ...] = ()
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
-    """One thread for each core to compute on; nodes of one machine share them."""
+    """One thread per core; nodes of one machine share them."""
     if host.settings.threads:
         return int(host.settings.threads)
     pinned = cores_of(host, hosts)
@@ -43,7 +43,7 @@ def threads_of(host: Host, hosts: Sequence[Host]) -> int:
 
 
 def core_sets(host: Host, hosts: Sequence[Host]) -> list[CoreSet]:
-    """The sets of processors that the rehearsal times; none where there is nothing to choose."""
+    """The sets of processors for the rehearsal to time; none if there is no choice."""
     if host.settings.threads or host.settings.cores or neighbours(host, hosts) > 1:
         return []
     sets = host.fact("cpu", "sets") or []
@@ -51,7 +51,7 @@ def core_sets(host: Host, hosts: Sequence[Host]) -> list[CoreSet]:
 
 
 def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
-    """The processors to which a rank is pinned: as set, as the run has had them so far, or as measured; None leaves it to the kernel."""
+    """The processors to pin a rank to: as set, as in the run so far, or as measured; None leaves it to the kernel."""
     if host.settings.cores:
         return listed(host.settings.cores)
     sets = [one["cpus"] for one in core_sets(host, hosts)]
@@ -63,13 +63,13 @@ def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
 
 
 def listed(text: str) -> list[int]:
-    """The numbers of a list such as 0-7,16, each once."""
+    """The numbers in a list such as 0-7,16, without duplicates."""
     pairs = [part.partition("-") for part in text.split(",")]
     return sorted({number for low, dummy, high in pairs for number in range(int(low), min(int(high or low), 8191) + 1)})
 
 
 def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
-    """The hosts' weights under `ddp_batch_split`."""
+    """The hosts' weights according to `ddp_batch_split`."""
     equal = [1.0] * len(hosts)
     if split == "equal":
         return Weights(equal)
@@ -94,7 +94,7 @@ def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
 
 
 def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
-    """Each host's speed as far as it is known. Nodes of one machine were measured beside each other and are worth the same."""
+    """Each host's speed, if known. Nodes of one machine were measured beside each other and count the same."""
     measured = {host.name: measured_speed(host) for host in hosts}
     found: list[float | None] = []
     for host in hosts:
@@ -111,7 +111,7 @@ def measured_speed(host: Host) -> float | None:
 
 
 def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
-    """The shares (rows, or head_shares) of the resumed run: it keeps them, or each new measurement would start it over."""
+    """The resumed run's shares (rows, or head_shares); otherwise each new measurement would start it over."""
     found = [host.kept.get(name) or {} for host in hosts]
     rows: dict[str, int] = found[0]
     if any(host.settings.speed for host in hosts) or set(rows) != {host.name for host in hosts}:
@@ -120,7 +120,7 @@ def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
 
 
 def share_out(asked: Asked, split: str, hosts: Sequence[Host], weights: Weights) -> Batch:
-    """The batch of a step; raises BatchError where the batch that was asked for cannot be shared out."""
+    """A step's batch; raises BatchError if the requested batch cannot be split."""
     run = asked.run
     wanted = Wanted(
         run.sequence,
@@ -134,13 +134,13 @@ def share_out(asked: Asked, split: str, hosts: Sequence[Host], weights: Weights)
 
 
 def parts_of_head(split: str, hosts: Sequence[Host], weights: Weights) -> dict[str, int]:
-    """The weight of each host's part of a head that is shared out: by speed, as rows are, only finer."""
+    """Each host's part of a shared head: by speed, like rows, but finer."""
     kept = kept_shares(hosts, "head_shares") if split in FOLLOWING else {}
     return kept or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
 
 
 def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
-    """The finding that the batch differs from the profile because of the number and speed of the hosts."""
+    """The batch differs from the profile because of the number and speed of the hosts."""
     changes = [
         f"{name} {new} (profile: {old})"
         for name, new, old in (

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders and repositories that the settings name: where they are looked for, and what is wrong with them there."""
+"""Folders and repositories in the settings: where to check them, and their problems."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONTROLLER = "the controller"
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
-    """The folders of the settings that this host is to look at."""
+    """The folders in the settings that this host should check."""
     wanted = run.data_source in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
     return list(run.data_paths) if wanted else []
 
 
 def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:
-    """Obstacles that a start would meet only later, with other hosts already changed."""
+    """Problems that a start would meet only later, after changing other hosts."""
     return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
 
 
@@ -60,7 +60,7 @@ def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any
 
 
 def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
-    """Which commit of a repository trains, since it is cloned once and not asked for by every run."""
+    """The commit in use of a repository, which is cloned only once."""
     used, newest = (str((here.get("commits") or {}).get(name) or "") for name in ("used", "newest"))
     if used and newest and used != newest:
         yield finding(
@@ -74,7 +74,7 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Iterator[Finding]:
-    """The flags and functions of a checkout that are not those of nanochat."""
+    """A checkout's flags and functions that differ from nanochat's."""
     remedy = "Use a nanochat commit that has them, or ddp_trainer_source=ours."
     if to_join:
         remedy = "Use another commit, or ddp_trainer_join=false, with which each rank trains its own model."
@@ -88,7 +88,7 @@ def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Ite
 def data(
     run: RunSettings, planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Folders of data that are not there or hold too little, unless the data set was made of them already."""
+    """Data folders that are missing or too small, unless the data set was already made from them."""
     if holders(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
@@ -113,7 +113,7 @@ def data(
 def folder(
     planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], host: str, is_tokenizer: bool
 ) -> Iterator[Finding]:
-    """Problems of one folder of ddp_data_paths on a host, or without a host on the controller."""
+    """Problems of a folder in ddp_data_paths on a host, or without a host on the controller."""
     where = host or CONTROLLER
     named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stages of a model (ddp_stage): pretrain it, fine-tune it on conversations, or measure it.
+"""The stages of a model (ddp_stage): pretrain, fine-tune on conversations, or evaluate.
 
-A stage other than base is a run of its own, beside that of the base model: NAME-sft, NAME-eval and NAME-mid. A nanochat checkout
-whose ranks are joined has sft and mid by scripts of its own, with data of their own.
+A stage other than base is a separate run beside the base model's: NAME-sft, NAME-eval and NAME-mid. A nanochat checkout
+with joined ranks runs sft and mid with its own scripts and data.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules import stages 
 
 BASE, MID, SFT, EVAL = (stage.name for stage in (rules.BASE, rules.MID, rules.SFT, rules.EVAL))
 SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}
-# Stages besides base from which later scripts of some checkouts go on.
+# Stages besides base that later scripts of some checkouts continue.
 BETWEEN = {SFT: rules.MID}
 LONGEST_NAME = 48
 
 
 def base_name(run: RunSettings) -> str:
-    """The name of the run that makes the base model."""
+    """The name of the base model's run."""
     if run.budget or run.finish_by:
-        # The depth is still to be chosen.
+        # The depth is not chosen yet.
         return str(
             run.run or re.sub("[^0-9A-Za-z-]", "", f"by-{run.finish_by}" if run.finish_by else f"for-{run.budget}")
         )
@@ -49,7 +49,7 @@ def run_name(run: RunSettings) -> str:
 
 
 def problems(run: RunSettings, ours: bool, joined: bool) -> Iterator[str]:
-    """Settings that do not go with a stage; joined: the ranks of a checkout are."""
+    """Settings that conflict with a stage; joined: a checkout's ranks are joined."""
     stage, name = run.stage, run_name(run)
     if stage == EVAL and not ours:
         yield (
@@ -74,12 +74,12 @@ def problems(run: RunSettings, ours: bool, joined: bool) -> Iterator[str]:
 
 
 def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
-    """The run folder of the base model on the host of a run folder, where a stage needs one."""
+    """The base model's run folder beside a run folder, if a stage needs one."""
     return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
 
 
 def flags(run: RunSettings, run_dir: str, step: int | None) -> dict[str, object]:
-    """Flags that only the script of a stage has."""
+    """Flags that only a stage's script has."""
     base = base_dir_of(run, run_dir)
     if base is None:
         return {}
@@ -94,7 +94,7 @@ def flags(run: RunSettings, run_dir: str, step: int | None) -> dict[str, object]
 
 
 def folders_to_begin_with(run: RunSettings, run_dir: str) -> list[str]:
-    """The checkpoint folders of other runs that a checkout's script goes on from, as far as they are there."""
+    """Existing checkpoint folders of other runs that a checkout's script continues."""
     base, name = base_dir_of(run, run_dir), base_name(run)
     if base is None:
         return []
@@ -106,7 +106,7 @@ def folders_to_begin_with(run: RunSettings, run_dir: str) -> list[str]:
 
 
 def document(run: RunSettings, hosts: Sequence[Host], here: Mapping[str, Any], ours: bool) -> Stage | None:
-    """The plan's section, none for a base model. The step is part of it where another step makes another run."""
+    """The plan's section, None for a base model. It includes the step if another step would make another run."""
     stage = run.stage
     if stage == BASE:
         return None
@@ -124,17 +124,17 @@ def document(run: RunSettings, hosts: Sequence[Host], here: Mapping[str, Any], o
 
 
 def named(seen: Mapping[str, Any]) -> Conversations:
-    """A file of conversations as the controller saw it."""
+    """A file of conversations as the controller read it."""
     return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
 
 
 def base_steps(hosts: Sequence[Host]) -> list[int]:
-    """The steps of the base model's checkpoints, on whichever host."""
+    """The steps of the base model's checkpoints on any host."""
     return [step for host in hosts for step in host.fact("base_run", "checkpoints") or []]
 
 
 def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
-    """Why there is nothing to begin with."""
+    """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
     if stage == BASE:
         return
@@ -159,7 +159,7 @@ def is_evaluation(plan: Plan) -> bool:
 
 
 def in_words(section: Stage) -> str:
-    """A stage for people."""
+    """A stage as text."""
     if section["stage"] == EVAL:
         step, base = section["step"], section["base"]
         return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
@@ -172,5 +172,5 @@ def in_words(section: Stage) -> str:
 
 
 def evaluates(plan: Plan) -> bool:
-    """Whether there is something to evaluate on: the validation shard, or conversations that are held out."""
+    """Whether there is data for an evaluation: the validation shard, or held-out conversations."""
     return "conversations" not in plan.get("stage", {}) or "held_out" in plan["stage"]

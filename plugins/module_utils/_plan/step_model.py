@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Model of the time of a step on given hosts over a given link with each way of ddp_sync, and the choice of `auto`. Pure functions.
+"""Predicts a step's time on given hosts and link for each ddp_sync method, and chooses for `auto`. Pure functions.
 
-The figures are estimates with a stated model: a rank computes its rows, the gradients travel partly while it still does,
+The figures are estimates from a simple model: a rank computes its rows, gradients are sent partly meanwhile,
 and the step ends when the slowest rank and the slowest link are done.
 """
 
@@ -27,19 +27,19 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
 )
 
 FLOAT = 4
-WIRE_SHARE = 0.98  # what Gloo makes of the rate that TCP has
-# Exchanges of a step that wait for each other, behind which nothing is computed; by the delays of bench/two_nodes.py.
+WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
+# Dependent exchanges per step without overlapping computation; from the delays of bench/two_nodes.py.
 ROUNDS = 8
 MEETINGS_COUNTED = 1000  # of a run, to tell for how many of them all wait
-# Gloo's copying takes cores from the computing, so of the time on the wire this share is felt even where it is hidden.
+# Gloo's copying takes cores from computing, so this fraction of the wire time is felt even if hidden.
 FELT_SHARE = 0.15
-# Share of the computing behind which the wire can hide: the head's gradient leaves soon, the buckets of ddp late. Both by
-# what bench/two_nodes.py measured, see lab/performance.md.
+# Fraction of the computing that can hide transfers: the head's gradient is sent early, ddp's buckets late. Both
+# measured by bench/two_nodes.py, see lab/performance.md.
 HIDDEN_SHARE, DDP_HIDDEN_SHARE = 0.57, 0.25
 
 
 class Speed(NamedTuple):
-    """One host's measured step: seconds of one pass of device_batch rows, of AdamW and of Muon; a shorter pass takes its part."""
+    """A host's measured step: seconds of a pass of device_batch rows, of AdamW and of Muon; a shorter pass takes less."""
 
     host: str
     pass_seconds: float
@@ -50,7 +50,7 @@ class Speed(NamedTuple):
         return self.pass_seconds * passes
 
     def optimizer(self, share: float) -> float:
-        """Seconds of the optimizers, with this share of Muon's matrices."""
+        """Optimizer seconds with this fraction of Muon's matrices."""
         return self.adamw_seconds + self.muon_seconds * share
 
     def alone(self, passes: float) -> float:
@@ -65,7 +65,7 @@ class Link(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step as it is expected."""
+    """A predicted step."""
 
     seconds: float
     tokens_per_second: float
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The part of a plan on which the time of a step depends."""
+    """The part of a plan that determines a step's time."""
 
     hosts: Tuple[str, ...]  # by rank, as the rows
     rows: Tuple[int, ...]
@@ -84,13 +84,13 @@ class Job:
     total_batch: int
     device_batch: int
     iterations: int
-    sync_open: bool  # whether the settings leave ddp_sync to the plan
+    sync_open: bool  # whether the plan chooses ddp_sync
     local_open: bool
-    every: Tuple[int, ...]  # steps between evaluations, samples and saves, which need all ranks at the same step
+    every: Tuple[int, ...]  # steps between evaluations, samples and saves, which need all ranks in sync
     sync: str = "exact"
     local_steps: int = 0
     head: str = "whole"
-    head_open: bool = False  # whether another way of ddp_sync may have another head
+    head_open: bool = False  # whether another ddp_sync may have another head
     head_shares: Tuple[int, ...] = ()
 
     @property
@@ -99,11 +99,11 @@ class Job:
 
     @property
     def apart(self) -> int:
-        """Steps that each rank makes apart."""
+        """Number of local steps."""
         return self.local_steps if self.world > 1 else 0
 
     def with_way(self, sync: str, local_steps: int, head: str) -> Job:
-        """The same job with another way to one model; head is whole, shared, or auto for the one that sends fewer bytes."""
+        """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
         chosen = _choose_head(self, sync, head)
         return dataclasses.replace(self, sync=sync, local_steps=local_steps, head=chosen, head_open=head == AUTO)
 
@@ -112,7 +112,7 @@ EVERY = ("eval_every", "sample_every", "save_every")
 
 
 def job_of(plan: Mapping[str, Any]) -> Job:
-    """The job of a plan document, which may be of a version that knew fewer of its fields."""
+    """The job of a plan document, which may be from an older version with fewer fields."""
     training, nodes = plan["training"], plan["nodes"]
     asked = {
         name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head", "local_steps")
@@ -138,7 +138,7 @@ def job_of(plan: Mapping[str, Any]) -> Job:
 
 @functools.lru_cache(maxsize=None)
 def touched_rows(vocab_size: int, tokens: int) -> int:
-    """Expected different tokens among so many of a text, whose frequencies fall like Zipf's."""
+    """Expected number of distinct tokens in a text with Zipf-like frequencies."""
     weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]
     total = sum(weights)
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
@@ -151,7 +151,7 @@ def most_matrices(job: Job) -> float:
 
 
 def muon_share(job: Job, sync: Optional[str] = None, local: Optional[int] = None) -> float:
-    """The share of Muon's matrices that the rank which updates most of them has in a step."""
+    """The largest fraction of Muon's matrices that one rank updates per step."""
     kind, apart = sync or job.sync, job.apart if local is None else local
     return most_matrices(job) if kind in WAYS and not apart else 1.0
 
@@ -187,7 +187,7 @@ def bytes_sent(job: Job, sync: Optional[str] = None, local: Optional[int] = None
 
 
 def head_of(job: Job, kind: str) -> str:
-    """The head with this way of sync: where it is left to the plan, it depends on the bytes."""
+    """The head with this sync method: if the plan chooses, it depends on the bytes."""
     fixed = kind == job.sync or not job.head_open or job.world < 2
     return job.head if fixed else _choose_head(job, kind, AUTO)
 
@@ -200,20 +200,20 @@ def _choose_head(job: Job, kind: str, wanted: str) -> str:
 
 
 def local_overlap(apart: int) -> int:
-    """Steps behind which the mean of a meeting travels, where the ranks make so many from one to the next."""
+    """Steps during which a meeting's mean is sent, for this many local steps."""
     return apart // 2
 
 
 def waited_share(job: Job, apart: int) -> float:
-    """The share of the meetings for which all wait, since a checkpoint, an evaluation or a sample needs all ranks at the same step."""
-    # As the trainer moves them: to the next meeting.
+    """The fraction of blocking meetings, because a checkpoint, evaluation or sample needs all ranks in sync."""
+    # The trainer moves them to the next meeting.
     every = [-(-steps // apart) for steps in job.every if steps > 0]
     meetings = range(1, min(max(1, job.iterations // apart), MEETINGS_COUNTED) + 1)
     return sum(any(number % one == 0 for one in every) for number in meetings) / len(meetings)
 
 
 def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
-    """The work of each rank in passes of device_batch rows; parts of the head are finer than rows."""
+    """Each rank's work in passes of device_batch rows; parts of the head are finer than rows."""
     passes = [share / job.device_batch for share in rows]
     parts = job.head_shares
     if not parts or tuple(rows) != job.rows:
@@ -230,7 +230,7 @@ def predict(
     sync: Optional[str] = None,
     local: Optional[int] = None,
 ) -> Step:
-    """A step of all hosts, the rows in the order of the speeds; of those that are made apart, the mean of them."""
+    """A step of all hosts, with rows in the order of the speeds; for local steps, their mean."""
     kind = sync or job.sync
     apart = job.apart if local is None else local
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
@@ -249,7 +249,7 @@ def predict(
 
 
 def hiding(kind: str, job: Job, apart: int) -> Tuple[float, float]:
-    """(the share of the computing behind which the wire can hide, the share of what is sent that does not hide at all)."""
+    """(fraction of the computing that can hide transfers, fraction of the bytes that cannot be hidden)."""
     if apart:
         return local_overlap(apart) / apart, waited_share(job, apart)
     if kind == "ddp":
@@ -258,7 +258,7 @@ def hiding(kind: str, job: Job, apart: int) -> Tuple[float, float]:
 
 
 def steps_together(steps: int) -> int:
-    """Steps that are made together in a run with local steps: at its begin and at its end, as the trainer's schedule.py has it."""
+    """Lockstep steps of a run with local steps, at its start and end, as in the trainer's schedule.py."""
     return steps - len(steps_apart(steps))
 
 
@@ -270,7 +270,7 @@ def mean_step(
     sync: Optional[str] = None,
     local: Optional[int] = None,
 ) -> Step:
-    """The mean step of a whole run: with local steps, of those that are made apart and those that are not."""
+    """The mean step of a whole run, including both local and lockstep ones."""
     apart = (job.local_steps if local is None else local) if job.world > 1 else 0
     together = predict(job, speeds, link, rows, sync, 0)
     if not apart:
@@ -289,7 +289,7 @@ def mean_step(
 
 
 def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
-    """The measured steps in the order of these hosts; empty where one is missing."""
+    """The measured steps in the order of these hosts; empty if one is missing."""
     found = [(host, measured.get(host) or {}) for host in hosts]
     if not all("pass_seconds" in one for dummy, one in found):
         return []
@@ -298,24 +298,24 @@ def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
 
 # The choice of auto
 
-# A way that rounds less is taken if it reaches this share of the speed of the fastest.
+# A more precise method is chosen if it reaches this fraction of the fastest one's speed.
 NEARLY_AS_FAST = 0.95
 
 
 def eligible(job: Job) -> List[str]:
-    """The ways that auto may take for this model."""
+    """The methods that auto may choose for this model."""
     return [kind for kind in WAYS if fits(kind, job.model["n_embd"])]
 
 
 def choose_sync(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int], local: Optional[int] = None) -> str:
-    """The way that rounds least of those that are nearly as fast as the fastest: exact where the link hides all that it sends."""
+    """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers."""
     steps = {kind: mean_step(job, speeds, link, rows, kind, local).seconds for kind in eligible(job)}
     fastest = min(steps.values())
     return next(kind for kind, seconds in steps.items() if NEARLY_AS_FAST * seconds <= fastest)
 
 
 def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
-    """The slowest of what each host measured towards the others; None unless every host did."""
+    """The slowest link measured by each host; None unless every host measured."""
     found = [one.get("link") for one in measured]
     links = [one for one in found if isinstance(one, dict) and one.get("mbit")]
     if not links or len(links) < len(measured):
@@ -324,5 +324,5 @@ def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
 
 
 def subject(model: Mapping[str, Any], device_batch: int) -> str:
-    """The key by which a measured step is known to be one of this model."""
+    """The key that ties a measured step to this model."""
     return digest_of([model, device_batch])

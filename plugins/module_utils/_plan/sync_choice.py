@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides ddp_sync, ddp_local_steps and ddp_head where they are auto: as the run began, or the best by what was measured."""
+"""Decides ddp_sync, ddp_local_steps and ddp_head if auto: as the run began, or the best by the measurements."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS, can_share
 
-UPSTREAM = "upstream"  # a trainer that is neither ours nor joined has no ways to choose from
+UPSTREAM = "upstream"  # a trainer that is neither ours nor joined has no choice
 
 
 class WayDecided(NamedTuple):
-    """The ranks' way to one model."""
+    """How the ranks reach one model."""
 
     sync: Decision[str]
     local_steps: Decision[int]
@@ -59,7 +59,7 @@ def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host]
     """Decide ddp_sync, ddp_local_steps and ddp_head for hosts by rank, with the rows of the batch by rank, too."""
     kept = way_of_run(asked, by_rank, basis, shape)
     sync, local_steps = _with(asked, basis, kept or SyncChoice("exact", 0), KEPT if kept else DEFAULT)
-    # A part of a head that is shared out is lost with its host, and with it all steps since the last checkpoint.
+    # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.
     stays_whole = asked.run.head == AUTO and may_lose_hosts(basis, len(by_rank))
     wanted = "whole" if stays_whole or not basis.ours else asked.run.head
     job = _job(asked, basis, shape, by_rank, batch).with_way(sync.value, local_steps.value, wanted)
@@ -74,13 +74,13 @@ def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host]
 
 
 def local_steps_asked(run: RunSettings) -> str:
-    """The plan's record of ddp_local_steps as the user set it; an evaluation takes none whatever is set."""
+    """ddp_local_steps as the user set it, for the plan; an evaluation has none."""
     return "0" if run.stage == stages.EVAL else str(run.local_steps)
 
 
 def way_of_run(asked: Asked, hosts: Sequence[Host], basis: Basis, shape: Shape) -> Optional[SyncChoice]:
-    """The way of the resumed run, so that no new measurement changes it. None where there is none, or where the settings
-    rule it out by now."""
+    """The resumed run's method, so that no new measurement changes it. None if there is none, or if the settings
+    now rule it out."""
     if not basis.ours:
         return None
     found = [(host.kept.get("sync"), host.kept.get("local_steps") or 0) for host in hosts]
@@ -92,7 +92,7 @@ def way_of_run(asked: Asked, hosts: Sequence[Host], basis: Basis, shape: Shape) 
 
 
 def findings(decided: WayDecided, master: str) -> List[Finding]:
-    """The finding that says why so many local steps were chosen."""
+    """The finding that explains the number of local steps."""
     steps = decided.local_steps
     return [finding("local-steps-chosen", master, steps.why)] if steps.by == MEASURED else []
 
@@ -113,7 +113,7 @@ def _with(asked: Asked, basis: Basis, way: SyncChoice, by: str) -> Tuple[Decisio
 
 
 def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: Batch) -> Job:
-    """The job before its way is decided."""
+    """The job before the method is decided."""
     run = asked.run
     return Job(
         hosts=tuple(host.name for host in by_rank),
@@ -138,7 +138,7 @@ def _head(asked: Asked, basis: Basis, job: Job, stays_whole: bool) -> Decision[s
 
 
 def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:
-    """Whether a step is clearly faster with the head shared out."""
+    """Whether sharing the head makes a step clearly faster."""
     if not can_share(job.device, job.sync):
         return False
     shared, whole = (
@@ -148,7 +148,7 @@ def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:
 
 
 def _measured(basis: Basis, by_rank: Sequence[Host], job: Job) -> Optional[Tuple[List[Speed], Optional[Link]]]:
-    """The speeds and the slowest link that the rehearsal measured of these hosts with this very model; None where one is missing."""
+    """The measured speeds and slowest link of these hosts with this model; None if one is missing."""
     if len(by_rank) < 2 or not basis.ours or basis.device.value != "cpu":
         return None
     found = {host.name: host.measured for host in by_rank}

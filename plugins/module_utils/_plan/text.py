@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan for people: the model, the training, the hosts, the data, and what will be changed where."""
+"""A plan as text: the model, the training, the hosts, the data, and the changes."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def about(training: Mapping[str, Any]) -> str:
-    """The time by which a run ends, in place of a number of steps."""
+    """A run's end time, instead of a number of steps."""
     timed = training.get("timed")
     return "" if timed is None else f"{'until' if ':' in timed else 'for'} {timed}, about "
 
 
 def evaluation(plan: Plan) -> str:
-    """The tokens of an evaluation, and the batches of each rank."""
+    """The tokens of an evaluation, and each rank's batches."""
     tokens, rows, length = plan["training"]["eval_tokens"], plan["training"]["device_batch"], plan["model"]["sequence"]
     batches = -(-max(1, tokens // (rows * length)) // plan["world"])
     return (
@@ -108,7 +108,7 @@ def evaluation(plan: Plan) -> str:
 
 
 def loss_rows(plan: Plan) -> list[Sequence[str]]:
-    """The cost of losing a host, where the run goes on after that: the others can save unless a part of the head is gone."""
+    """The cost of losing a host, if the run continues after that: the others can save unless part of the head is lost."""
     if "keeper" not in plan:
         return []
     rescued = plan["training"]["head"] == "whole" and not plan["training"]["local_steps"]
@@ -128,13 +128,13 @@ def polite_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def sync(training: Mapping[str, Any]) -> str:
-    """The way, and where it is not what the settings say that they leave it open."""
+    """The sync method, with a mark if the settings left it open."""
     asked = (training.get("asked") or {}).get("sync")
     return f"{training['sync']} (auto)" if asked == "auto" and training["sync"] != "upstream" else str(training["sync"])
 
 
 def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
-    """Nothing where it is this collection's own."""
+    """Empty for this collection's own trainer."""
     if trainer["source"] == "ours":
         return []
     joined = ", unchanged; join.py makes its ranks train one model" if trainer.get("joined") else ""
@@ -199,12 +199,12 @@ def node_table(plan: Plan) -> list[str]:
 
 
 def nameless(plan: Plan, node: Node, text: str) -> str:
-    """A path or name of a node; with many hosts, whose names it often holds, as it is for all of them."""
+    """A node's path or name; with many hosts, whose names it often contains, generalised."""
     return text.replace(node["host"], "HOST") if len(plan["nodes"]) > MANY_HOSTS else text
 
 
 def changes(plan: Plan) -> list[str]:
-    """Changes that the following steps may make on the hosts."""
+    """Changes that later steps may make on the hosts."""
     lines = ["Changes on the hosts (skipped where already in place):"]
     many = len(plan["nodes"]) > MANY_HOSTS
     rows = []

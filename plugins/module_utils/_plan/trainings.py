@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which training a start goes on with, of those that the run folders of its hosts hold.
+"""Chooses which of the trainings in the hosts' run folders to resume.
 
-The newest wins, whatever step it has come to: a host that was away while another one began again holds an older one, which
-may have come further. What is older is set aside on its host at the start, and the plan says so before.
+The newest wins, whatever its step: a host that was away while another one began has an older one, which
+may have reached a higher step. Older ones are set aside at the start, and the plan says so before.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-UNKNOWN = ""  # the id of what was made by an older version or another program
+UNKNOWN = ""  # the id of output from an older version or another program
 
 
 class Held(NamedTuple):
-    """A training and the hosts that hold it; step is that of its newest checkpoint."""
+    """A training, the hosts that have it, and the step of its newest checkpoint."""
 
     id: str
     number: int
@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The training to go on with (None: there is none), the others, and the highest number that any host knows."""
+    """The training to resume (None: there is none), the others, and the highest known number."""
 
     taken: Optional[Held]
     others: tuple[Held, ...] = ()
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 
 def held_by(hosts: Sequence[Host], fact: str) -> list[Held]:
-    """The trainings on these hosts, the newest first."""
+    """The trainings on these hosts, newest first."""
     found: dict[str, Held] = {}
     for host in hosts:
         known, steps = training_of(host.fact(fact, "training")), host.fact(fact, "checkpoints") or []
@@ -59,7 +59,7 @@ def held_by(hosts: Sequence[Host], fact: str) -> list[Held]:
 
 
 def choose(hosts: Sequence[Host], run: str, asked: Optional[str], fact: str = "run") -> Choice:
-    """The newest training, or the one that is asked for; two that are equally new are the user's to choose between."""
+    """The newest training, or the requested one; if two are equally new, the user must choose."""
     held = held_by(hosts, fact)
     highest = held[0].number if held else 0
     listed = "; ".join(one.in_words() for one in held)
@@ -75,12 +75,12 @@ def choose(hosts: Sequence[Host], run: str, asked: Optional[str], fact: str = "r
 
 
 def problems(run: Choice, base: Choice, fresh: bool) -> list[Finding]:
-    """Choices that the user has to make first; none between trainings that are both to be set aside."""
+    """Choices that the user must make first; none between trainings that are both set aside."""
     return [one.problem for one in (Choice(None) if fresh else run, base) if one.problem is not None]
 
 
 def without_others(hosts: Sequence[Host], choice: Choice, fact: str = "run") -> list[Host]:
-    """The hosts as if those with another training had nothing of the run but its session."""
+    """The hosts as if those with another training had only their session."""
     names = {name for one in choice.others for name in one.hosts}
     kept = ("path", "exists", "session")
     return [
@@ -92,7 +92,7 @@ def without_others(hosts: Sequence[Host], choice: Choice, fact: str = "run") -> 
 
 
 def remarks(choice: Choice, run: str) -> list[Finding]:
-    """Findings about trainings that the start sets aside since another one goes on."""
+    """Findings about trainings that the start sets aside."""
     if choice.taken is None:
         return []
     newer = choice.taken.in_words()
@@ -106,7 +106,7 @@ def remarks(choice: Choice, run: str) -> list[Finding]:
 
 
 def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: Choice, fresh: bool) -> bool:
-    """Whether the start begins a training, since there is nothing to go on from or it is not to be gone on from."""
+    """Whether the start begins a new training."""
     if fresh or choice.taken is None:
         return True
     if choice.taken.step is not None and not lineage.resumes(plan):
@@ -116,8 +116,8 @@ def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: Choice, fr
 
 
 def launched(choice: Choice, base: Choice, begins_again: bool) -> Launched:
-    """The training for every host's run folder; for a new one, the caller draws id and time. A training that goes
-    on although another one is as new becomes the newest."""
+    """The training for every host's run folder; the caller draws id and time of a new one. A resumed training
+    becomes the newest even if another one is as new."""
     of_base = (base.taken.id or None) if base.taken else None
     taken = None if begins_again else choice.taken
     if taken is None:

@@ -23,7 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRA
 HEARTBEAT_SECONDS = 45.0  # the trainer writes its heartbeat every second
 AWAY_SECONDS = 20.0  # a host may be silent this long before the others are asked about it
 BUSY = 0.5  # fraction of a core that a working rank uses or waits for; a waiting one's heartbeat needs far less
-QUIET_SECONDS, QUIET_STEPS = 10.0, 3.0  # without a step for longer than both, people are told
+QUIET_SECONDS, QUIET_STEPS = 10.0, 3.0  # without a step for longer than both, the line says so
 STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
 

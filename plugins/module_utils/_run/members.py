@@ -83,8 +83,8 @@ class Membership(TypedDict):
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
     away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
-    repeated: int  # steps that were made again after restarts
-    gave_way: List[GaveWay]  # its own steps that gave way to those of another part of the run
+    repeated: int  # steps repeated after restarts
+    gave_way: List[GaveWay]  # its own steps that were discarded for those of another part of the run
     kept: List[Kept]  # where the checkpoints of such steps are
 
 

@@ -89,7 +89,7 @@ class Filed(TypedDict):
 
     plan_digest: Optional[str]  # digest of the plan that was deployed here
     trainer: Optional[str]  # ours, path or git; joined: a checkout whose ranks are joined
-    stage: Optional[StageOf]  # of a run that goes on from another's model
+    stage: Optional[StageOf]  # of a run that continues another's model
     timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
     exit_code: Optional[int]  # exit code of the run
     signal: Optional[int]  # the signal that ended it

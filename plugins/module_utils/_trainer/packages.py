@@ -54,7 +54,7 @@ def name_of(requirement: str) -> str:
 
 
 def meets(requirement: str, version: str | None) -> bool:
-    """Whether an installed version is the pinned one; 2.13.0+cpu is 2.13.0, since builds are told apart elsewhere."""
+    """Whether an installed version is the pinned one; 2.13.0+cpu is 2.13.0, because builds are compared elsewhere."""
     if version is None:
         return False
     pinned = re.match(r"[^=<>!~;@\[]+(?:\[[^\]]*\])?\s*==\s*([^\s;,*]+)\s*(?:;.*)?$", requirement)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The run itself while it goes on: one live line, or without a terminal a line now and then."""
+"""The run's progress: a live line, or without a terminal a line now and then."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
 
-QUIET_SECONDS = (2.0, 60.0)  # without a terminal lines of progress are this far apart, at first and in a long run
+QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at first and in a long run
 
 
 class Watched(TypedDict):
-    """A host that is watched: when it was looked at first and last, and what was seen."""
+    """A watched host: first and last poll, and its state."""
 
     host: str
     first: float
@@ -29,7 +29,7 @@ class Watched(TypedDict):
 
 
 def row_of(host: str, seen: Mapping[str, Any], first: float) -> Watched:
-    """A host's row from the result of run_watch; `first` is when watching it began."""
+    """A host's row from the result of run_watch; `first` is when watching began."""
     return {
         "host": host,
         "first": first,
@@ -41,7 +41,7 @@ def row_of(host: str, seen: Mapping[str, Any], first: float) -> Watched:
 
 
 def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> str:
-    """Where the run is, as far as the line has room for it; without a width all of it."""
+    """The run's position in the available width; without a width all of it."""
     now = time.monotonic()
     told = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in rows]
     away = [row["host"] for row in rows if not row["reachable"]]
@@ -51,7 +51,7 @@ def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> s
 
 
 def is_due(line: str, before: str, since: float, begun: float) -> bool:
-    """Whether a line is to be printed where lines stay: it is news, and the one before was printed a while ago."""
+    """Whether to print a permanent line: it is news, and the last one was a while ago."""
     now = time.monotonic()
     return line != before and now - since >= min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - begun) / 10))
 
@@ -68,11 +68,11 @@ class Progress:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run is watched on which there is no verdict yet."""
+        """Whether a watched run has no verdict yet."""
         return any(row["verdict"] is None for row in self.rows.values())
 
     def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        """A result; one that is no look at a run is left alone. It brings along what was seen of hosts without a loop of their own."""
+        """Add a result of run_watch, which includes hosts without their own loop."""
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
         others: dict[str, Any] = section(seen, "others")
@@ -100,7 +100,7 @@ class Progress:
         return "  " + run_line(self.rows.values(), max(1, width - 2) if width else 0, self._terminal.fancy)
 
     def _plainly(self, line: str) -> None:
-        """Without a terminal a line now and then is enough."""
+        """Without a terminal, a line now and then."""
         before, at = self._line
         if is_due(line, before, at, self._steps.begun):
             self._line = (line, time.monotonic())

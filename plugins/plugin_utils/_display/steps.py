@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps of the story: which one is being done, what it says, and its own line when it is over."""
+"""The job's steps: the current one, its messages, and its line when it is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import
     task_name,
 )
 
-LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and told without one
+LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and printed without one
 
 
 class Steps:
@@ -31,7 +31,7 @@ class Steps:
         self.begun = 0.0
         self.failed = False
         self.worked = False
-        self.shown = 0  # how many have had their line
+        self.shown = 0  # how many have printed their line
         self._terminal = terminal
         self._checking = checking
         self._told = False
@@ -42,7 +42,7 @@ class Steps:
         terminal.without = self._say_long_task
 
     def enter(self, task: Any) -> None:
-        """The step of a task that begins."""
+        """Enter the step of a starting task."""
         step = step_of(task)
         if step == self.current or (step is None and _is_helper(task)):
             return
@@ -61,11 +61,11 @@ class Steps:
         self._terminal.show(self._task_line)
 
     def forget_task(self) -> None:
-        """The live line shows something else."""
+        """Show something else on the live line."""
         self._task = ""
 
     def leave(self) -> None:
-        """The step's own line."""
+        """Print the step's own line."""
         if self.current is None:
             return
         step, self.current = self.current, None
@@ -83,7 +83,7 @@ class Steps:
         self._changed[host] = self._changed.get(host, 0) + 1
 
     def tell(self, text: str, color: str | None = None) -> None:
-        """Something that belongs to the step, below its name."""
+        """Print something below the step's name."""
         if self._terminal.quiet:
             self._terminal.say(text, color, stderr=color == C.COLOR_ERROR)
             return
@@ -100,7 +100,7 @@ class Steps:
         return f"  {self.current or '':<10} {self._task}"[: max(0, width - len(ticking))] + ticking
 
     def _say_long_task(self) -> None:
-        """Without a terminal a task that takes minutes says so once a minute."""
+        """Without a terminal, a task that takes minutes prints a line once a minute."""
         now = time.monotonic()
         if self.current and self._task and now - max(self._task_begun, self._task_told) >= LONG_TASK[1]:
             self._task_told = now
@@ -108,5 +108,5 @@ class Steps:
 
 
 def _is_helper(task: Any) -> bool:
-    """An include or a setting between the tasks of one step does not end it."""
+    """An include or setting between the tasks of a step does not end it."""
     return task.get_name().startswith(("Gathering", "Validating")) or task.action in C._ACTION_META

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines that stay, and the one live line below them that is drawn again and again."""
+"""Permanent lines, and a live line below them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 
-TICK = 1.0  # the live line is redrawn this often, so that whoever waits sees that time goes by
+TICK = 1.0  # redraw interval of the live line, so that time visibly passes
 MARKS = {
     "done": ("✔", "ok"),
     "failed": ("✘", "FAILED"),
@@ -26,13 +26,13 @@ MARKS = {
 
 
 class Terminal:
-    """Standard output, whether that is a terminal or not; written to through Ansible's display, which keeps the log."""
+    """Standard output, a terminal or not; written through Ansible's display, which keeps the log."""
 
     def __init__(self, display: Any) -> None:
         self.present = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        # With -e ddp_json=true the output is for programs: nothing but what the playbook itself prints.
+        # With -e ddp_json=true the output is for programs: only what the playbook itself prints.
         self.quiet = False
-        # What is called in place of redrawing where there is no terminal.
+        # Called instead of redrawing if there is no terminal.
         self.without: Callable[[], None] = lambda: None
         self._pid = os.getpid()
         self._display = display
@@ -47,16 +47,16 @@ class Terminal:
         return self.present and "utf" in (sys.stdout.encoding or "").lower()
 
     def mark(self, kind: str) -> str:
-        """The sign in front of a line of this kind."""
+        """The mark before a line of this kind."""
         fancy, plain = MARKS[kind]
         return fancy if self.fancy else plain
 
     def say(self, text: str, color: str | None = None, stderr: bool = False, colored: bool = False) -> None:
-        """Lines that stay; `colored` where Ansible has coloured some of them."""
+        """Print permanent lines; `colored` if Ansible has coloured some of them."""
         self._print(printable(text, colored), color=color, stderr=stderr)
 
     def _print(self, *args: Any, **options: Any) -> None:
-        """With the live line out of the way."""
+        """Print with the live line out of the way."""
         with self._lock:
             self._clear()
             self._original(*args, **options)
@@ -64,21 +64,21 @@ class Terminal:
             self._redraw()
 
     def guard(self, takes: Callable[[str, str | None], bool]) -> None:
-        """Let everything that others print (warnings, the text of a plan) keep clear of the live line.
+        """Keep other output (warnings, the text of a plan) clear of the live line.
 
         `takes` is offered each text with its colour and returns whether it has shown it.
         """
 
         def guarded(msg: str, *args: Any, **options: Any) -> None:
             if os.getpid() != self._pid:
-                # A worker; what it prints comes to the main process.
+                # In a worker, whose output comes to the main process.
                 self._original(msg, *args, **options)
             elif args or options.get("stderr") or options.get("log_only") or not takes(msg, options.get("color")):
                 self._print(printable(msg), *args, **options)
 
         self._display.display = guarded
         if self.present:
-            # Tables are made in processes that no longer see the terminal.
+            # Tables are made in processes without the terminal.
             os.environ["NANOCHAT_DDP_COLUMNS"] = str(shutil.get_terminal_size().columns)
 
     def _write(self, text: str) -> None:
@@ -98,7 +98,7 @@ class Terminal:
             self._write("\r\x1b[K" + printable(self._live(width))[:width])
 
     def show(self, live: Callable[[int], str]) -> None:
-        """The one line that is drawn over and over; on a terminal only. It is made for the width that there is."""
+        """Show the live line, on a terminal only, in the current width."""
         if self.quiet:
             return
         if self.present:
@@ -110,13 +110,13 @@ class Terminal:
             self._ticking.start()
 
     def hide(self) -> None:
-        """No live line for now."""
+        """Hide the live line for now."""
         with self._lock:
             self._clear()
             self._live = None
 
     def _tick(self) -> None:
-        """Draw the line again and again; it costs the hosts nothing."""
+        """Redraw the line; costs the hosts nothing."""
         while True:
             time.sleep(TICK)
             with self._lock:
@@ -126,7 +126,7 @@ class Terminal:
                     self.without()
 
     def leave(self) -> bool:
-        """Leave the terminal in order; False in a worker, which has none."""
+        """Restore the terminal; False in a worker, which has none."""
         if os.getpid() != self._pid:
             return False
         if self._live:

@@ -13,13 +13,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import pla
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
 
 STORY = ("plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
-# What these say is a whole sentence; the name of their task adds nothing.
+# Their messages are complete sentences; the task's name adds nothing.
 SPEAKING = ("fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert")
 CHECKED_ARGUMENTS = "Validating arguments"
 
 
 def step_of(task: Any) -> str | None:
-    """The step of the story that a task belongs to: its role, if that is one of ours.
+    """The step of a task: its role, if it is one of ours.
 
     A role that another one makes use of is a part of that step; a doctor who is called is a step of his own.
     """
@@ -39,15 +39,15 @@ def task_name(task: Any) -> str:
 
 
 def sentence(text: Any) -> str:
-    """A message without the empty lines at its ends."""
+    """A message without surrounding empty lines."""
     return str(text or "").strip("\n").rstrip()
 
 
 def finding_text(found: Mapping[str, Any], more: str = "") -> str:
-    """A finding in two lines: what was seen where, of which others too, and what to do."""
+    """A finding in two lines: what was seen where (and how often), and the remedy."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
     if found.get("peer"):
-        # Who of them tries to reach whom is for the sentence to say.
+        # The sentence says which of them tries to reach which.
         where += f", {found['peer']}"
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
     if more:
@@ -58,7 +58,7 @@ def finding_text(found: Mapping[str, Any], more: str = "") -> str:
 
 
 def findings_in(result: Mapping[str, Any]) -> list[Finding]:
-    """The findings that a result carries."""
+    """The findings in a result."""
     found = result.get("findings")
     if not isinstance(found, list):
         return []
@@ -74,7 +74,7 @@ def unreachable_text(host: str, message: str) -> str:
 
 
 def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> str:
-    """An error: where, at what, the error itself, and what the task wrote besides."""
+    """An error: where, in what task, the error, and other output of the task."""
     lines = _error_lines(result, text, mark)
     for stream in ("stderr", "stdout", "module_stderr"):
         said = sentence(seen.get(stream))
@@ -86,7 +86,7 @@ def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> st
 
 
 def _error_lines(result: Any, text: str, mark: str) -> list[str]:
-    """Leave out the host where a task is done once for all of them."""
+    """Leave out the host if a task runs once for all of them."""
     task = task_name(result.task)
     if not result.task.run_once:
         return [f"{mark} {result.host.get_name()}: {task}", text]
@@ -95,7 +95,7 @@ def _error_lines(result: Any, text: str, mark: str) -> list[str]:
 
 
 def closing_text(stats: Any, failed: set[str], took: str, checking: bool) -> str:
-    """The last line: how long it took, where it failed, and what was changed."""
+    """The last line: the duration, failures, and changes."""
     sums = {host: stats.summarize(host) for host in sorted(stats.processed)}
     bad = [host for host, total in sums.items() if total["failures"] or total["unreachable"]]
     where = [host for host in bad if host in failed]

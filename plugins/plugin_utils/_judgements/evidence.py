@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts that all judgements share: what they are asked, and the evidence of all hosts."""
+"""Shared by all judgements: their input, and the evidence of all hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
 
 
 class Asked(NamedTuple):
-    """The checked options of the task, the variables of the play, and whether nothing may be written."""
+    """The task's validated options, the play's variables, and check mode."""
 
     options: Mapping[str, Any]
     variables: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
 
 
 def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
-    """The evidence of every host; that there is none of one, or that it lacks a key, is an error and never "nothing found"."""
+    """The evidence of every host; missing evidence or a missing key is an error, never "nothing found"."""
     found: dict[str, Mapping[str, Any]] = {}
     for host in hosts:
         seen = evidence.get(host)
@@ -42,7 +42,7 @@ def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -
 
 
 def keep(path: str | None, document: Any, what: str, mode: int = 0o644) -> None:
-    """Keep a document as JSON on the controller."""
+    """Save a document as JSON on the controller."""
     if path:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)

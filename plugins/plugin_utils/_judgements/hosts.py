@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judgements over all hosts of a job: whether they hold the same, what they lack, and whether the run is started."""
+"""Judgements over all hosts of a job: whether they are the same, what they lack, and whether to start the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCH: Options = {
     "restart": {"type": "bool", "default": False},
     "fresh": {"type": "bool", "default": False},
 }
-# The keys that the evidence of each part must have.
+# Required keys of each part's evidence.
 KEYS = {
     "files": ("digest",),
     "venv": ("venv", "torch", "packages", "python_version"),
@@ -36,14 +36,14 @@ SAMENESS: Options = {
 
 
 def judge_setup(asked: Asked) -> dict[str, object]:
-    """Which steps have nothing to bring."""
+    """Which steps have nothing to copy."""
     plan = asked.options["plan"]
     hosts = [node["host"] for node in plan["nodes"]]
     return {**what_is_there(plan, evidence_of(hosts, asked.options["evidence"], "files", "venv", "data"))}
 
 
 def judge_launch(asked: Asked) -> dict[str, object]:
-    """Whether the run is left alone or started, and why."""
+    """Whether to start the run, and why."""
     options = asked.options
     plan = options["plan"]
     seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")

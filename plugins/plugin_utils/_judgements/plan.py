@@ -198,7 +198,7 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Given:
 
 
 def reach(name: str, known: Mapping[str, Any]) -> str | None:
-    """By which name or address the other hosts would try this one; a local connection says nothing about that."""
+    """The name or address at which other hosts would reach this one; a local connection does not tell."""
     if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
         return None
     return str(known.get("ansible_host") or name)

@@ -295,7 +295,7 @@ def check(settings: Settings) -> None:
         refuse(settings, "local_overlap", "must be less than --local-steps")
     if settings.timed and settings.local_steps:
         refuse(
-            settings, "local_steps", "cannot go together with --timed, since ranks that train apart know no common time"
+            settings, "local_steps", "cannot be combined with --timed, because ranks with local steps share no clock"
         )
     if settings.timed and settings.script != stages.BASE.script:
         refuse(settings, "timed", "is for pretraining only; give a number of steps")

@@ -86,7 +86,7 @@ class HeadPart(Head, Protocol):
         """Do what is this rank's to do in a pass; returns the loss of its rows, if it has any."""
 
     def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
-        """One of so many pieces of what was left for the end of a step."""
+        """One of several pieces of the work postponed to the end of a step."""
 
     def gather(self) -> None:
         """Bring the weights of all parts up to date, on every rank."""

@@ -84,7 +84,7 @@ class Textfile:
         return "\n".join(lines) + "\n"
 
     def write(self) -> None:
-        """Put the file there; a folder that refuses is told of once, and training goes on."""
+        """Put the file there; an unwritable folder is reported once, and training continues."""
         self._written = self._now()
         # The collector reads whatever ends in .prom, so the fresh file must not.
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")

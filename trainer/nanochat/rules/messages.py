@@ -15,7 +15,7 @@ from typing import Any, Dict, Sequence
 
 Message = Dict[str, str]
 ROLES = ("user", "assistant")
-# So many broken lines are named at once.
+# Maximum number of broken lines to report at once.
 MOST_NAMED = 5
 
 

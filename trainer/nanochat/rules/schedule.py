@@ -22,10 +22,10 @@ WHOLE = 2**28
 EVAL_SHARE, SAVE_RATE = 1 / 3, 200e6
 # No run ever sees more, and floating point numbers beyond it are no whole numbers.
 MOST_TOKENS = 2.0**53
-# Of a run with local steps the ranks make the first tenth and the last twentieth together all the same, but not more than so many.
+# Lockstep parts of a run with local steps: the first tenth and last twentieth, at most this many steps.
 COMMON_FIRST, COMMON_LAST = 10, 20
 MOST_FIRST, MOST_LAST = 100, 50
-# Rate and momentum of the step from meeting to meeting for so many ranks, as MuLoCo has them for Muon
+# Rate and momentum of a meeting's step by number of ranks, from MuLoCo for Muon
 # (https://arxiv.org/abs/2505.23725); between them by the logarithm of the ranks.
 FEW, OUTER_OF_FEW = 2, (0.9, 0.8)
 MANY, OUTER_OF_MANY = 16, (1.0, 0.9)

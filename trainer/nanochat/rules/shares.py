@@ -15,9 +15,9 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Parts of a head are given in so many units; the smallest part is one.
+# Number of units of a head's parts; the smallest part is one.
 HEAD_UNITS = 1000
-# They begin at multiples of so many rows: of whole vectors, and of few enough that small vocabularies divide.
+# They begin at multiples of this many rows: whole vectors, but few enough to divide small vocabularies.
 GRANULE = 16
 
 
@@ -35,7 +35,7 @@ def stream_rows(shares: Sequence[int]) -> list[int]:
 
 
 def spread(rows: int, parts: int) -> list[int]:
-    """Rows in so many parts that differ by one at most, the larger ones first."""
+    """Rows in parts that differ by at most one, the larger ones first."""
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 

@@ -81,7 +81,7 @@ def whole_bytes(vocabulary: int, width: int, world: int, element: float = 4) -> 
 
 
 def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: int = 4) -> int:
-    """Bytes that a rank sends for a shared head in a step in which the ranks take so many tokens."""
+    """Bytes that a rank sends for a shared head in a step with these tokens per rank."""
     others, mine, every = len(tokens) - 1, tokens[rank], sum(tokens)
     hidden = others * mine * (width * element + TARGET_BYTES)
     gradients = (every - mine) * width * element
@@ -94,7 +94,7 @@ def most_bytes(tokens: Sequence[int], width: int, element: int = 4) -> int:
 
 
 def can_share(device: str, sync: str) -> bool:
-    """Whether ranks can share out the head; with local steps, in the steps that they make together all the same."""
+    """Whether ranks can share the head; with local steps, in the lockstep parts."""
     return device == "cpu" and sync in WAYS
 
 

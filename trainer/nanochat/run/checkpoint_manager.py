@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checkpoints on this rank's disk, in upstream's files, whole or not at all.
+"""Atomic checkpoints on this rank's disk, in upstream's file format.
 
     model_000100.pt  meta_000100.json  optim_000100_rank0.pt      as upstream writes and reads them (optim_file.py)
     ckpt_000100_rank0.json                                        ours, written last: bytes and sha256 of what this rank wrote
@@ -32,14 +32,14 @@ import torch
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause
 from nanochat.run import lineage
 
-# Our parts of the optimizer's file; upstream's loader passes over keys that it does not know.
+# Our parts of the optimizer's file; upstream's loader skips unknown keys.
 LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
-# What comes of reading a list or a meta file that holds anything at all.
+# Errors from reading a list or meta file with arbitrary content.
 NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
-# Files half written, and the marks by which ranks of one folder find each other.
+# Partly written files, and the marks by which ranks with the same folder find each other.
 LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-9a-f]{16}")
-# Behind the name of a list whose files are being removed.
+# Suffix of a list whose files are being removed.
 GONE = ".gone"
 SPARE_BYTES = 16 * 2**20
 
@@ -47,11 +47,11 @@ Json = dict[str, Any]
 
 
 class NotSaved(UserError):
-    """A checkpoint could not be written; what was whole before still is."""
+    """A checkpoint could not be written; earlier ones are intact."""
 
 
 class Saved(NamedTuple):
-    """What a save cost."""
+    """The cost of a save."""
 
     path: str
     bytes: int
@@ -92,7 +92,7 @@ def save(
     model: Mapping[str, torch.Tensor] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Saved:
-    """Write this rank's part of a checkpoint; model and meta are given on the ranks whose folder shall hold them."""
+    """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder."""
     begun = time.perf_counter()
     contents: dict[str, Callable[[BinaryIO], None]] = {}
     if model is not None:
@@ -132,14 +132,14 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse what would not fit before it is begun."""
+    """Refuse in advance what would not fit."""
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE_BYTES:
         raise OSError(28, f"the disk has {free / 1e6:.0f} MB left, but the checkpoint needs {needed / 1e6:.0f} MB")
 
 
 class _Hashing:
-    """A file that only grows, with the sha256 of what went into it."""
+    """An append-only file with the sha256 of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
@@ -161,9 +161,9 @@ class _Hashing:
 def _write_all(
     folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]], placed: list[Path]
 ) -> list[_File]:
-    """Write every file beside its place first, so that a full disk is met before anything is replaced.
+    """Write every file to a temporary name first, so that a full disk is noticed before anything is replaced.
 
-    placed: takes the files that have got their names, also where the next one does not.
+    placed: receives the renamed files, even if a later one fails.
     """
     written, fresh = [], {name: folder / f".{name}.rank{rank}.tmp" for name in contents}
     try:
@@ -173,7 +173,7 @@ def _write_all(
                 try:
                     write(hashing)
                 except RuntimeError as error:
-                    # torch says what became of its archive, not what the disk said.
+                    # torch reports its archive's state, not the disk's error.
                     raise hashing.failure or error from None
                 file.flush()
                 os.fsync(file.fileno())
@@ -197,9 +197,9 @@ def _force_folder(folder: Path) -> None:
 
 
 def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> tuple[str, int, str] | None:
-    """Change what a file of torch holds; its name, size and sha256 then, or None if it stays as it was.
+    """Modify a torch file; returns its name, size and sha256, or None if unchanged.
 
-    Nothing is lost where that cannot be written.
+    Nothing is lost if writing fails.
     """
     found = _load(folder / name)
     value = change(found) if isinstance(found, dict) else found
@@ -213,7 +213,7 @@ def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) 
 
 
 class Incoming:
-    """A checkpoint file that another rank sends in pieces; it appears when finish() finds it to be what was promised."""
+    """A checkpoint file received in chunks; it appears when finish() has verified it."""
 
     def __init__(self, folder: Path, name: str, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -222,11 +222,11 @@ class Incoming:
         self.hashing = _Hashing(self.file)
 
     def write(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Add the next chunk."""
         self.hashing.write(data)
 
     def finish(self, sha256: str) -> None:
-        """Give the file its name, if it came as it left."""
+        """Rename the file if it arrived intact."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -240,7 +240,7 @@ class Incoming:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Every step of which the folder holds any file."""
+    """All steps with any file in the folder."""
     found = (STEP_FILE.fullmatch(name) for name in _names(folder))
     return sorted({int(match[1]) for match in found if match})
 
@@ -255,32 +255,32 @@ def _names(folder: Path) -> list[str]:
 
 
 def training_of(folder: Path, step: int) -> str:
-    """The id of the training that a step is of, as its meta file says."""
+    """The training id of a step, from its meta file."""
     with contextlib.suppress(*NOT_OURS):
         return lineage.id_of(json.loads((folder / meta_name(step)).read_bytes()))
     return lineage.UNSAID
 
 
 def optimizer_ranks(folder: Path, step: int) -> list[int]:
-    """The ranks of whose optimizer the folder holds a file."""
+    """The ranks with an optimizer file in the folder."""
     found = (re.fullmatch(rf"optim_{step:06d}_rank(\d+)\.pt", name) for name in _names(folder))
     return sorted(int(match[1]) for match in found if match)
 
 
 def whole_steps(folder: Path, rank: int, deep: bool = True) -> list[int]:
-    """The steps whose part for this rank is whole; deep also compares the digests."""
+    """The steps whose part for this rank is complete; deep also compares the digests."""
     return [step for step in steps_in(folder) if is_whole(folder, step, rank, deep)]
 
 
 def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
-    """Whether this rank's part of one checkpoint is all there and undamaged."""
+    """Whether this rank's part of a checkpoint is complete and undamaged."""
     if (folder / list_name(step, rank)).exists():
         return _matches_list(folder, step, rank, deep)
     return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
 
 
 def has_model(folder: Path, step: int, deep: bool = True) -> bool:
-    """Whether the folder holds an undamaged model and meta file of a step, whoever wrote them."""
+    """Whether the folder has an undamaged model and meta file of a step, whoever wrote them."""
     return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
 
 
@@ -295,7 +295,7 @@ def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
 
 
 def is_sound(path: Path, deep: bool) -> bool:
-    """Whether a file without a recorded digest is at least whole by its own format (zip for tensors, JSON for meta)."""
+    """Whether a file without a recorded digest is complete by its own format (zip for tensors, JSON for meta)."""
     try:
         if path.suffix == ".json":
             return isinstance(json.loads(path.read_bytes()), dict)
@@ -319,7 +319,7 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise BadCheckpoint(f"there is no checkpoint file {path}.") from None
-    # A damaged file may raise nearly anything from within the unpickler.
+    # A damaged file may raise almost anything from within the unpickler.
     except Exception as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadCheckpoint(f"the checkpoint file {path} cannot be read: {first.rstrip('.')}.") from None
@@ -330,12 +330,12 @@ def load_model(folder: Path, step: int) -> dict[str, torch.Tensor]:
     found = _load(folder / model_name(step))
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise BadCheckpoint(f"the checkpoint file {folder / model_name(step)} does not contain a model's weights.")
-    # torch.compile puts this before every name, and upstream saves what it compiled.
+    # torch.compile puts this before every name, and upstream saves the compiled model.
     return {name.removeprefix("_orig_mod."): value for name, value in found.items()}
 
 
 def load_meta(folder: Path, step: int) -> Json:
-    """The meta file; it is checked that it says what model this is."""
+    """The meta file, verified to name its model."""
     path = folder / meta_name(step)
     try:
         meta = json.loads(path.read_bytes())
@@ -347,7 +347,7 @@ def load_meta(folder: Path, step: int) -> Json:
 
 
 def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | None]:
-    """One rank's optimizer file (optim_file.py knows what is in it), and the state of its data loader if we wrote it."""
+    """One rank's optimizer file (see optim_file.py), and its data loader's state if we wrote it."""
     found = _load(folder / optimizer_name(step, rank))
     if not isinstance(found, dict):
         raise BadCheckpoint(
@@ -360,10 +360,10 @@ def load_optimizer(folder: Path, step: int, rank: int) -> tuple[Json, Json | Non
 
 
 def prune(folder: Path, keep: int, common: Collection[int]) -> list[int]:
-    """Remove from a folder the steps before the newest "keep" of those that all ranks have whole, whichever rank wrote them:
-    a host has another number when others have come or gone.
+    """Remove steps before the newest "keep" ones that all ranks have complete, whichever rank wrote them:
+    a host's rank changes when others come or go.
 
-    Only what stands in a list of ours is removed: checkpoints of upstream, and other people's files, stay.
+    Removes only files in our lists: upstream's checkpoints and other people's files stay.
     """
     if keep < 1 or len(common) < keep:
         return []
@@ -372,11 +372,11 @@ def prune(folder: Path, keep: int, common: Collection[int]) -> list[int]:
 
 
 def remove(folder: Path, step: int) -> bool:
-    """Remove what our ranks wrote into a folder for a step; other ranks of the folder may be doing the same."""
+    """Remove our ranks' files of a step from a folder; other ranks of the folder may be doing the same."""
     removed = False
     for entry in folder.glob(f"ckpt_{step:06d}_rank*.json"):
         with contextlib.suppress(*NOT_OURS):
-            # The list stays under another name until the files are gone, so that sweep can go on where a rank was killed.
+            # The list stays under another name until the files are gone, so that sweep can finish after a crash.
             entry.rename(gone := folder / f".{entry.name}{GONE}")
             removed = True
             _remove_listed(gone)
@@ -391,7 +391,7 @@ def _remove_listed(entry: Path) -> None:
 
 
 def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
-    """Move the files of these steps, as far as there are any, into a subfolder of their own, and return it."""
+    """Move the existing files of these steps into a new subfolder, which is returned."""
     if not set(steps) & set(steps_in(folder)):
         return None
     place = next(path for number in itertools.count(1) if not (path := folder / f"earlier-{number}").exists())
@@ -408,7 +408,7 @@ def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what interrupted saves and removals left behind; only where no rank of the folder can be saving."""
+    """Remove leftovers of interrupted saves and removals; only if no rank of the folder can be saving."""
     for entry in folder.glob(f".ckpt_*{GONE}"):
         with contextlib.suppress(*NOT_OURS):
             _remove_listed(entry)

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a timed run (--timed) ends, and how far it is by then: rank 0 reads its clock before each step and tells the others.
+"""When a timed run (--timed) ends, and its progress: rank 0 reads its clock before each step and tells the others.
 
-A run's place goes from 0 to schedule.WHOLE in proportion to the time that is used. From a start or resume on, what is left of
-the place goes with what is left of the time, so that the learning rate always comes down to its end: after a stop of an hour,
-with a host less, or on a machine that has become slower. Time for the last evaluation, samples and save is kept free.
+A run's place goes from 0 to schedule.WHOLE with the fraction of time used. From a start or resume on, the rest of
+the place is spread over the rest of the time, so that the learning rate always reaches its end: after a stop of an hour,
+with fewer hosts, or on a slower machine. Time for the last evaluation, samples and save is reserved.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RECENT = 9
 
 
 def clock() -> float:
-    """Seconds that go on while the machine sleeps, and take no notice of corrections of its clock."""
+    """A clock that continues during sleep and ignores corrections."""
     boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(boot)
 
 
 def told_end(folder: Path, environ: Mapping[str, str] = os.environ) -> float:
-    """Seconds since 1970, by this host's clock, at which the run is to be over: of the environment, else of the run's folder."""
+    """The end of the run in seconds since 1970, by this host's clock: from the environment, or from the run folder."""
     found: object = environ.get(ENDS)
     if found is None:
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -50,7 +50,7 @@ def told_end(folder: Path, environ: Mapping[str, str] = os.environ) -> float:
 
 
 class Deadline:
-    """The time that is left for steps, as rank 0 knows it."""
+    """The time left for steps, as rank 0 knows it."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Deadline:
         eval_steps: float = 0.0,
         now: Callable[[], float] = clock,
     ) -> None:
-        """seconds: until the end; place: where the run goes on; eval_steps: the tokens of an evaluation in steps."""
+        """seconds: until the end; place: where the run resumes; eval_steps: an evaluation's tokens in steps."""
         self.now = now
         self.over_at, self.place = now() + seconds, place
         self.eval_steps = eval_steps
         self.after = {"save": save_bytes / SAVE_RATE}
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
-        self._begun = (place, 0.0)  # place and seconds left before the first step from here
+        self._begun = (place, 0.0)  # place and seconds left before the first step
         self._step_began = self.now()
 
     @property
     def step_seconds(self) -> float:
-        """The usual seconds of a step; 0 before the first."""
+        """The usual step time; 0 before the first."""
         return statistics.median(self._recent) if self._recent else 0.0
 
     def begin_step(self) -> None:
@@ -81,12 +81,12 @@ class Deadline:
         self._recent.append(seconds)
 
     def took(self, what: str, seconds: float) -> None:
-        """An evaluation, samples or a save was made, and will take as long after the last step."""
+        """Record the duration of an evaluation, samples or a save, which will take as long after the last step."""
         self.after[what] = seconds
 
     @property
     def after_seconds(self) -> float:
-        """What follows the last step."""
+        """Time for what follows the last step."""
         unknown = 0.0 if "eval" in self.after else EVAL_SHARE * self.eval_steps * self.step_seconds
         return sum(self.after.values()) + unknown
 

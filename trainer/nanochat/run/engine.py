@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text from a model, one token after the other; a cache of keys and values spares computing the past again."""
+"""Generates text token by token, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanochat.model.gpt import GPT, KVCache, ModelConfig
 from nanochat.run import checkpoint_manager
 
 STOPS = ("<|bos|>", "<|assistant_end|>")
-# What a base model is asked at --sample-every: small, and wrong answers are easy to see.
+# Prompts for --sample-every: simple, with answers that are easy to check.
 SAMPLE_PROMPTS = (
     "The capital of Italy is",
     "Water boils at a temperature of",
@@ -30,7 +30,7 @@ SAMPLE_PROMPTS = (
 
 
 def choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One token for each row of logits [B, V]; temperature 0 takes the likeliest."""
+    """One token per row of logits [B, V]; temperature 0 picks the most likely."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     scaled = logits.float() / temperature
@@ -51,7 +51,7 @@ def generate(
     seed: int = 42,
     stops: Collection[int] = (),
 ) -> Iterator[int]:
-    """The tokens that follow the prompt, as they come; ends at a stop token, which is not given."""
+    """The tokens after the prompt, as they are generated; ends at a stop token, which is not yielded."""
     device = model.lm_head.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     cache = KVCache(model, 1, len(prompt) + max_tokens)
@@ -74,7 +74,7 @@ def complete(
     top_k: int | None = None,
     seed: int = 42,
 ) -> str:
-    """The prompt and what the model adds to it."""
+    """The prompt and the model's continuation."""
     prompt = tokenizer.encode(text, bos=True)
     stops = {tokenizer.special(name) for name in STOPS}
     added = list(generate(model, prompt, max_tokens, temperature, top_k, seed, stops))
@@ -102,7 +102,7 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu
 
 
 def newest_model(folder: Path) -> int:
-    """The newest step of which the folder holds the model."""
+    """The newest step with a model in the folder."""
     steps = [n for n in checkpoint_manager.steps_in(folder) if checkpoint_manager.has_model(folder, n, deep=False)]
     if not steps:
         raise UserError(f"there is no model in {folder}; train one with python -m scripts.base_train.")

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stage that only measures: the bits per byte of a base model on the validation shard, shared out over the ranks."""
+"""The evaluation stage: a base model's bits per byte on the validation shard, distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanochat.run.state import Run
 
 
 class Evaluation(Stage):
-    """Of a base model."""
+    """Evaluates a base model."""
 
     folder = stages.EVAL.folder
     trains = False
@@ -39,6 +39,6 @@ class Evaluation(Stage):
 
 
 def measure(run: Run) -> str:
-    """What stands in the place of the training loop."""
+    """Replaces the training loop."""
     prove_identical(run, "to be evaluated")
     return "stopped" if evaluate(run) else "finished"

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stage after pretraining: a base model learns from conversations to say what the assistant says in them."""
+"""The fine-tuning stage: a base model learns the assistant's part in conversations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nanochat.run.loss_eval import deal_out
 from nanochat.run.stage import BaseModel, Reader, Stage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
-# Settings that a fine-tuning has from its base model unless it is told otherwise.
+# Settings inherited from the base model by default.
 INHERITED = (
     "depth", "aspect_ratio", "head_dim", "max_seq_len", "window_pattern", "device_batch_size", "total_batch_size",
     "embedding_lr", "unembedding_lr", "matrix_lr", "scalar_lr",
@@ -33,7 +33,7 @@ INHERITED = (
 
 
 class FineTuning(Stage):
-    """On conversations."""
+    """Fine-tuning on conversations."""
 
     folder = stages.SFT.folder
     doing = "Fine-tuning"
@@ -49,7 +49,7 @@ class FineTuning(Stage):
         batch, length, steps = settings.total_batch_size, settings.max_seq_len, settings.num_iterations
         rows = max(1, batch // length)
         if steps < 1:
-            # Rows end with padding, so only packing tells how many an epoch takes.
+            # Rows end with padding, so only packing shows how many make an epoch.
             steps = sum(1 for dummy in epoch_batches(self.talks, rows, length))
         return TrainingPlan(
             num_iterations=steps,
@@ -82,11 +82,11 @@ class FineTuning(Stage):
             loader.shares = shares
 
     def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """A place in the conversations is the same for all ranks, however many they are: the meta file says it."""
+        """A position in the conversations is the same for any number of ranks: the meta file has it."""
         return None
 
     def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-        """The same as that of whoever saved."""
+        """The same as the saving rank's."""
         return dict(loader["mine"])
 
     def targets(self, tokens: int, batch: ChatBatch, apart: bool) -> int:
@@ -106,7 +106,7 @@ class FineTuning(Stage):
         yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world)
 
     def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
-        """The first questions of the file, and the answers."""
+        """The file's first questions, and the answers."""
         tokenizer = reader.tokenizer
         stops = {tokenizer.special(name) for name in engine.STOPS}
         for number in range(min(SAMPLES, len(self.talks))):
@@ -117,7 +117,7 @@ class FineTuning(Stage):
 
 
 def inherited(folder: Path, step: int) -> dict[str, Any]:
-    """The settings of a base model, as far as a checkpoint here tells them."""
+    """The base model's settings, if a checkpoint here has them."""
     steps = [one for one in checkpoint_manager.steps_in(folder) if step in (-1, one)]
     for one in reversed(steps):
         with contextlib.suppress(UserError):

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which training a checkpoint is of. A training is what begins at step 0, and all that goes on from there, on any host. No torch here.
+"""Which training a checkpoint belongs to: everything from step 0 on, wherever it was resumed. Without torch.
 
-Each has an id, which stands in every checkpoint's meta file. The one to go on with stands in training.json in the run's
-folder, unless NANOCHAT_TRAINING names another. Where neither is there, the ranks take the one that all their checkpoints are
-of, and refuse to choose between two. Checkpoints of other programs have no id: they are of the training of the others in
-their folder, and where those have none either, of whichever goes on, as long as no rank has a checkpoint that says.
+Each has an id, stored in every checkpoint's meta file. The one to resume is in training.json in the run
+folder, unless NANOCHAT_TRAINING names another. With neither, the ranks resume the one that all their checkpoints
+share, and refuse to choose between two. Checkpoints of other programs have no id: they belong to the training of the others in
+their folder, and without any, to whichever is resumed, unless some rank has a checkpoint with an id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRAINING, BASE_TRAINING = "NANOCHAT_TRAINING", "NANOCHAT_BASE_TRAINING"
 FILE = "training.json"
 META_KEY = "training"
 UNSAID = ""
-# The steps in one rank's folder, by the id of their training.
+# The steps in one rank's folder, by training id.
 Steps = Mapping[str, Sequence[int]]
 
 is_id, is_id_or_unsaid = matching("[0-9a-f]{16}"), matching("([0-9a-f]{16})?")
@@ -35,7 +35,7 @@ fits_told = row(is_id_or_unsaid, lambda told: expected.named(listed(count()))(to
 
 
 def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
-    """The id of the training (or of that of its base model) to go on with, as the environment or the run's folder names it."""
+    """The id of the training (or of its base model's) to resume, from the environment or the run folder."""
     found = (os.environ if environ is None else environ).get(variable, UNSAID)
     if not is_id_or_unsaid(found):
         raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
@@ -48,13 +48,13 @@ def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | 
 
 
 def id_of(meta: Mapping[str, object]) -> str:
-    """The id that a meta file tells."""
+    """The id in a meta file."""
     told = meta.get(META_KEY)
     return told if isinstance(told, str) and is_id(told) else UNSAID
 
 
 def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
-    """The id of the training to go on with, from what each rank was told and what it has; UNSAID where no checkpoint says."""
+    """The id of the training to resume, from each rank's settings and checkpoints; UNSAID if no checkpoint has one."""
     named = sorted(set(asked) - {UNSAID})
     if len(named) > 1:
         told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The training loop: step, evaluate, sample, save, until the last step or until a rank is asked to stop."""
+"""The training loop: step, evaluate, sample, save, until the last step or a stop request."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
 from nanochat.run.state import Run
 
-# Between two looks, in an evaluation, whether another rank is asked to stop.
+# Interval of checking for a stop request of another rank during an evaluation.
 LOOK_SECONDS = 1.0
-# Upstream leaves the first steps, in which things warm up, out of its time.
+# Upstream excludes the first steps, the warm-up, from its time.
 STEPS_NOT_TIMED = 10
 LATE = 95 * WHOLE // 100
 
 
 def train(run: Run) -> str:
-    """All steps that are left; returns why it ended: "finished" or "stopped"."""
+    """Make the remaining steps; returns "finished" or "stopped"."""
     settings, progress = run.settings, run.progress
     eval_every = settings.eval_every if run.stage.is_judged() else 0
     proofs = first_meetings(progress.step, settings.local_steps, run.plan.num_iterations, *kinds_of_meetings(settings))
     stop = False
     while True:
         last = run.over
-        # A run that is asked to stop saves first of all; what is due now is done when it goes on from here.
+        # A stopping run saves first; what is due now is done after resuming.
         if not stop and ((last and eval_every > 0) or pauses(run, progress.step, eval_every)):
             stop = evaluate(run)
         sample_every = settings.sample_every
@@ -66,12 +66,12 @@ def pauses(run: Run, step: int, every: int) -> bool:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps happens before this one."""
+    """Whether an event with this interval is due before this step."""
     return every > 0 and step > 0 and step % every == 0
 
 
 class Timing(NamedTuple):
-    """Where the seconds of one step went; what is not named belongs to the optimizer."""
+    """The seconds of one step; the rest belongs to the optimizer."""
 
     total: float
     data: float
@@ -101,7 +101,7 @@ def train_step(run: Run) -> bool:
     run.comm.enter("forward_backward")
     passing, waited = time.perf_counter(), run.comm.wait_seconds
     loss = forward_backward(run, batches, token_ids)
-    # A head that is shared out waits for the others in the middle of a pass.
+    # A shared head waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
     goes_on = not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart
@@ -121,13 +121,13 @@ def train_step(run: Run) -> bool:
 
 
 def offer(run: Run, ahead: bool = False) -> None:
-    """Tell the other ranks of the coming step; ahead: while this one is still being made."""
+    """Send the coming step's ids to the other ranks; ahead: during the current step."""
     place = run.deadline.tell(ahead) if run.deadline is not None else (0, False)
     run.feed.offer(run.stop_asked, run.save_wanted, run.busy_seconds, place)
 
 
 def spoilt(run: Run, loss: float) -> UserError:
-    """What to say of a loss that is no number; a checkpoint of the very weights that gave it is removed."""
+    """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
     step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
     how = "with lower learning rates or float32"
     if run.unproven == step:
@@ -145,7 +145,7 @@ def spoilt(run: Run, loss: float) -> UserError:
 
 
 def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
-    """Gradients of all micro-batches; the last one tells the sync what is ready."""
+    """Gradients of all micro-batches; the last one tells the sync which are ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
     rows = run.shares.rows[run.comm.rank] if run.apart else sum(run.shares.rows)
@@ -160,7 +160,7 @@ def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> T
 
 
 def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, int]) -> None:
-    """Count, print and record a step that was made."""
+    """Count, print and record a finished step."""
     progress, plan, step = run.progress, run.plan, run.progress.step
     smooth = progress.add_loss(loss)
     speed = plan.total_batch_size / timing.total
@@ -194,7 +194,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
 
 
 def saves(run: Run, step: int) -> bool:
-    """Whether a checkpoint is made before this step, for its number or for the time since the last one."""
+    """Whether a checkpoint is due before this step, by number or time."""
     last = run.sync.is_last if run.plan.timed else step == run.plan.num_iterations
     return last or due(step, run.settings.save_every) or run.sync.save_asked
 
@@ -237,7 +237,7 @@ def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
 
 
 def sample(run: Run) -> None:
-    """What the model makes of a few prompts; rank 0 writes, the others wait."""
+    """The model's continuations of a few prompts; rank 0 writes, the others wait."""
     run.comm.enter("sample", run.progress.step)
     begun = time.perf_counter()
     run.make_whole()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Validation in bits per byte, a loss that does not depend on the vocabulary."""
+"""Validation loss in bits per byte, which does not depend on the vocabulary."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Batch = tuple[Tensor, Tensor]
 
 
 class TokenLosses(Protocol):
-    """A model, as far as this file knows it: with reduction "none" it gives the nats of every target."""
+    """Interface of a model: with reduction "none" it returns the nats of every target."""
 
     def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor: ...
 
 
 def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
-    """Batches of one evaluation, over all ranks; at least one, however few tokens were asked for."""
+    """Batches of an evaluation over all ranks; at least one."""
     return max(1, eval_tokens // (rows * length))
 
 
 def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]:
-    """One rank's rows of batches that every rank reads alike: a batch for each rank, of the last few batches equal parts.
+    """One rank's rows of batches that all ranks read alike: a batch per rank, and equal parts of the last few.
 
-    So the ranks evaluate together what one rank alone would, however many they are.
+    So the ranks together evaluate what one rank alone would, whatever their number.
     """
     source = iter(batches)
     while taken := list(itertools.islice(source, world)):
@@ -45,12 +45,12 @@ def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]
 
 @torch.no_grad()
 def nats_and_bytes(model: TokenLosses, batches: Iterable[Batch], token_bytes: Tensor) -> Tensor:
-    """The nats of all targets that stand for bytes, and those bytes; these totals add up over the ranks."""
+    """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:
         losses = model(ids, targets, reduction="none").flatten()
         flat = targets.flatten()
-        # Special tokens stand for no bytes, and a target of -1 for no token at all.
+        # Special tokens have no bytes, and a target of -1 is no token.
         sizes = torch.where(flat >= 0, token_bytes.to(flat.device)[flat.clamp(min=0)], 0)
         counted = sizes > 0
         totals[0] += losses[counted].double().sum().cpu()
@@ -59,6 +59,6 @@ def nats_and_bytes(model: TokenLosses, batches: Iterable[Batch], token_bytes: Te
 
 
 def bits_per_byte(totals: Tensor) -> float:
-    """What the totals of all ranks come to."""
+    """The result from all ranks' totals."""
     nats, size = totals.tolist()
     return nats / (math.log(2) * size) if size else math.inf

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What computes, updates and exchanges, as the settings want it; made again when the shares of the ranks change."""
+"""Computes, updates and exchanges, according to the settings; rebuilt when the shares change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanochat.rules.schedule import TrainingPlan
 
 
 class Machinery(NamedTuple):
-    """What computes, updates and exchanges; made again when the shares of the ranks change."""
+    """Computes, updates and exchanges; rebuilt when the shares change."""
 
     training: TrainingPass
     optimizer: Optimizer
@@ -28,14 +28,14 @@ class Machinery(NamedTuple):
 
 
 def first_shares(settings: Settings, rows: list[int]) -> Shares:
-    """What the ranks begin with."""
+    """The initial shares."""
     return Shares(rows, list(settings.head_shares) or [1] * len(rows) if settings.head == "shared" else [])
 
 
 def make_machinery(
     settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str, apart: bool = False
 ) -> Machinery:
-    """All that depends on what the ranks have of a step; apart: of one that each makes by itself, with a whole head."""
+    """Everything that depends on the shares; apart: for separate steps, with a whole head."""
     tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
     head = None if apart else make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said and recorded when a run begins or goes on."""
+"""Log lines and events at the start of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanochat.run.state import Run
 
 
 def say_setup(run: Run, asked: Settings, products: str) -> None:
-    """The lines at start-up that people look for."""
+    """The expected lines at start-up."""
     say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
     flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
     scaling = counts["transformer_matrices"] + counts["lm_head"]
@@ -54,7 +54,7 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
 
 
 def say_local(say: Say, settings: Settings, asked: Settings, steps: int) -> None:
-    """What becomes of --local-steps, and of all that needs the ranks alike."""
+    """The effect of --local-steps, and on events that need all ranks in sync."""
     if asked.local_steps and not settings.local_steps:
         say("Local steps: none, because there is only one rank")
     if settings.local_steps:
@@ -71,7 +71,7 @@ def say_local(say: Say, settings: Settings, asked: Settings, steps: int) -> None
 
 
 def accumulations(settings: Settings, shares: Sequence[int]) -> str:
-    """Micro-batches in a step, by rank where they differ."""
+    """Micro-batches per step, by rank if they differ."""
     each = [len(one) for one in passes_of(shares, settings.device_batch_size, together=False)]
     return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The optimizer's state as it lies in optim_NNNNNN_rankR.pt, which upstream's optimizer reads and writes as well.
+"""The optimizer state in optim_NNNNNN_rankR.pt, readable and writable by upstream's optimizer.
 
 Upstream's is a torch.optim.Optimizer: {"state": {parameter number: {...}}, "param_groups": [...]}, parameters numbered
 through the groups of `Optimizer.param_groups`. Several ranks split it, one file each:
@@ -12,7 +12,7 @@ through the groups of `Optimizer.param_groups`. Several ranks split it, one file
     torch.save(layout.file(state, rank), path)          # state: by parameter name, as Optimizer.state_dict() has it
     state = layout.state({rank: torch.load(path)})      # from a file of ours alone, or from those of all ranks of upstream
 
-A file of ours also holds the parts of all other ranks, so that any one of them is enough to go on from, with any number
+A file of ours also holds the parts of all other ranks, so that any one of them is enough to resume, with any number
 of ranks. Parts are views of the same memory, which torch.save writes once.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nanochat.model.optim import Optimizer
 
-# What upstream's loader passes over: the parts of the other ranks, and what only our ways of training know.
+# Keys that upstream's loader skips: the other ranks' parts, and data of our own methods.
 OURS_KEY = "nanochat_ddp_state"
 SPLIT = 1024
 ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
@@ -35,16 +35,16 @@ Shard = dict[int, dict[str, Any]]
 
 
 class Unusable(Exception):
-    """Files that do not make up the state of this optimizer; the text says why."""
+    """Files that do not form a state of this optimizer; the text says why."""
 
 
 def _first_of(others: Mapping[int, Any]) -> int:
-    """The rank whose part stands where upstream reads, by the parts of all others."""
+    """The rank whose part is where upstream reads, from the keys of the others."""
     return next(rank for rank in range(len(others) + 1) if rank not in others)
 
 
 def turned(file: Json, rank: int) -> Json:
-    """A file of ours as this rank would have written it; the same one where that is so, or where this rank had no part."""
+    """Our file as this rank would have written it; unchanged if it did, or if this rank had no part."""
     ours = file.get(OURS_KEY) or {}
     others = ours.get("others") or {}
     if rank not in others:
@@ -54,15 +54,15 @@ def turned(file: Json, rank: int) -> Json:
 
 
 class OptimizerLayout:
-    """Where everything of one optimizer lies in the files of `world` ranks."""
+    """Where the parts of an optimizer are in the files of `world` ranks."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size], world: int) -> None:
-        """groups: as Optimizer.param_groups has them, parameters by name."""
+        """groups: as in Optimizer.param_groups, with parameter names."""
         self.groups, self.shapes = groups, shapes
         self.numbers = {name: n for n, name in enumerate(name for group in self.groups for name in group["params"])}
         adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
         split = [self.shapes[name][0] for name in adamw if self._is_split(name)]
-        # Upstream cannot split these tables among so many ranks; each gets the file of a run of one.
+        # Upstream cannot split these tables among so many ranks; each gets the file of a single-rank run.
         self.world = world if all(rows % world == 0 for rows in split) else 1
 
     @classmethod
@@ -81,7 +81,7 @@ class OptimizerLayout:
         mine = shards[rank % self.world]
         groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
         if not complete:
-            # A view would bring all the memory that it is a view of.
+            # A view would keep all of its base's memory.
             mine = {n: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for n, s in mine.items()}
             return {"state": mine, "param_groups": groups}
         known = ("steps", "history", "adamw", "muon")
@@ -106,7 +106,7 @@ class OptimizerLayout:
             shard[self.numbers[name]] = {"step": steps} | {key: moments[key][part] for key in ADAMW}
 
     def split_muon(self, names: Sequence[str], state: Mapping[str, Mapping[str, Tensor]], shards: list[Shard]) -> None:
-        """Put the stacked state of one group into the parts of as many ranks as there are shards."""
+        """Split one group's stacked state into as many parts as there are shards."""
         rows, columns = self.shapes[names[0]]
         shapes = {MUON[0]: (rows, columns), MUON[1]: (rows, 1) if rows >= columns else (1, columns)}
         each = -(-len(names) // len(shards))
@@ -126,7 +126,7 @@ class OptimizerLayout:
         return OURS_KEY in file
 
     def state(self, files: Mapping[int, Mapping[str, Any]]) -> Json:
-        """The state by parameter name: from the file of any rank of ours, or from those of all ranks of upstream."""
+        """The state by parameter name: from any rank's file of ours, or from all ranks' files of upstream."""
         complete = next((file for file in files.values() if self.is_complete(file)), None)
         first = complete or files.get(0) or next(iter(files.values()))
         self._check_groups(first)

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of a run with local steps: common steps at its begin, then steps that the ranks make apart, then common steps again.
+"""The parts of a run with local steps: lockstep at its start, then separate steps, then lockstep again.
 
-From one part to the next is as if the run were saved and resumed, but in memory: what the old part has of the optimizer is put
-together on every rank, what computes and exchanges is made again, and takes it up. A checkpoint between two parts is one of the
-part before it, so that a run which is resumed there goes over as one does that was never interrupted.
+Changing from one part to the next works like saving and resuming, but in memory: the old part's optimizer state is put
+together on every rank, and the machinery is rebuilt with it. A checkpoint between two parts belongs to the
+earlier one, so a run that is resumed there makes the same transition as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from nanochat.run.state import Run
 
 
 def begin_apart(sync: Sync, step: int, steps: int) -> None:
-    """Tell what is to make steps apart where it begins, and before which step it must have met at the latest."""
+    """Tell the sync where separate steps start, and the step before which it must have met at the latest."""
     if isinstance(sync, LocalSync):
         sync.begin(step, steps_apart(steps).stop)
 
 
 def enter_phase(run: Run) -> None:
-    """Before a step: go over to the part of the run that it belongs to, if it is the first of it."""
+    """Before a step: change to the part of the run that it belongs to, if it is the first of it."""
     step, begun = run.progress.step, time.perf_counter()
     apart = run.apart_at(step)
     if apart == run.apart:

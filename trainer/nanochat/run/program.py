@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The life of one rank's process, whatever stage of training it runs: connect, set up, train, and tell how it ended."""
+"""The life of one rank's process in any stage: connect, set up, train, and report the end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from nanochat.run.stage import Stage
 from nanochat.run.state import Run
 
 EXIT_ERROR = 2
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
+PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
 def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callable[[Run], str] = train) -> int:
-    """A whole run, in which the work is done once all is set up; returns the exit code of its process."""
+    """A whole run; returns the process's exit code."""
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None
     try:
@@ -53,7 +53,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
         return fail(journal, comm, error)
     except KeyboardInterrupt:
         return fail(journal, comm, UserError("interrupted before the first step.", Cause.STOPPED))
-    # Also what no library should raise, such as the panics of those that are written in Rust.
+    # Also catches what no library should raise, such as Rust panics.
     except BaseException as error:
         return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
@@ -62,7 +62,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
 
 
 def stop_when_asked(run: Run) -> None:
-    """SIGTERM and Ctrl-C: finish the step, save, end well. A second Ctrl-C ends at once."""
+    """SIGTERM and Ctrl-C: finish the step, save, exit cleanly. A second Ctrl-C exits at once."""
 
     def ask(number: int, dummy: object) -> None:
         run.stop_asked = True
@@ -70,13 +70,13 @@ def stop_when_asked(run: Run) -> None:
 
     signal.signal(signal.SIGTERM, ask)
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        # If torchrun's agent is killed its ranks would go on as orphans, whom nobody could stop: they save and end.
+        # If torchrun's agent is killed, its ranks would continue as unstoppable orphans: they save and exit.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, ask)
 
 
 def explained(journal: Journal, error: CommError) -> CommError:
-    """Whoever had the connections ended knows better than this rank why."""
+    """Whoever closed the connections knows better than this rank why."""
     if not journal.heartbeat.hung_up:
         return error
     text = f"rank {journal.rank} lost the others ({journal.heartbeat.hung_up})."
@@ -84,7 +84,7 @@ def explained(journal: Journal, error: CommError) -> CommError:
 
 
 def unexpected(journal: Journal, error: BaseException) -> UserError:
-    """A sentence for what nobody foresaw; the stack goes into a file, for whoever puts it right."""
+    """A sentence for an unexpected error; the traceback goes into a file for developers."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         text = "not enough memory on this machine; lower --device-batch-size, --max-seq-len or --depth."
@@ -106,9 +106,9 @@ def innermost(error: BaseException) -> str:
 
 
 def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:
-    """Say why, also to the other ranks, and go without waiting for exchanges that no one will finish."""
+    """Report the error, also to the other ranks, and exit without waiting for exchanges that nobody will finish."""
     text = " ".join(str(error).split())
-    # A full disk under the log must not keep the other ranks from hearing why.
+    # A full disk under the log must not keep the other ranks from learning why.
     with contextlib.suppress(OSError, ValueError):
         print(f"error: {text}", file=sys.stderr, flush=True)
     blames = [journal.rank] if error.blames is None else list(error.blames)

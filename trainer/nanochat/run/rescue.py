@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank saves when another one is lost, and how the ranks that are left go on from it (--save-on-loss).
+"""Saving when another rank is lost, and resuming from that (--save-on-loss).
 
-After every step all ranks hold the same weights and AdamW states, so a rank alone can save them, as long as the update
-that was interrupted has not begun to change them. It has no more than its own share of Muon's momentum and knows only its
-own place in the data. Those who go on put together what they have saved. The momentum of a matrix that only a lost
-rank had starts from zero; the lost rank's place in the data follows from its place at the last save and the steps
-since, by reading again as it has read.
+After every step all ranks hold the same weights and AdamW states, so a single rank can save them, unless
+the interrupted update has begun to change them. It has only its own share of Muon's momentum and knows only its
+own position in the data. The remaining ranks combine what they saved. The momentum of a matrix that only a lost
+rank had restarts from zero; the lost rank's position in the data follows from its position at the last save and the
+steps since, by reading again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nanochat.run.stage import Reader, Stage
 from nanochat.run.state import Run
 
 Json = dict[str, Any]
-# The names of the matrices whose momentum is in an optimizer's file that holds one rank's share only.
+# Names of the matrices whose momentum is in an optimizer file with only one rank's share.
 SHARE = "share"
 
 
@@ -38,12 +38,12 @@ SHARE = "share"
 
 
 def save_alone(run: Run) -> str | None:
-    """Save the last finished step without the other ranks; returns the sentence about it, None where nothing was lost."""
+    """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
     step = run.progress.step
     if not run.stage.trains or step in (0, run.progress.resumed_from, *run.saved):
         return None
     if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
-        # Lost in the middle of a save, after this rank's part of it.
+        # Lost during a save, after this rank's part of it.
         return None
     if why := unsavable(run):
         return f"step {step} is not saved: {why}."
@@ -51,7 +51,7 @@ def save_alone(run: Run) -> str | None:
     run.optimizer.catch_up()
     layout, state = OptimizerLayout.of(run.optimizer, run.comm.world), run.optimizer.state_dict()
     owners, rank = run.sync.owners, run.comm.rank
-    # What a rank has of other matrices is as old as its last start.
+    # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
     optimizer = layout.file({**state, SHARE: sorted(state["muon"])}, rank)
     meta, loader = run.meta(run.feed.finished_position()), loader_alone(run)
@@ -64,7 +64,7 @@ def save_alone(run: Run) -> str | None:
 
 
 def unsavable(run: Run) -> str | None:
-    """Why the last finished step cannot be saved by this rank alone, if it cannot."""
+    """Why this rank cannot save the last finished step alone, if it cannot."""
     if run.apart:
         return "with local steps each rank has its own weights"
     if run.training.shared_head is not None:
@@ -75,7 +75,7 @@ def unsavable(run: Run) -> str | None:
 
 
 def loader_alone(run: Run) -> Json:
-    """This rank's place in the data, and what the places of the others follow from."""
+    """This rank's position in the data, and what the others' follow from."""
     made = run.progress.step - run.places.step
     return {
         "rank": run.comm.rank,
@@ -85,12 +85,12 @@ def loader_alone(run: Run) -> Json:
     }
 
 
-# -- going on
+# -- resuming
 
 
 def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
-    """Where ranks have saved alone, give every rank Muon's state of all matrices that any of them has saved; returns the
-    names of those nobody has."""
+    """After ranks saved alone, give every rank Muon's state of all saved matrices; returns the
+    names of the missing ones."""
     muon, share = state["muon"], state.pop(SHARE, None)
     told = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
     if all(one is None for one in told):
@@ -111,8 +111,8 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
 
 
 def merge_places(comm: Comm, stage: Stage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
-    """The places in the data of all ranks of the old world: told by those who were there, else found again; none where
-    that cannot be."""
+    """All positions in the data of the old ranks: reported if present, otherwise reconstructed; none if
+    impossible."""
     alone = "mine" in loader
     told = gather_states(comm, {"of": loader["rank"], **loader["mine"]} if alone else {"of": -1})
     if not alone:

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Going on with other shares in the middle of a run: as if it were saved and resumed, but in memory.
+"""Changes the shares during a run: like saving and resuming, but in memory.
 
-Weights, optimizer state and places in the data are put together on every rank, as for a checkpoint; then what depends on the shares
-is made again and takes them up. So a run that continues and one that is resumed here are the same.
+Weights, optimizer state and positions in the data are put together on every rank, as for a checkpoint; then everything that
+depends on the shares is rebuilt from them. So a run that continues and one that is resumed here are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanochat.run.state import Run
 
 
 def change_shares(run: Run, shares: Shares) -> None:
-    """Give every rank its new share, between two steps; all ranks do so at the same step."""
+    """Give every rank its new share between two steps; all ranks do so at the same step."""
     begun, before, sync = time.perf_counter(), run.shares, run.sync
     speeds = run.balancer.speeds
     run.comm.enter("share", run.progress.step)
@@ -45,8 +45,8 @@ def change_shares(run: Run, shares: Shares) -> None:
 
 
 def make_again(run: Run, shares: Shares, optimizer: Mapping[str, Any], apart: bool = False) -> None:
-    """Make what computes and exchanges again, and let it take up an optimizer's whole state; apart: for steps that the ranks
-    make apart."""
+    """Rebuild the machinery with an optimizer's whole state; apart: for separate
+    steps."""
     schedule = run.optimizer.schedule
     run.make_again(shares, apart)
     run.optimizer.load_state_dict(optimizer)
@@ -58,8 +58,8 @@ def told(numbers: Iterable[int]) -> str:
 
 
 def keep_feedback(old: Sync, new: Sync) -> None:
-    """What packing had left on this rank is sent with the next, where this rank still sends the same: a gradient, or the update
-    of a matrix that it owns. What belonged to a matrix that has changed hands is given up."""
+    """Keep rounding errors of what this rank still sends: a gradient, or the update
+    of a matrix that it owns. Those of a matrix that changed owners are dropped."""
     rank = new.comm.rank
     for name, values in new.feedback.items():
         kept = old.feedback.get(name)

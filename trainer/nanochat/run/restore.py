@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Going on from a checkpoint that is here: weights, optimizer, progress and place in the data, checked against this run."""
+"""Resumes from a local checkpoint: weights, optimizer, progress and data position, checked against this run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 def restore(run: Run) -> None:
-    """Go on from a checkpoint if the settings ask for it; else, or if there is none, begin."""
+    """Resume from a checkpoint if the settings ask for it and there is one; otherwise start."""
     settings, comm, folder = run.settings, run.comm, run.checkpoints
     comm.enter("resume")
     sweep(folder)
@@ -65,7 +65,7 @@ def restore(run: Run) -> None:
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
-    """Have every rank begin with a base model that at least one of them has."""
+    """Start every rank from a base model that at least one of them has."""
     comm, folder = run.comm, base.folder
     leader = folder_leader(comm, folder)
     training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
@@ -76,7 +76,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
             "its folder with --base-checkpoints."
         )
     if leader == comm.rank and found.step not in training.steps:
-        # One of another training would be written over.
+        # One of another training would be overwritten.
         checkpoints.set_aside(folder, [found.step])
     files = fetch(comm, folder, found, leader)
     with understood(folder, found.step):
@@ -93,7 +93,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
 
 @contextlib.contextmanager
 def understood(folder: Path, step: int) -> Iterator[None]:
-    """Files that are whole but hold something else than they should are the checkpoint's fault, and told as such."""
+    """Files that are complete but have unexpected content are reported as the checkpoint's fault."""
     try:
         yield
     except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ def understood(folder: Path, step: int) -> Iterator[None]:
 
 
 def take_up(run: Run, found: Found, files: int) -> None:
-    """Weights, optimizer, progress and place in the data out of a checkpoint that is here."""
+    """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
     if not run.plan.timed:
@@ -127,7 +127,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
 
 
 def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
-    """Go on with the shares that the checkpoint was made with, unless the settings have others than they had then."""
+    """Continue with the checkpoint's shares, unless the settings have changed them."""
     kept = (meta.get("loop_state") or {}).get("shares") if run.settings.rebalance else None
     if kept is None or kept[2] != run.began_with() or bool(kept[1]) != bool(run.shares.head):
         return
@@ -153,7 +153,7 @@ def set_aside(run: Run, keep: Collection[int]) -> None:
 
 
 def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
-    """Where all ranks go on in the data that cannot go on exactly: at that of the first rank that reads."""
+    """Where all ranks continue if they cannot exactly: at the position of the first rank that reads."""
     cursor = next((state["cursor"] for state in states if "cursor" in state), ())
     if len(cursor) >= len(START) + 1:
         return Cursor(*cursor).position()
@@ -171,11 +171,11 @@ def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
 
 
 def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None, say: Say) -> None:
-    """What packing had left on this rank, if it was kept and still means the same."""
+    """Restore this rank's rounding errors, if saved and still valid."""
     mine = sync.feedback
     if not mine:
         return
-    # That of the head is kept by those only who sent its gradient.
+    # The head's are kept only by ranks that sent its gradient.
     fits = kept is not None and kept["of"] == feedback_of(sync, rows) and mine.keys() <= kept["values"].keys()
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
@@ -189,7 +189,7 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
 def restore_optimizer(
     machinery: Machinery, rows: list[int], folder: Path, found: Found, files: int, say: Say
 ) -> dict[str, Any] | None:
-    """Momentum, second moments and step count; returns what is known of the loaders of all ranks, if we wrote it."""
+    """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
     training, optimizer, sync = machinery
     comm, layout, apart = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world), isinstance(sync, LocalSync)
     file, loaders = load_optimizer(folder, found.step, files)
@@ -220,7 +220,7 @@ def restore_optimizer(
 
 
 def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The places in the data of all ranks that made a checkpoint; none if they did not say."""
+    """The data positions of all ranks that made a checkpoint; none if unknown."""
     known = None if loaders is None else "mine" in loaders
     kinds = comm.exchange("who knows which places", known, fits=maybe(flag))
     if loaders is None or None in kinds:
@@ -239,7 +239,7 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
 
 
 def place_of(meta: Mapping[str, Any], step: int) -> int:
-    """The place of a timed run; of one that had a number of steps, by how many it had made."""
+    """The place of a timed run; for one with a number of steps, from the steps made."""
     kept = (meta.get("loop_state") or {}).get("place")
     if kept is None:
         steps = (meta.get("user_config") or {}).get("num_iterations") or 0
@@ -248,7 +248,7 @@ def place_of(meta: Mapping[str, Any], step: int) -> int:
 
 
 def check_not_over(folder: Path, step: int, steps: int) -> None:
-    """Refuse a run that would be over before it goes on."""
+    """Refuse a run that would be over before it resumes."""
     if step > steps:
         raise BadCheckpoint(
             f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
@@ -257,7 +257,7 @@ def check_not_over(folder: Path, step: int, steps: int) -> None:
 
 
 def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, step: int) -> None:
-    """Refuse weights of another shape, naming what differs."""
+    """Refuse weights of another shape, naming the difference."""
     for name, value in dataclasses.asdict(config).items():
         kept = meta["model_config"].get(name, value)
         if kept != value:

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which checkpoint a run goes on from, found by the ranks together, without storage that they share.
+"""Finds the checkpoint to resume from, by all ranks together, without shared storage.
 
-Each checkpoint of ours is complete in every folder: weights, the optimizer of all ranks, the loaders of all ranks. So
-the ranks take the newest step of their training (lineage.py) that any of them has whole, and who lacks it gets the files
+Each of our checkpoints is complete in every folder: weights, the optimizer and loaders of all ranks. So
+the ranks use the newest step of their training (lineage.py) that any of them has complete, and those without it get the files
 from one that has it.
 """
 
@@ -42,12 +42,12 @@ from nanochat.run import lineage
 from nanochat.run.optim_file import turned
 
 Json = dict[str, Any]
-# Of the tensors in a place in the data, and how many tokens may wait there for a row.
+# Limits of the tensors in a data position, and of the tokens waiting there.
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
 MOST_WAITING = 2**28
 NUMBERS = (count(),) * 4
 AHEAD_AND_THEN = listed(row(*NUMBERS)), maybe(named(count(least=-1), ("pq_idx", "rg_idx", "epoch")))
-# The plain values of a place, of which each stage has its own; a cursor has more to it once ranks have come or gone.
+# The plain values of a data position, different in each stage; a cursor has more after ranks have come or gone.
 PLACE: dict[str, Fits] = {
     "rank": count(),
     "world": count(),
@@ -59,18 +59,18 @@ PLACE: dict[str, Fits] = {
 
 
 def is_place(told: Any) -> bool:
-    """The plain values of a place in the data."""
+    """The plain values of a data position."""
     return named(anything)(told) and all(key in PLACE and PLACE[key](value) for key, value in told.items())
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
-    """The lowest of the ranks that share this rank's checkpoint folder: the one that writes for all of them."""
+    """The lowest of the ranks that share this rank's checkpoint folder: it writes for all of them."""
     writable_folder(folder, "checkpoints")
     mine = f".rank{comm.rank}-{secrets.token_hex(8)}"
     (folder / mine).touch()
     try:
         names = comm.exchange("the checkpoint folders", mine, fits=matching(r"\.rank\d+-[0-9a-f]{16}"))
-        # By the number in it, no rank passes off another's mark as its own.
+        # The number in it keeps a rank from using another's mark.
         own = [rank for rank, name in enumerate(names) if name.startswith(f".rank{rank}-")]
         sharing = [rank for rank in own if (folder / names[rank]).exists()]
         comm.exchange("the checkpoint folders, seen", None, fits=nothing)
@@ -80,7 +80,7 @@ def folder_leader(comm: Comm, folder: Path) -> int:
 
 
 def writer_of(folder: Path, step: int) -> int | None:
-    """The rank whose files here make a whole checkpoint of this step; None if there is none."""
+    """The rank whose files here form a complete checkpoint of this step; None if there is none."""
     for rank in checkpoints.optimizer_ranks(folder, step):
         if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank):
             return rank
@@ -88,7 +88,7 @@ def writer_of(folder: Path, step: int) -> int | None:
 
 
 def _holds_model(folder: Path, step: int, rank: int) -> bool:
-    """Whether this rank wrote the weights here (upstream leaves no list, and rank 0 writes them)."""
+    """Whether this rank wrote the weights here (upstream has no list, and rank 0 writes them)."""
     try:
         entry = json.loads((folder / checkpoints.list_name(step, rank)).read_bytes())
         return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
@@ -99,12 +99,12 @@ def _holds_model(folder: Path, step: int, rank: int) -> bool:
 
 
 def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
-    """Whether this rank's own part of a step is here, beside the weights that the writer wrote."""
+    """Whether this rank's own part of a step is here, beside the writer's weights."""
     return writer == rank or checkpoints.is_whole(folder, step, rank)
 
 
 class Found(NamedTuple):
-    """A checkpoint to go on from, and the rank whose files make it whole in this rank's folder (None: it is not here).
+    """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
     own: this rank's own file of the optimizer is here too.
     """
@@ -115,14 +115,14 @@ class Found(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The training that the ranks go on with (UNSAID: no checkpoint says), and its steps in this rank's folder."""
+    """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in this rank's folder."""
 
     id: str
     steps: list[int]
 
 
 def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
-    """The one training that all ranks go on with: the one that is wanted, else the one that their checkpoints are of."""
+    """The training that all ranks resume: the requested one, or the one their checkpoints belong to."""
     mine: dict[str, list[int]] = {}
     here = checkpoints.steps_in(folder)
     for step in here:
@@ -135,13 +135,13 @@ def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage
 
 
 def name_training(comm: Comm, known: str) -> str:
-    """The id of the training that is known, or a new one for all ranks."""
+    """The known training id, or a new one for all ranks."""
     told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
     return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
 
 
 def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
-    """The step to go on from: the one asked for, else (-1) the newest of the training that any rank has whole; None if
+    """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
     mine = (training or find_training(comm, folder, "")).steps
     steps = [wanted] if wanted >= 0 else mine
@@ -149,7 +149,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
     damaged: list[int] = []
     for step in sorted({step for steps in told for step in steps}, reverse=True):
         writer = writer_of(folder, step) if step in mine else None
-        # A list without what it lists was whole once; without a list it is what a killed process leaves behind.
+        # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
@@ -171,7 +171,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
 
 
 class Held(NamedTuple):
-    """What a folder holds of a step: name, size and sha256 of each file that others can be given."""
+    """What a folder has of a step: name, size and sha256 of each file to share."""
 
     whole: bool
     ours: bool
@@ -199,7 +199,7 @@ def _held_of(step: int) -> Fits:
 
 
 def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
-    """Give the files of a step to the folders that lack them; returns whose files to read."""
+    """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
     told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
@@ -251,7 +251,7 @@ def _take_files(
     lacking: Mapping[int, set[str]],
     ours: bool,
 ) -> None:
-    """Files of a step from who has them to those who lack them; what came of a copy that failed does not stay."""
+    """Copy files of a step from ranks that have them to those that lack them; remains of a failed copy are removed."""
     mine = lacking.get(comm.rank, set())
     placed: list[Path] = []
     try:
@@ -260,7 +260,7 @@ def _take_files(
         for name, (rank, size, sha256) in wanted.items():
             if not any(name in names for names in lacking.values()):
                 continue
-            # Ours hold the same on every rank, in another order; theirs are each a part.
+            # Ours have the same content on every rank, in another order; upstream's are parts.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
             incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
@@ -294,7 +294,7 @@ def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:
 
 
 def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
-    """One file from the source's disk to those who take it, piece by piece."""
+    """Copy one file from the source's disk to the receivers, in chunks."""
     sink = incoming.write if incoming is not None else lambda data: None
     what = "the files of a checkpoint"
     if path is None:
@@ -307,9 +307,9 @@ def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: chec
 
 
 def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
-    """Make what has arrived this rank's own checkpoint."""
+    """Turn received files into this rank's own checkpoint."""
     own = checkpoints.optimizer_name(step, rank)
-    # Upstream reads a rank's part where ours has that of the rank which wrote the file.
+    # Upstream reads a rank's part where ours has the writing rank's.
     again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
     here = [
         (again or (own, size, sha256)) if name.startswith("optim_") else (name, size, sha256)
@@ -323,7 +323,7 @@ def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, st
 
 
 def gather_states(comm: Comm, state: Json) -> list[Json]:
-    """Every rank's loader state: plain values by way of the store, tensors by broadcast."""
+    """Every rank's loader state: plain values through the store, tensors by broadcast."""
     plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
     shapes = {key: [str(v.dtype), list(v.shape)] for key, v in state.items() if isinstance(v, torch.Tensor)}
     gathered: list[Json] = []

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checkpoint of all ranks: proven to be the same, put together, written, and older ones removed once it is sound."""
+"""A checkpoint of all ranks: verified, assembled, written; older ones are removed once it is proven sound."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from nanochat.run.state import Places, Run
 
 
 def checkpoint(run: Run) -> dict[str, Any]:
-    """What checkpoint_manager.save is to write in this rank's folder; every rank must ask for it together."""
+    """The content for checkpoint_manager.save in this rank's folder; every rank must call it together."""
     optimizer = run.sync.whole_state()
-    # Each rank goes on at its place in the data, and with matrix products that round as they did.
+    # Each rank resumes at its data position, with the same matrix library.
     loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
     sync, feedback = run.sync, {}
     if sync.feedback:
@@ -37,10 +37,10 @@ def checkpoint(run: Run) -> dict[str, Any]:
     run.places = Places(run.progress.step, loaders)
     layout = OptimizerLayout.of(run.optimizer, run.comm.world)
     if run.apart:
-        # Each rank goes on with its own.
+        # Each rank resumes with its own.
         optimizer["local_of"] = run.comm.rank
     elif run.writer != run.comm.rank:
-        # Whoever shares our folder writes the whole; our part is here for upstream, which wants every rank's file.
+        # The rank that writes for our folder writes everything; our part is for upstream, which needs every rank's file.
         return {"optimizer": {**layout.file(optimizer, run.comm.rank, complete=False), **feedback}, "loader": None}
     parts = {"optimizer": {**layout.file(optimizer, run.comm.rank), **feedback}, "loader": {"ranks": loaders}}
     if run.writer != run.comm.rank:
@@ -50,7 +50,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
 
 
 def prove_identical(run: Run, when: str) -> None:
-    """Compare the weights of all ranks; a difference ends the run."""
+    """Compare all ranks' weights; a difference ends the run."""
     run.make_whole()
     try:
         digest = check_identical(run.comm, run.weights, when)
@@ -63,7 +63,7 @@ def prove_identical(run: Run, when: str) -> None:
 
 
 def save(run: Run, final: bool) -> None:
-    """A checkpoint, after the proof that all ranks have the same to save; only the last one must succeed."""
+    """A checkpoint, after verifying that all ranks hold the same; only the last one must succeed."""
     begun = time.perf_counter()
     run.comm.enter("save", run.progress.step)
     prove_identical(run, f"at step {run.progress.step}")
@@ -87,13 +87,13 @@ def save(run: Run, final: bool) -> None:
 
 
 def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:
-    """The warning that a checkpoint is missing; saved: those that all ranks have."""
+    """The warning about a failed checkpoint; saved: those that all ranks have."""
     last = f"the checkpoint of step {saved[-1]} is still intact" if saved else "there is no checkpoint yet"
     return f"warning: {error} Training continues; {last}."
 
 
 def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mapping[str, Any]) -> NotSaved | None:
-    """Every rank writes its part of a checkpoint; returns the error of the first one that could not."""
+    """Every rank writes its part of a checkpoint; returns the first error."""
     failed = None
     try:
         saved = checkpoint_manager.save(folder, step, comm.rank, **contents)
@@ -106,13 +106,13 @@ def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mappi
 
 
 def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool:
-    """Keep the last checkpoint that all ranks have and none before it; whether any rank had one to remove."""
+    """Keep only the last checkpoint that all ranks have; returns whether any rank removed one."""
     removed = checkpoint_manager.prune(folder, min(1, keep), saved)
     return any(comm.exchange("what was removed for the checkpoint", removed, fits=listed(count())))
 
 
 def prove_checkpoint(run: Run) -> None:
-    """The weights of the last checkpoint gave a finite loss, on all ranks: only now may older ones go."""
+    """The last checkpoint's weights gave a finite loss on all ranks: now older ones may go."""
     if run.unproven is not None and run.sync.met:
         run.unproven = None
         checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)

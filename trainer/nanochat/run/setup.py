@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run is set up from its settings, and refused while that is still cheap."""
+"""Sets up a run from its settings, and rejects impossible ones early."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from nanochat.run.state import Progress, Run
 
 
 def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None = None) -> Run:
-    """Build a run, and refuse what cannot work while it is still cheap."""
+    """Build a run; reject what cannot work while that is cheap."""
     stage = stage or Stage()
     device = common.choose_device(settings.device_type)
     dtype = common.choose_dtype(device)
@@ -80,7 +80,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
 
 
 def take_time(run: Run) -> None:
-    """Begin to count the time of a timed run, by the clock of rank 0."""
+    """Start the clock of a timed run, by rank 0's clock."""
     progress, settings = run.progress, run.settings
     run.began_at = (progress.step, progress.place)
     # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
@@ -96,15 +96,15 @@ def take_time(run: Run) -> None:
 def facts(
     settings: Settings, stage: Stage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
 ) -> dict[str, Any]:
-    """What every rank must have alike before the first step."""
+    """What all ranks must have in common before the first step."""
     folder = common.tokenizer_dir()
     return {
-        # A GPU talks by NCCL and a CPU by Gloo: they would wait for each other until the timeout.
+        # A GPU uses NCCL and a CPU Gloo: they would wait for each other until the timeout.
         "device": device,
         "setting": shared_config(settings),
         "dtype": dtype.name,
         "matmul": matmul,
-        # Builds for a GPU have the same CPU code.
+        # GPU builds have the same CPU code.
         "torch": torch.__version__.partition("+")[0],
         "code": code_digest(),
         "tokenizer": file_digest(folder / tokenizer.PICKLE_NAME),
@@ -114,7 +114,7 @@ def facts(
 
 
 def head_share(settings: Settings, comm: Comm) -> float:
-    """How much of the head's gradient and optimizer state this rank has, at most."""
+    """This rank's maximum fraction of the head's gradient and optimizer state."""
     if settings.head != "shared" or settings.local_steps:
         return 1.0
     shares = settings.head_shares or (1,) * comm.world

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one stage of training does in its own way: where it begins, what it reads, what it saves and how it is judged.
+"""The differences between stages: initial model, data, checkpoints and evaluation.
 
-Stage is pretraining; fine_tuning.py and evaluation.py have the others. All else (setup.py, loop.py) is the same for them.
+Stage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from nanochat.run.loss_eval import deal_out, eval_steps
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What a rank reads its data with."""
+    """A rank's means of reading its data."""
 
     settings: Settings
     tokenizer: Tokenizer
     data_dir: Path
     rank: int
     world: int
-    interrupted: Callable[[], bool]  # whether waiting for data is to end
+    interrupted: Callable[[], bool]  # whether to stop waiting for data
 
     def shards(self, split: str, rows: int, rank: int, world: int, **more: Any) -> Loader:
-        """The batches of one rank of so many out of the shards."""
+        """One rank's batches from the shards."""
         return Loader(
             self.tokenizer, self.data_dir, split, rows, self.settings.max_seq_len, rank, world,
             patience=self.settings.timeout_seconds, interrupted=self.interrupted, **more,
@@ -48,11 +48,11 @@ class Reader:
 
 
 class BaseModel(NamedTuple):
-    """The model of another run that a stage begins with."""
+    """Another run's model that a stage starts from."""
 
     folder: Path
     step: int  # -1: the newest
-    optimizer: bool  # whether its momentum is taken, too
+    optimizer: bool  # whether to use its momentum too
 
 
 class Stage:
@@ -68,7 +68,7 @@ class Stage:
         return plan_for(settings, config)
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
-        """What all ranks must have alike of what they learn from."""
+        """What all ranks must have in common about their data."""
         return {"shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}}
 
     def training_loader(
@@ -78,20 +78,20 @@ class Stage:
         position: Mapping[str, int] | None = None,
         states: Sequence[Mapping[str, Any]] | None = None,
     ) -> BatchSource:
-        """This rank's batches to train on; shares: the rows of all ranks; states: where the streams go on exactly,
-        position: where they do so nearly."""
+        """This rank's training batches; shares: the rows of all ranks; states: where the streams resume exactly,
+        position: where they resume approximately."""
         return Streams(reader.rank, shares, opener(reader, shares, position, states))
 
     def deal_again(
         self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
     ) -> None:
-        """The shares have changed between two steps; states: where the streams are."""
+        """The shares changed between two steps; states: where the streams are."""
         if isinstance(loader, Streams):
             loader.deal(shares, opener(reader, shares, None, states))
 
     def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The places from which the ranks of this run go on exactly, by those of the ranks that made a checkpoint; None
-        where these are of no use here."""
+        """Exact positions for this run's ranks, from those of the ranks that made a checkpoint; None
+        if these are useless here."""
         old = [state for state in states if "cursor" in state]
         files = [path.name for path in dataset.split_paths(reader.data_dir, "train")]
         if not old or not all(dataloader.is_of(state, number, len(old), files) for number, state in enumerate(old)):
@@ -102,29 +102,29 @@ class Stage:
         return [dataloader.deal(old, shards, number, reader.world) for number in range(reader.world)]
 
     def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-        """Where a lost rank was in the data, by what another one saved alone; None if its last place is not known."""
+        """A lost rank's data position, from what another one saved alone; None if its last one is unknown."""
         if loader["ranks"] is None:
             return None
         last, rows = loader["ranks"][rank], loader["rows"][rank]
         return dataloader.replayed(reader.tokenizer, reader.data_dir, last, rows, reader.settings.max_seq_len)
 
     def targets(self, tokens: int, batch: Any, apart: bool) -> int:
-        """How many tokens the loss of a step is the mean of; tokens: in its rows, batch: what the loader last gave."""
+        """Number of tokens in a step's mean loss; tokens: in its rows, batch: the loader's last one."""
         return tokens
 
     def is_judged(self) -> bool:
-        """Whether there is something to evaluate on."""
+        """Whether there is data to evaluate on."""
         return True
 
     def eval_batches(self, reader: Reader) -> int | None:
-        """How many batches this rank evaluates; None where only their end tells."""
+        """Number of batches that this rank evaluates; None if unknown in advance."""
         return -(-batches_of_evaluation(reader.settings) // reader.world)
 
     @contextlib.contextmanager
     def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
-        """This rank's part of the batches to evaluate on, in which all ranks take part."""
+        """This rank's part of the evaluation batches."""
         steps, rows = batches_of_evaluation(reader.settings), reader.settings.device_batch_size
-        # Every rank packs the rows of all: what is evaluated must not depend on how many they are.
+        # Every rank packs all rows: the result must not depend on the number of ranks.
         loader = reader.shards("val", rows, rank=0, world=1, ahead=BATCHES_AHEAD * reader.world)
         try:
             yield deal_out((loader.next_batch() for dummy in range(steps)), reader.rank, reader.world)
@@ -132,7 +132,7 @@ class Stage:
             loader.close()
 
     def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
-        """Prompts, and what the model makes of each."""
+        """Prompts, and the model's continuations."""
         for prompt in SAMPLE_PROMPTS:
             yield prompt, complete(model, reader.tokenizer, prompt)
 
@@ -148,7 +148,7 @@ def opener(
     position: Mapping[str, int] | None,
     states: Sequence[Mapping[str, Any]] | None,
 ) -> Callable[[int], Loader]:
-    """What opens a stream of the shards for the rows that it gives to a step."""
+    """Opens a stream of the shards with its rows per step."""
     rows = stream_rows(shares)
 
     def open_stream(stream: int) -> Loader:
@@ -159,7 +159,7 @@ def opener(
 
 
 def model_config(settings: Settings, vocab_size: int, depth: int | None = None) -> ModelConfig:
-    """The model of these settings (or of the same family at another depth)."""
+    """The model for these settings (or of the same family at another depth)."""
     return ModelConfig.from_depth(
         settings.depth if depth is None else depth,
         settings.aspect_ratio,
@@ -171,7 +171,7 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
 
 
 def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
-    """Batch, steps and scaling of these settings."""
+    """Batch, steps and scaling for these settings."""
 
     def scaling_parameters(counts: Mapping[str, int]) -> int:
         return counts["transformer_matrices"] + counts["lm_head"]

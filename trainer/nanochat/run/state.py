@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one training run consists of, from step to step."""
+"""The parts of a training run."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SMOOTHING = 0.9
 
 @dataclasses.dataclass
 class Progress:
-    """What a run carries from step to step besides weights and optimizer."""
+    """A run's state from step to step besides weights and optimizer."""
 
     step: int = 0
-    place: int = 0  # of a timed run: how much of its time is used, of schedule.WHOLE
+    place: int = 0  # of a timed run: fraction of its time used, of schedule.WHOLE
     smooth_loss: float = 0.0
     training_seconds: float = 0.0
     min_val_bpb: float = math.inf
@@ -50,14 +50,14 @@ class Progress:
     resumed_from: int | None = None
 
     def add_loss(self, loss: float) -> float:
-        """Take one step's loss; returns the debiased running mean."""
+        """Add a step's loss; returns the debiased running mean."""
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
         return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
 
 
 @dataclasses.dataclass
 class Places:
-    """Where all ranks were in the data before a step, so that a lost rank's place can be found again; None: nobody knows."""
+    """All ranks' data positions before a step, to reconstruct a lost rank's; None: unknown."""
 
     step: int = 0
     ranks: list[dict[str, Any]] | None = None
@@ -186,7 +186,7 @@ class Run:
         return [rows, list(settings.head_shares)]
 
     def make_again(self, shares: Shares, apart: bool = False) -> None:
-        """Go on with other shares, or with steps that the ranks make apart: everything that depends on it is made again,
+        """Continue with other shares, or with separate steps: everything that depends on it is rebuilt,
         without its state."""
         self.shares = shares
         self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)

@@ -284,7 +284,7 @@ def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
     assert (told["code"], told["severity"]) == ("rank-host-no-answer", "warning")
     assert (
         told["seen"]
-        == "rank 1 (laptop) gave no answer within 25 s; rank 0 (desktop) makes progress, so the run continues."
+        == "rank 1 (laptop) did not answer within 25 s; rank 0 (desktop) makes progress, so the run continues."
     )
 
 
@@ -319,7 +319,7 @@ def test_the_bundle_has_no_secrets() -> None:
     told = bundle({**PLAN, "nodes": [node]}, results, [{"WANDB_API_KEY": "s3cr3t"}])
     assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
-    assert told["hosts"]["laptop"] == "gave no answer within 25 s"
+    assert told["hosts"]["laptop"] == "did not answer within 25 s"
 
 
 def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
@@ -495,7 +495,7 @@ def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
 def test_of_a_run_that_is_over_nobody_misses_a_host_that_is_off(state: str):
     told = verdict(rank("laptop", {"state": state}), None)
     assert told["code"] == "not-running"
-    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) gave no answer" in told["seen"]
+    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) did not answer" in told["seen"]
 
 
 def test_a_new_finding_is_a_kind_and_a_question(monkeypatch):

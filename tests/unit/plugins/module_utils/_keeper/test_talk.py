@@ -212,7 +212,7 @@ def answered_by(reply):
 
 
 def test_what_is_no_keeper_is_told_as_such(monkeypatch):
-    assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop gives no answer that a keeper would give"
+    assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop sent an invalid answer"
     monkeypatch.setattr(talk, "SECONDS", 0.3)
     # One that takes its time does not hold a thread for longer.
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"

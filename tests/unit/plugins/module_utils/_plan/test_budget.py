@@ -152,7 +152,7 @@ def test_run_that_goes_on_keeps_model_and_end():
     [
         ({"ddp_budget": "8h", "ddp_finish_by": "07:30"}, "ddp_budget and ddp_finish_by are both set"),
         ({"ddp_finish_by": "2026-11-24 22:00"}, "1 h 00 min ago"),
-        ({"ddp_finish_by": "2026-02-30 22:00"}, "no date and time"),
+        ({"ddp_finish_by": "2026-02-30 22:00"}, "not a date and time"),
         ({"ddp_budget": "8 hours"}, "days, hours and minutes"),
         ({"ddp_budget": "2m"}, "setting up and checking the hosts takes about"),
         ({"ddp_budget": "8h", "ddp_local_steps": 10}, "ddp_local_steps 10"),
