@@ -93,7 +93,7 @@ def let_in(stay: Stay) -> Stay:
 
 
 def follow(own: membership.Own, now: float, why: str) -> Tuple[membership.Own, str]:
-    """Leave the run for a reason, stay away as long as there is one, and ask to be let in again; the order for this host's rank."""
+    """Leave the run for a reason, stay away while one holds, then ask to rejoin; returns the order for this host's rank."""
     state, leaving = own.word.state, own.word.state in (ENDING, STUCK)
     if state == RESTING:
         return (own._replace(word=own.word._replace(why=why)) if why else membership.change(own, now, IDLE, why="")), ""

@@ -125,7 +125,7 @@ class MlpPass:
         product(square, self.proj.t(), u, add=True)
 
     def _square(self) -> Tensor:
-        """Made again in the backward pass, rather than kept: it is the largest there is."""
+        """Recomputed in the backward pass instead of kept: it is the largest tensor."""
         return self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
 
     def backward(self, d: Tensor) -> None:
