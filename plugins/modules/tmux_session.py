@@ -20,6 +20,7 @@ description:
     nor its command line is ever looked at.
   - The program gets the variables of O(env_file), and of its surroundings only E(HOME), E(USER), E(LOGNAME), E(SHELL), a
     standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).
+  - If O(env_file) sets E(NANOCHAT_POLITE) to C(low) or C(guest), the program runs at idle priority, and is killed first when memory runs out.
   - Writes C(run.sh) into O(state_dir), which a person can run by hand just as well, and C(session.json), which says how it
     is and how it ended.
 attributes:

@@ -193,6 +193,15 @@ def test_field_13_output_is_logged_line_by_line_while_it_runs(job, tmp_path):
     assert job.log.read_text() == "out\nerr\npart whole\n"
 
 
+def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path):
+    env = tmp_path / "polite.env"
+    env.write_bytes(env_file_utils.render({"NANOCHAT_POLITE": "low"}))
+    runner = job.start(SLEEP, "polite", env_file=str(env))["session"]["pid"]
+    children = Path(f"/proc/{runner}/task/{runner}/children")
+    until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [os.SCHED_IDLE])
+    assert os.sched_getscheduler(runner) == os.SCHED_OTHER
+
+
 def test_restarted_always_starts_anew(job):
     argv = [sys.executable, "-c", SLEEP]
     first = job.play("restarted", argv=argv)

@@ -111,6 +111,7 @@ class Keeper:
         self.pause = pause.Pause()
         self.waits = ""  # the hosts that this one waits for, and why
         self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # this clock runs while the machine is suspended
+        self.woke = 0.0  # when it last resumed, by time.monotonic
 
     # -- persistent state
 
@@ -228,11 +229,7 @@ class Keeper:
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
-            word, steps = self.own.word, self.rank.steps()
-            # A step more is one of all members, so nothing was stopped while this machine was suspended.
-            self.own = self.own._replace(
-                word=word._replace(steps=steps, returned=word.returned and steps <= word.steps)
-            )
+            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:
@@ -299,8 +296,11 @@ class Keeper:
         now, before = time.clock_gettime(time.CLOCK_BOOTTIME), self.awake
         self.awake = now
         if now - before > self.rules.lost + self.rules.grace:
+            # An answer that lay here meanwhile is read within seconds.
+            self.woke = time.monotonic() + talk.SECONDS
             self.own = self.own._replace(word=self.own.word._replace(returned=True))
             self._tell("awake", "after %.0f s" % (now - before))
+        self.own = memory.woken(self.own, self.heard, self.woke)
 
     def _linger(self) -> None:
         """Keep answering questions about the end, unless all others know."""

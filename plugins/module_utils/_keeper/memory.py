@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Tuple, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import Death
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation, Own, Word
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation, Heard, Own, Word
 
 
 class Remembered(TypedDict):
@@ -47,6 +48,17 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     # After a reboot the clock restarts, so times that seem ahead are past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
     return Own(word, since=now, last=last or None, deaths=tuple(died))
+
+
+def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
+    """A keeper that was suspended until `since`: it has missed nothing once all with whom it trains are heard to train with it."""
+    mine, word = own.word.generation, own.word
+    if not word.returned or word.state != TRAINING or mine is None:
+        return own
+    others = [heard.get(host) for host in mine.members if host != word.host]
+    told = [one.word for one in others if one is not None and one.at > since]
+    all_train = len(told) == len(others) and all((one.state, one.generation) == (TRAINING, mine) for one in told)
+    return own._replace(word=word._replace(returned=False)) if all_train else own
 
 
 def new(host: str, now: float, steps: int) -> Own:

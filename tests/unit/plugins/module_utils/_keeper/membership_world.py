@@ -62,6 +62,7 @@ class Host:
         self.head = None  # what it has trained, once all ranks have met
         self.order, self.ordered_at = "", 0
         self.waits_since = 0
+        self.woke = 0  # when it was suspended last, the end of that
         self.needed_until = 0  # its owner uses it, and it is a guest
         self.crashes = 0
         self.sick_at = None  # the step at which its rank fails each time
@@ -215,6 +216,7 @@ class World:
         host.thaws_at = self.tick + rng.randint(2, 25)
         if host.thaws_at - self.tick > self.rules.lost + self.rules.grace:
             host.own = host.own._replace(word=host.own.word._replace(returned=True))
+            host.woke = host.clock + host.thaws_at - self.tick + 3
         return True
 
     def a_need_of_the_owner(self, host, rng):
@@ -346,10 +348,8 @@ class World:
 
     def look(self, host):
         if host.rank and host.head:
-            word, steps = host.own.word, host.head.step
-            host.own = host.own._replace(
-                word=word._replace(steps=steps, returned=word.returned and steps <= word.steps)
-            )
+            host.own = host.own._replace(word=host.own.word._replace(steps=host.head.step))
+        host.own = memory.woken(host.own, host.heard, host.woke)
         before, order = host.own.word, self.asked(host)
         own = host.own
         if not order:

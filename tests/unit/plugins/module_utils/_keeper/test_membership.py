@@ -351,6 +351,19 @@ def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_a
     assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 1.7e9
 
 
+def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it():
+    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    own = own._replace(word=own.word._replace(returned=True))
+    same = own.word._replace(host="desktop")
+    for word, since, missed in (
+        (same, 100.0, False),
+        (same, 200.0, True),
+        (same._replace(state=m.STOPPED), 100.0, True),
+    ):
+        assert memory.woken(own, heard(150, word), since).word.returned is missed
+    assert memory.woken(own, {}, 100.0).word.returned
+
+
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
     left = m.Word("c", m.LEFT)
     a, b = (m.decide(THREE, m.Own(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
