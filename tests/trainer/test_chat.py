@@ -67,7 +67,7 @@ def test_special_tokens_in_a_text_are_text(tokens: Tokenizer) -> None:
         ("{", "it is not JSON"),
         ('{"role": "user"}', "it must be a list"),
         ("[]", "it must be a list"),
-        ("[3]", "message 1 is no object"),
+        ("[3]", "message 1 is not an object"),
         ('[{"role": "user", "content": 3}]', "the content of message 1 is not text"),
         ('[{"role": "robot", "content": "x"}]', "the role of message 1 is 'robot'"),
         ('[{"role": "assistant", "content": "x"}]', "must take turns, the user first"),
