@@ -14,7 +14,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "molecule:storm")
+THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "molecule:storm,molecule:evening")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One node: seconds a step of the trainer, in float32 and with bf16 products, against plain eager torch.
+"""One node: seconds a step of the trainer, in float32 and with bf16 products, with and without C kernels, against eager torch.
 
-    python bench/one_node.py [--quick] [--sizes d4 d8] [--rounds N] [--threads N] [--write one_node.json]
+    python bench/one_node.py [--quick] [--sizes d4 d8] [--variants V ...] [--rounds N] [--threads N] [--write one_node.json]
     python bench/one_node.py --ops --sizes d4        # what of a float32 step goes into which operation of torch
 
 Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
@@ -38,8 +38,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "trainer")]
 from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
 from nanochat.kit.common import cpu_flags  # noqa: E402
-from nanochat.model import numerics  # noqa: E402
-from nanochat.model.fused import TrainingPass  # noqa: E402
+from nanochat.model import kernels, numerics  # noqa: E402
+from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
 from nanochat.model.gradients import unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
@@ -49,8 +49,14 @@ SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_de
 ROUNDS = {"d4": 15, "d8": 5}
 QUICK_ROUNDS = 5
 SHOWN = 24  # operations
-HEADER = "size variant   median s   best s    tok/s  x baseline  floor s  share  first step s   last loss"
-VARIANTS = ("baseline", "fp32", "bf16")  # torch takes fifty times as long for bf16 on a CPU without instructions for it
+HEADER = "size variant     median s   best s    tok/s  x the first  floor s  share  first step s   last loss"
+VARIANTS = (
+    "baseline",
+    "fp32",
+    "fp32+C",
+    "bf16",
+    "bf16+C",
+)  # torch takes fifty times as long for bf16 on a CPU without instructions for it
 ROWS, ACCUMULATION = 2, 2
 RATES = LearningRates().scaled(0.0625)
 SCHEDULE = StepSchedule(0.5, 0.9, 0.01)
@@ -129,8 +135,12 @@ def baseline_step(config: ModelConfig) -> Step:
     return step
 
 
-def our_step(config: ModelConfig, matmul: str) -> Step:
+def our_step(config: ModelConfig, variant: str) -> Step:
+    matmul, dummy, own = variant.partition("+")
     numerics.setup()
+    found = kernels.setup("auto" if own else "torch", kernel_shape(config, ROWS, matmul))
+    if own:
+        print(f"{variant}: {found.told()}", file=sys.stderr)
     model = GPT(config)
     model.init_weights()
     training, optimizer = TrainingPass(model, matmul), Optimizer(model, RATES, matmul)
@@ -186,9 +196,9 @@ class Worker:
         self.process.wait()
 
 
-def measure(size: str, rounds: int, threads: int) -> dict[str, Any]:
+def measure(size: str, rounds: int, threads: int, wanted: list[str]) -> dict[str, Any]:
     native = {"avx512_bf16", "amx_bf16"} & set(cpu_flags())
-    variants = [variant for variant in VARIANTS if variant != "bf16" or native]
+    variants = [variant for variant in wanted if not variant.startswith("bf16") or native]
     workers = {variant: Worker(size, variant, threads) for variant in variants}
     for dummy in range(rounds):
         for worker in workers.values():
@@ -203,7 +213,7 @@ def measure(size: str, rounds: int, threads: int) -> dict[str, Any]:
 def figures(
     steps: list[dict[str, float]], seconds: dict[str, list[float]], variant: str, tokens: int
 ) -> dict[str, float]:
-    ratios = [base / own for base, own in zip(seconds["baseline"], seconds[variant], strict=True)]
+    ratios = [base / own for base, own in zip(next(iter(seconds.values())), seconds[variant], strict=True)]
     median = statistics.median(seconds[variant])
     floors = [step["floor"] for step in steps[1:]]
     shares = [floor / step for floor, step in zip(floors, seconds[variant], strict=True)]
@@ -213,7 +223,7 @@ def figures(
         "median_seconds": median,
         "best_seconds": min(seconds[variant]),
         "tokens_per_second": tokens / median,
-        "times_baseline": statistics.median(ratios),
+        "times_first": statistics.median(ratios),
         "first_step_seconds": steps[0]["since_ready"],
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
@@ -226,8 +236,8 @@ def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
     for variant, f in variants.items():
         speed = f"{f['median_seconds']:9.3f}{f['best_seconds']:9.3f}{f['tokens_per_second']:9.0f}"
         floor = f"{f['floor_seconds']:9.3f}{100 * f['share']:6.0f}%" if f["floor_seconds"] > 0.001 else " " * 16
-        rest = f"{f['times_baseline']:12.2f}{floor}{f['first_step_seconds']:14.2f}{f['last_loss']:12.5f}"
-        rows.append(f"{size:5}{variant:9}{speed}{rest}")
+        rest = f"{f['times_first']:12.2f}{floor}{f['first_step_seconds']:14.2f}{f['last_loss']:12.5f}"
+        rows.append(f"{size:5}{variant:11}{speed}{rest}")
     return "\n".join(rows)
 
 
@@ -256,6 +266,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
     parser.add_argument("--quick", action="store_true", help="few rounds, of the small model only")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="the models to measure")
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to compare with the first"
+    )
     parser.add_argument("--rounds", type=int, help="steps of each variant after its first")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -277,7 +290,7 @@ def main() -> None:
     print(HEADER)
     result = {}
     for size in sizes:
-        result[size] = measure(size, rounds[size], args.threads)
+        result[size] = measure(size, rounds[size], args.threads, args.variants)
         print(lines(size, result[size]), flush=True)
     if args.write:
         args.write.write_text(json.dumps({"threads": args.threads, "results": result}, indent=1) + "\n")

@@ -87,10 +87,16 @@ class Story:
 
 def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
     """Where the time from the last step to the next one went, as the keeper of one host told it."""
-    told = [
-        event for event in lab.member_events(witness) if event["what"] == "goes on" and event["time"] > start["time"]
-    ]
-    return dict(told[0]["seconds"]) if told else {}
+    told: list[Json] = []
+
+    def is_told() -> bool:
+        told[:] = [
+            one for one in lab.member_events(witness) if one["what"] == "goes on" and one["time"] > start["time"]
+        ]
+        return bool(told)
+
+    lab.wait("the keeper's account", is_told)
+    return dict(told[0]["seconds"])
 
 
 class Storm:

@@ -85,6 +85,7 @@ RUN_FOLDER = {
     "{TRAINING_FILE}": "[which training](#trainingjson) the folder holds",
     "{KEEPER_FOLDER}/": "0700, with ddp_restarts: the keeper's program, its settings with the secret of this start, and what outlives it",
     "{KEEPER_FOLDER}/{KEEPER_LEAVE}": "asks the keeper to leave the run",
+    "{KEEPER_FOLDER}/{KEEPER_JOIN}": "lets a guest in that stays away by itself (ddp_polite)",
     "{MEMBERS}, {MEMBER_EVENTS}": "who trains, by this host's keeper: now, and event by event ([membership.md](membership.md))",
     "{APART}/": "checkpoints of the losing part of a split run",
     "{PREVIOUS}/1/, {PREVIOUS}/2/": "what fresh starts set aside, each with its plan; never replaced or removed",
@@ -94,15 +95,19 @@ RUN_FOLDER = {
 EVENTS: dict[str, dict[str, str]] = {
     "start": {
         "rank": "", "world": "", "run": "", "model": "config, parameter counts and flops_per_token", "settings": "",
-        "dtype": "", "dtype_reason": "", "matmul": "", "steps": "null of an evaluation", "total_batch_size": "",
+        "dtype": "", "dtype_reason": "", "matmul": "", "kernels": "names of the C kernels in use",
+        "steps": "null of an evaluation", "total_batch_size": "",
         "resumed_from": "step or null", "attempt_id": "the same on all ranks", "training": "its id",
         "base": "the training of the base model", "generation": "that of the keepers, or null",
         "opening": "when the process began, and when all ranks had met",
+        "ends": "only of a timed run: when it is to be over, in seconds since 1970 by this host's clock",
     },
     "step": {
         "loss": "mean over ranks; with local steps that of the rank's own rows between meetings", "loss_smooth": "", "seconds": "",
         "tokens_per_second": "of all ranks", "forward_backward_seconds": "", "wait_seconds": "", "optimizer_seconds": "",
         "data_seconds": "", "bytes_sent": "", "memory_bytes": "", "lr_multiplier": "", "epoch": "", "rows": "of this rank in the step",
+        "share": "only of a timed run: how much of its time was used before the step, from 0 to 1",
+        "steps": "only of a timed run: the steps that it comes to at this pace",
     },
     "eval": {"val_bpb": "", "seconds": ""},
     "shares": {
@@ -174,7 +179,10 @@ def kind(annotation: ast.expr) -> str:
         outer = annotation.value.id if isinstance(annotation.value, ast.Name) else ""
         inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         last = kind(inner[-1])
-        return {"Optional": f"{last} or null", "List": f"list of {last}", "Dict": f"{last} by name"}.get(outer, last)
+        named = {"optional": f"{last} or null", "list": f"list of {last}", "dict": f"{last} by name"}
+        return named.get(outer.lower(), last)
+    if isinstance(annotation, ast.BinOp):
+        return f"{kind(annotation.left)} or null"
     name = annotation.id if isinstance(annotation, ast.Name) else "any"
     plain = {
         "str": "text",
@@ -329,6 +337,7 @@ def page() -> str:
     rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
     lines += [line.replace("[Training](#training)", "[Training](#trainingjson)") for line in rest]
     lines += ["## The state of a run on a host (`run_info`)", "", *run_state()]
+    lines += ["## The link to a peer (`peer_check`)", "", *of_types("_preflight/peer_check.py", "LinkTry", "PortTry")]
     lines += folders()
     lines += [
         "## Documents in these folders",

@@ -87,51 +87,11 @@ closed:
   type: int
   sample: 0
 links:
-  description: One entry for every peer, in the same order.
+  description: One entry for every peer, in the same order. docs/contract.md of the collection lists the keys (LinkTry).
   type: list
   elements: dict
   returned: success
-  contains:
-    address:
-      description: The peer.
-      type: str
-    ports:
-      description:
-        - One entry for every port, with C(port), C(reachable), C(milliseconds), C(words) of the system and C(error).
-        - C(error) is empty or one of V(dropped) (no answer in time), V(refused), V(unreachable), V(no-route),
-          V(no-address), V(forbidden), V(reset), V(stranger) (the port is open, but another program answers) and V(failed).
-      type: list
-      elements: dict
-    latency_ms:
-      description: Median round trip.
-      type: float
-    clock_offset:
-      description: Seconds by which the peer's clock is ahead of ours.
-      type: float
-    bandwidth_mbit:
-      description: Rate to the peer, measured by the peer.
-      type: float
-    duplex_mbit:
-      description: Rate from the peer while sending as much; about half of C(bandwidth_mbit) on a shared Wi-Fi channel.
-      type: float
-    mtu:
-      description: The path MTU according to the kernel.
-      type: int
-    full_size:
-      description: Whether packets of that size arrive; null if untested.
-      type: bool
-    passing_size:
-      description: If they do not, a size that does.
-      type: int
-    nic:
-      description: The interface on the route.
-      type: str
-    gateway:
-      description: The gateway on the route, if any.
-      type: str
-    error:
-      description: What went wrong in the measurements.
-      type: str
+  sample: [{address: 192.168.1.11, ports: [{port: 29500, reachable: true}], latency_ms: 0.21, bandwidth_mbit: 941.0, mtu: 1500, error: ''}]
 """
 
 

@@ -64,6 +64,7 @@ def start_event(
         "dtype": "float32",
         "dtype_reason": "chosen for the CPU",
         "matmul": "fp32",
+        "kernels": ["norm", "adamw"] if rank == 0 else [],
         "resumed_from": resumed,
         "attempt_id": f"attempt-{int(at)}",
     }

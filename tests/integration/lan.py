@@ -21,7 +21,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
+
 COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
 
@@ -115,16 +116,7 @@ class Lan:
             hosts[f"h{number}"] = {**own, "ddp_base_dir": str(self.folder / f"h{number}"), "ddp_nic": "eth0"}
         inventory = self.folder / "hosts.json"
         inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": settings}}))
-        env = {
-            **os.environ,
-            "ANSIBLE_STDOUT_CALLBACK": "default",
-            "NO_COLOR": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
-        return subprocess.run(
-            ["ansible-playbook", playbook, "-i", str(inventory), *words],
-            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return ansible("ansible-playbook", playbook, "-i", inventory, *words, ANSIBLE_STDOUT_CALLBACK="default")
 
     def inside(self, number: int, *argv: str) -> list[str]:
         """The words that run a command on a host."""

@@ -11,19 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
 
 
 def played(folder: Path, play: dict, *words: str) -> str:
     """Ansible's output of one play on this machine; fails if the play does."""
     file = folder / "play.json"
     file.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, **play}]))
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment["ANSIBLE_STDOUT_CALLBACK"] = "default"
-    done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(file), "-e", f"ansible_python_interpreter={sys.executable}", *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    named = f"ansible_python_interpreter={sys.executable}"
+    argv = ["-i", "localhost,", "-c", "local", file, "-e", named, *words]
+    done = ansible("ansible-playbook", *argv, ANSIBLE_STDOUT_CALLBACK="default")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, Play, counts, messages
+from ansible_collections.nanochat.ddp.tests.integration.local import LOCAL, ansible
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages
 
 
 def trained(run: Path, number: int, step: int) -> None:
@@ -53,19 +51,16 @@ def test_chat_takes_the_model_that_has_come_furthest(tmp_path: Path, local: bool
         run = tmp_path / "runs" / "d4" / name if local else tmp_path / name / "runs" / "d4"
         trained(run, 1, step)
         hosts[name] = {"ddp_base_dir": str(tmp_path / name)}
-    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "inventory.json"
-    inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": variables}}))
-    argv = ["ansible-playbook", "-i", str(inventory), "playbooks/chat.yml", "-e", json.dumps({"prompt": "hello"})]
-    argv += ["-e", json.dumps({"local": local, "chat_python": "/no/python", "ddp_results_dir": str(tmp_path / "runs")})]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment |= {
-        "ANSIBLE_STDOUT_CALLBACK": "default",
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_VERBOSITY": "1",
+    inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": LOCAL}}))
+    settings = {
+        "prompt": "hello",
+        "local": local,
+        "chat_python": "/no/python",
+        "ddp_results_dir": str(tmp_path / "runs"),
     }
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    argv = ["-i", inventory, "playbooks/chat.yml", "-v", "-e", json.dumps(settings)]
+    done = ansible("ansible-playbook", *argv, ANSIBLE_STDOUT_CALLBACK="default", ANSIBLE_CALLBACK_RESULT_FORMAT="json")
     # There is no plan that says how to start it, so this is as far as it comes.
     chosen = f"{tmp_path}/runs/d4/b" if local else f"{tmp_path}/b/runs/d4"
     assert f'"chat_run_dir": "{chosen}"' in done.stdout, done.stdout

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT, played
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+from ansible_collections.nanochat.ddp.tests.integration.role_play import played
 
 PYTHON = """#!/bin/sh
 echo "cores=$NANOCHAT_CORES threads=$OMP_NUM_THREADS seconds=$6" >> "{log}"

@@ -47,7 +47,7 @@ def read_by(shell, path):
 
 
 @pytest.mark.parametrize("shell", PRESENT, ids=" ".join)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ENVIRONMENTS)
 @example({})
 @example({"EMPTY": b"", "NEWLINES": b"\n\n", "ALL": bytes(range(1, 256)) * 2, "QUOTES": b"'''", "LONG": b"'" * 30000})

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +14,8 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.local import ansible, one_line
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 5000
 
 
@@ -34,13 +32,10 @@ def base(tmp_path: Path) -> Path:
 def ask(base: Path, *words: str, python: str = sys.executable, **more: Any) -> dict[str, Any]:
     """run_info by the command line, as the one host of an inventory."""
     arguments = json.dumps({"base_dir": str(base), "lines": 2, **more})
-    argv = ["ansible", "all", "-i", "host,", "-c", "local", "-m", "nanochat.ddp.run_info", "-a", arguments, *words]
+    argv = ["all", "-i", "host,", "-c", "local", "-m", "nanochat.ddp.run_info", "-a", arguments, *words]
     argv += ["-e", f"ansible_python_interpreter={python}"]
-    environment = {
-        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "HOME": str(base),
-    }  # fmt: skip
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    shown = {"ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    done = ansible("ansible", *argv, HOME=str(base), **shown)
     answer: dict[str, Any] = json.loads(done.stdout.partition("=> ")[2])
     return answer
 
@@ -89,17 +84,11 @@ def test_a_damaged_plan_is_named_by_what_needs_it(base: Path, name: str, words: 
     (base / "runs" / "d4" / "plan.json").write_text('{"format": 1, "nod')
     (base / "runs/d4/base_checkpoints/d4").mkdir(parents=True)
     (base / "runs/d4/base_checkpoints/d4/meta_000040.json").write_text("{}")
-    argv = ["ansible-playbook", f"nanochat.ddp.{name}", "-i", "host,", "-c", "local", *words]
+    argv = [f"nanochat.ddp.{name}", "-i", "host,", "-c", "local", *words]
     argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-e", f"ddp_base_dir={base}", "-e", "target=all"]
-    environment = {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_STDOUT_CALLBACK": "default",
-        "HOME": str(base),
-    }
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = ansible("ansible-playbook", *argv, HOME=str(base), ANSIBLE_STDOUT_CALLBACK="default")
     assert done.returncode != 0
-    assert told in " ".join(done.stdout.replace("\\n", " ").split()), done.stdout
+    assert told in one_line(done.stdout), done.stdout
 
 
 def test_a_host_without_python_is_told_of(base: Path) -> None:

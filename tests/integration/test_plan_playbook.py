@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
-
-ROOT = Path(__file__).resolve().parents[2]
+from ansible_collections.nanochat.ddp.tests.integration.local import ansible, free_port, one_line
 
 INVENTORY = """
 trainers:
@@ -28,11 +26,6 @@ trainers:
     ansible_python_interpreter: "{python}"
     ddp_port: {port}
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -50,15 +43,9 @@ def inventory(tmp_path):
 def plan(
     inventory: Path, *arguments: str, playbook: str = "playbooks/plan.yml", **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        **environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_STDOUT_CALLBACK": "default",
-    }
-    command = [Path(sys.executable).parent / "ansible-playbook", playbook, "-i", inventory, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return ansible(
+        "ansible-playbook", playbook, "-i", inventory, *arguments, **{"ANSIBLE_STDOUT_CALLBACK": "default", **environ}
+    )
 
 
 def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(inventory, tmp_path):
@@ -163,37 +150,12 @@ def test_wrong_values_are_refused_together_before_any_host_is_asked(inventory):
     assert "Traceback" not in told.stdout + told.stderr
 
 
-def test_settings_that_do_not_fit_together_and_hosts_that_cannot_are_refused(inventory):
-    clash = inventory("    ddp_nic: nosuch0\n")
-    told = plan(clash, "-e", "ddp_depth=200", "-e", "ddp_aspect_ratio=256")
-    assert told.returncode != 0
-    assert "ddp_nic is nosuch0 on one, which has no such interface" in told.stdout
-    assert "of memory, but 2 nodes there need about" in told.stdout
-    assert "Traceback" not in told.stdout + told.stderr
-
-
-def test_field_06_a_port_in_use_is_refused_and_looking_is_still_possible(inventory, tmp_path):
-    hosts = inventory()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        told = plan(hosts, "-e", f"ddp_port={port}")
-        assert told.returncode != 0
-        assert f"ddp_port {port} is taken on one by" in told.stdout
-        looked = plan(
-            hosts, "-e", f"ddp_port={port}", "-e", "ddp_tolerant=true", "-e", f"ddp_plan_file={tmp_path / 'plan.json'}"
-        )
-        assert looked.returncode == 0, looked.stdout
-        findings = json.loads((tmp_path / "plan.json").read_text())["findings"]
-        assert "port-held" in [found["code"] for found in findings]
-
-
 def test_a_host_that_does_not_answer_stops_everything_with_its_reason(inventory):
     # Nobody listens at port 9 of this machine.
     three = "{ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 9, ddp_base_dir: /tmp/three}"
     away = f"  children:\n    more:\n      hosts:\n        three: {three}\n"
     told = plan(inventory(away), "-e", "ddp_total_batch=3072")
     assert told.returncode != 0
-    # Ansible breaks its lines where it likes.
-    words = " ".join(told.stdout.split())
-    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); see" in words
+    words = one_line(told.stdout)
+    assert "three cannot be examined (ssh: connect to host 127.0.0.1 port 9: Connection refused); check" in words
     assert "Store the plan on every host" not in told.stdout

@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import ROOT, Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.local import one_line
 
-needs_namespaces = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
+pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
 
 
 @pytest.fixture
@@ -27,12 +23,6 @@ def lan(tmp_path):
     made.close()
 
 
-def sentences(output: str) -> str:
-    """The output as one line."""
-    return " ".join(output.replace("\\n", " ").split())
-
-
-@needs_namespaces
 def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_changed(lan, tmp_path):
     for number in (0, 1, 2):
         (tmp_path / f"h{number}").mkdir()
@@ -53,7 +43,7 @@ def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_chang
         ddp_total_batch=3072,
     )
 
-    told = sentences(done.stdout)
+    told = one_line(done.stdout)
     print(done.stdout)
     assert done.returncode != 0
     assert "7 problems; nothing was changed" in told
@@ -68,51 +58,3 @@ def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_chang
     own = ("hosts.json", "python-")
     after = sorted(str(path) for path in tmp_path.rglob("*") if not path.name.startswith(own))
     assert after == before
-
-
-def play(inventory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "default", "ANSIBLE_NOCOLOR": "1"}
-    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["ansible-playbook", "nanochat.ddp.train", "-i", str(inventory), *words]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.fixture
-def sshd(tmp_path):
-    """A server without key; its port."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "host"], check=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    options = [f"HostKey={tmp_path}/host", "AuthorizedKeysFile=/dev/null", "UsePAM=no", f"PidFile={tmp_path}/pid"]
-    words = [word for option in options for word in ("-o", option)]
-    Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-p", str(port), "-o", "ListenAddress=127.0.0.1", *words],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert "listening" in (server.stderr.readline() if server.stderr else "")
-    yield port
-    server.terminate()
-    server.wait()
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("sshd", path="/usr/sbin"), reason="needs sshd and root")
-def test_host_that_does_not_let_us_in_is_named_and_the_other_is_left_alone(sshd, tmp_path):
-    way = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o IdentitiesOnly=yes -o ControlPath=none -F /dev/null"
-    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    away = {"ansible_host": "127.0.0.1", "ansible_port": sshd, "ansible_ssh_private_key_file": f"{tmp_path}/key"}
-    hosts = {
-        "here": {**here, "ddp_base_dir": f"{tmp_path}/here"},
-        "away": {**away, "ansible_ssh_common_args": way, "ddp_base_dir": f"{tmp_path}/away"},
-    }
-    inventory = tmp_path / "hosts.json"
-    inventory.write_text(json.dumps({"trainers": {"hosts": hosts}}))
-
-    done = play(inventory, "-e", json.dumps({"ddp_data_paths": [f"{tmp_path}/nothing"]}))
-
-    told = sentences(done.stdout)
-    assert done.returncode != 0
-    assert "away cannot be examined (" in told and "Permission denied (publickey" in told
-    assert f"ddp_data_paths names {tmp_path}/nothing, which does not exist on here" in told
-    assert not (tmp_path / "here").exists() and not (tmp_path / "away").exists()

@@ -4,7 +4,6 @@
 """The report and the live page in a real browser: it opens from disk without network, draws its curves, and shows the metrics' figures.
 
 The page is loaded in a frame of a page that looks at it from outside; headless Chromium prints that page's findings.
-Screenshots are left in tests/output.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMP
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "tests" / "output"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STEPS = 5000
 
@@ -65,21 +63,9 @@ frame.onload = () => {
 
 def browse(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     assert CHROMIUM is not None
-    argv = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--enable-logging=stderr",
-    ]
-    argv += [
-        "--allow-file-access-from-files",
-        f"--user-data-dir={folder / 'profile'}",
-        "--virtual-time-budget=5000",
-        *options,
-    ]
+    flags = "headless no-sandbox disable-gpu disable-dev-shm-usage no-first-run enable-logging=stderr allow-file-access-from-files"
+    argv = [CHROMIUM, *(f"--{flag}" for flag in flags.split())]
+    argv += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", *options]
     return subprocess.run(argv, capture_output=True, text=True, timeout=400, check=True)
 
 
@@ -261,7 +247,7 @@ def now(**changed: Any) -> dict[str, Any]:
 
 
 def live_page(folder: Path, live: dict[str, Any]) -> Path:
-    run = collected(folder, "d8", STEPS)
+    run = collected(folder, "d8", 400)
     (folder / "report.html").write_text(make_report([str(run)], str(ROOT / "roles" / "collect" / "files"), live=live))
     return folder
 
@@ -276,9 +262,12 @@ def loads(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_live_page_shows_hosts_shares_who_waits_and_the_time_left(tmp_path: Path) -> None:
-    seen = Seen(live_page(tmp_path, now()), 1200)
+    """On a phone in the dark."""
+    seen = Seen(live_page(tmp_path, now()), 390, "--blink-settings=preferredColorScheme=0")
     assert seen.console == []
     assert seen.found["loaded"] == []
+    assert seen.found["scroll"] <= 390
+    assert seen.found["background"] == "rgb(19, 19, 22)"
     for text in (
         "node1: 10 of 16 rows",
         "node2: 6 of 16 rows",
@@ -288,7 +277,7 @@ def test_the_live_page_shows_hosts_shares_who_waits_and_the_time_left(tmp_path: 
         "What happened",
     ):
         assert text in seen.text
-    assert seen.charts["Loss"]["paths"][0]["points"] == STEPS
+    assert seen.charts["Loss"]["paths"][0]["points"] == 400
 
 
 def test_the_live_page_loads_itself_again_where_the_reader_was(tmp_path: Path) -> None:
@@ -311,14 +300,7 @@ def test_a_live_page_that_nobody_renews_says_so(tmp_path: Path) -> None:
     assert seen[0]["renewed"].startswith("Nobody has renewed this page for 5 min")
 
 
-def test_the_live_page_fits_a_phone_in_the_dark(tmp_path: Path) -> None:
-    phone = Seen(live_page(tmp_path, now()), 390, "--blink-settings=preferredColorScheme=0")
-    assert phone.console == []
-    assert phone.found["scroll"] <= 390
-    assert phone.found["background"] == "rgb(19, 19, 22)"
-
-
-@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("kept", [1, 2])
 def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, kept: int) -> None:
     run = collected(tmp_path, "d4", 40)
     for rank in (0, 1):
@@ -330,26 +312,3 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, kept: int) -> None:
     assert seen.console == []
     assert "still running when this was collected" in seen.text
     assert ("Loss" in seen.charts) == (kept > 1)
-
-
-def test_screenshots_are_left_to_look_at(folder: Path, tmp_path: Path) -> None:
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    (folder / "live.html").write_bytes((live_page(tmp_path, now()) / "report.html").read_bytes())
-    (folder / "phone.html").write_text(
-        '<body style="margin:0"><iframe src="report.html" style="border:0;width:390px;height:2400px"></iframe>'
-    )
-    (folder / "live-phone.html").write_text((folder / "phone.html").read_text().replace("report.html", "live.html"))
-    shots = [("report.png", "report.html", "1200,2700", "1"), ("report-phone-dark.png", "phone.html", "390,2400", "0")]
-    shots += [("live.png", "live.html", "1200,1500", "1"), ("live-dark.png", "live.html", "1200,1500", "0")]
-    shots += [("live-phone-dark.png", "live-phone.html", "390,2400", "0")]
-    for name, page, size, scheme in shots:
-        browse(
-            folder,
-            # Before a live page loads itself again, for which a screenshot would wait without end.
-            "--virtual-time-budget=2000",
-            f"--window-size={size}",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            f"--screenshot={OUTPUT / name}",
-            f"file://{folder}/{page}",
-        )
-        assert (OUTPUT / name).stat().st_size > 20_000

@@ -8,42 +8,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd
 
-ROOT = Path(__file__).resolve().parents[2]
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 STEPS, LEFT = 5000, 1000
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not Path(SSHD).exists(), reason="needs root and openssh-server")
+pytestmark = pytest.mark.skipif(not HAS_SSHD, reason="needs root and openssh-server")
 
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Iterator[Path]:
     """Two hosts behind an sshd of their own, each with a base folder and a run of many steps that goes on."""
-    for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub", "StrictModes": "no", "PidFile": "none",
-                "UsePAM": "no", "PermitRootLogin": "yes", "ListenAddress": "127.0.0.1"}  # fmt: skip
-    argv = [SSHD, "-D", "-f", "/dev/null", "-p", str(port), *(f"-o{name}={value}" for name, value in settings.items())]
-    daemon = subprocess.Popen(argv)
-    deadline = time.monotonic() + 30
-    while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-        assert time.monotonic() < deadline, "sshd does not listen"
-        time.sleep(0.05)
     begun = time.time() - (STEPS - LEFT) - 1
     for rank in (0, 1):
         run = tmp_path / f"node{rank + 1}" / "runs" / "d4"
@@ -52,16 +35,11 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
         # The run's process: this one lives as long as the test.
         alive = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid())}
         fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
-    variables: dict[str, Any] = {
-        "ansible_host": "127.0.0.1", "ansible_port": port, "ansible_ssh_private_key_file": str(tmp_path / "user"),
-        "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
-        "ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}"),
-    }  # fmt: skip
+    own = {"ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}")}
     path = tmp_path / "hosts.json"
-    path.write_text(json.dumps({"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}))
-    yield path
-    daemon.terminate()
-    daemon.wait()
+    with listening_sshd(tmp_path) as reached:
+        path.write_text(json.dumps({"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": {**reached, **own}}}))
+        yield path
 
 
 def play(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -99,15 +77,6 @@ def test_hosts_that_are_off_are_said_to_be(inventory: Path) -> None:
     told = status(inventory, "-e", "ansible_port=1")
     assert told.startswith("no host answers\n")
     assert "node2: ssh: connect to host 127.0.0.1 port 1: Connection refused" in told
-
-
-def test_for_programs_it_is_one_document(inventory: Path) -> None:
-    found = json.loads(status(inventory, "-e", "ddp_json=true"))
-    assert found["run"] == "d4"
-    assert {host: run["state"] for host, run in found["hosts"].items()} == {"node1": "running", "node2": "running"}
-    wanted = {"step", "loss", "val_bpb", "tokens_per_second", "tokens_per_second_mean", "wait_share", "memory_bytes", "checkpoint",
-              "eta_seconds", "idle_seconds", "exit_code", "error", "shown"}  # fmt: skip
-    assert wanted <= set(found["hosts"]["node1"])
 
 
 def test_a_log_is_followed_over_ssh_without_a_process_of_ansible(inventory: Path) -> None:

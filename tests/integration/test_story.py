@@ -5,26 +5,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.nanochat.ddp.plugins.callback import story
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
+from ansible_collections.nanochat.ddp.tests.integration.stage import FLAKY, WATCH, Stage, ranks_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FINDING = {
     "code": "slow-link",
@@ -36,108 +30,9 @@ FINDING = {
 }
 
 
-class Stage:
-    """A folder with an inventory of local nodes, in which playbooks are played."""
-
-    def __init__(self, folder: Path, hosts: int = 2) -> None:
-        self.folder = folder
-        self.hosts: dict[str, dict[str, Any]] = {f"node{rank + 1}": {"rank": rank} for rank in range(hosts)}
-        nodes = [
-            {"host": name, "run_dir": str(self.run_dir(rank)), "rank": rank} for rank, name in enumerate(self.hosts)
-        ]
-        self.variables: dict[str, Any] = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
-            "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
-            "ddp_controller": {
-                "watch": "{{ watch | default(true) }}",
-                "stall_factor": 5.0,
-                "results_dir": str(folder / "runs"),
-                "collect_checkpoints": True,
-                "strict": False,
-                "fresh": False,
-            },
-            "ddp_node": {
-                "run_dir": "{{ ddp_base_dir }}/runs/d4",
-                "base_dir": "{{ ddp_base_dir }}",
-                "rank": "{{ rank | int }}",
-            },
-        }
-
-    def run_dir(self, rank: int) -> Path:
-        return self.folder / f"node{rank + 1}" / "runs" / "d4"
-
-    def role(self, name: str, tasks: list[dict[str, Any]]) -> None:
-        path = self.folder / "roles" / name / "tasks"
-        path.mkdir(parents=True)
-        (path / "main.yml").write_text(yaml.safe_dump(tasks))
-
-    def argv(self, plays: list[dict[str, Any]] | str, *words: str) -> list[str]:
-        (self.folder / "hosts.yml").write_text(
-            yaml.safe_dump({"trainers": {"hosts": self.hosts, "vars": self.variables}})
-        )
-        book = plays
-        if not isinstance(plays, str):
-            book = str(self.folder / "play.yml")
-            defaults = {"hosts": "trainers", "gather_facts": False}
-            Path(book).write_text(yaml.safe_dump([{**defaults, **play} for play in plays]))
-        return ["ansible-playbook", "-i", str(self.folder / "hosts.yml"), str(book), *words]
-
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and name != "NO_COLOR"
-        }
-        return {
-            **kept,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "PWD": str(self.folder),
-            "LC_ALL": "C.UTF-8",
-            **more,
-        }
-
-    def play(self, plays: list[dict[str, Any]] | str, *words: str, code: int = 0, **more: str) -> str:
-        """Without a terminal."""
-        argv, environment = self.argv(plays, *words), self.environment(**more)
-        # The collection is found from the checkout, results go to the folder.
-        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        self.errors = done.stderr
-        return done.stdout
-
-    def terminal(self, plays: list[dict[str, Any]] | str, *words: str, **more: str) -> str:
-        """With one."""
-        argv, environment = self.argv(plays, *words), self.environment(TERM="xterm", COLUMNS="100", LINES="30", **more)
-        child, descriptor = pty.fork()
-        if child == 0:
-            os.chdir(ROOT)
-            os.execvpe(argv[0], argv, environment)
-        seen, deadline = b"", time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if select.select([descriptor], [], [], 0.2)[0]:
-                try:
-                    data = os.read(descriptor, 65536)
-                except OSError:
-                    break
-                if not data:
-                    break
-                seen += data
-        os.close(descriptor)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, seen.decode()
-        return seen.decode()
-
-
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Poll until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def on_screen(stream: str) -> list[str]:
@@ -156,35 +51,6 @@ def debug(text: str, **more: Any) -> dict[str, Any]:
 
 def set_fact(**facts: Any) -> dict[str, Any]:
     return task("Note", "ansible.builtin.set_fact", facts)
-
-
-def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (0, 1)) -> list[subprocess.Popen[bytes]]:
-    """Stand-ins for the trainers, at work."""
-    program = str(ROOT / "tests" / "integration" / "fake_run.py")
-    started = []
-    for rank in of:
-        argv = [
-            sys.executable,
-            program,
-            str(stage.run_dir(rank)),
-            "--rank",
-            str(rank),
-            "--steps",
-            str(steps),
-            "--seconds",
-            "0.4",
-        ]
-        started.append(subprocess.Popen([*argv, *words]))
-    return started
-
-
-def ranks_of(stage: Stage) -> Iterator[Callable[..., None]]:
-    """start_ranks for this stage; whatever still runs is ended with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -287,38 +153,24 @@ def test_what_fails_once_for_all_hosts_is_laid_at_no_host_s_door(stage: Stage) -
     assert page.startswith("FAILED Make the page\n  non-zero return code")
 
 
-def test_what_a_failed_command_said_is_shown(stage: Stage) -> None:
-    argv = {"argv": ["sh", "-c", "echo to out; echo to err >&2; exit 3"]}
-    told = stage.play([{"tasks": [task("Run", "ansible.builtin.command", argv)]}], code=2)
-    assert "non-zero return code" in told
-    assert "to err" in told
-    assert "to out" in told
-
-
-def test_failed_items_of_a_loop_are_each_told(stage: Stage) -> None:
-    fail = task("Fail", "ansible.builtin.fail", {"msg": "no {{ item }}"}, loop=["a", "b"])
-    told = stage.play([{"hosts": "node1", "tasks": [fail]}], code=2)
-    assert told.count("no a") == told.count("no b") == 1
-
-
-def test_ignored_and_rescued_failures_do_no_harm(stage: Stage) -> None:
-    told = stage.play([{"tasks": [task("Fail", "ansible.builtin.fail", {"msg": "never mind"}, ignore_errors=True)]}])
+def test_each_failure_is_told_in_its_own_words(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, 4)
+    stage.hosts["node4"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
+    said = {"argv": ["sh", "-c", "echo to out; echo to err >&2; exit 3"]}
+    tasks = [
+        task("Fail", "ansible.builtin.fail", {"msg": "never mind"}, ignore_errors=True),
+        task("Run", "ansible.builtin.command", said, when="rank == 0"),
+        task("Fail", "ansible.builtin.fail", {"msg": "no {{ item }}"}, loop=["a", "b"], when="rank == 1"),
+        debug("{{ nothing_of_this_name }}", when="rank == 2"),
+        task("Ping", "ansible.builtin.ping"),
+    ]
+    told = stage.play([{"tasks": tasks}], code=4)
     assert "never mind" not in told
-
-
-def test_mistakes_in_a_playbook_say_where_they_are(stage: Stage) -> None:
-    told = stage.play([{"hosts": "node1", "tasks": [debug("{{ nothing_of_this_name }}")]}], code=2)
-    assert "'nothing_of_this_name' is undefined" in told
-    assert "play.yml:" in told
-
-
-def test_a_host_out_of_reach_is_told_in_a_sentence(stage: Stage) -> None:
-    stage.hosts["node2"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
-    told = stage.play([{"tasks": [task("Ping", "ansible.builtin.ping")]}], code=4)
-    assert "node2 cannot be reached: " in told
-    assert "Connection refused" in told
-    assert "do: check that it is on" in told
-    assert "failed on node2" in told
+    assert "non-zero return code" in told and "to err" in told and "to out" in told
+    assert told.count("no a") == told.count("no b") == 1
+    assert "'nothing_of_this_name' is undefined" in told and "play.yml:" in told
+    assert "node4 cannot be reached: " in told and "Connection refused" in told and "do: check that it is on" in told
+    assert "failed on node1, node2, node3, node4" in told
 
 
 def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Stage) -> None:
@@ -388,8 +240,8 @@ def test_warnings_are_shown(stage: Stage) -> None:
 
 def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage) -> None:
     plays = [{"tasks": [debug("hello")]}]
-    assert "TASK [Say]" in stage.play(plays, "-v")
-    assert "PLAY RECAP" in stage.play(plays, "-v")
+    told = stage.play(plays, "-v")
+    assert "TASK [Say]" in told and "PLAY RECAP" in told
     assert "TASK [Say]" in stage.play(plays, ANSIBLE_STDOUT_CALLBACK="default")
 
 
@@ -403,7 +255,7 @@ def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(s
     assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse unknown options"]
 
 
-@pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true",), ("purge=true", "ddp_run=d4")])
+@pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true", "ddp_run=d4")])
 def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[str, ...]) -> None:
     given = [part for word in words for part in ("-e", word)]
     told = stage.play("playbooks/reset.yml", *given, code=2, ANSIBLE_STDOUT_CALLBACK="default")
@@ -411,15 +263,12 @@ def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[s
     assert "TASK [Stop" not in told and "Find running sessions" not in told
 
 
-WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
-
-
 def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..., None]) -> None:
     # Long enough for a line in the middle, on a busy machine too.
-    ranks(steps=60)
+    ranks(steps=40)
     told = stage.play(WATCH)
-    assert re.search(r"step \d+/60  loss 1\d\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
-    assert re.search(r"node1 +0 +finished +60/60 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
+    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
+    assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C stops watching; training continues" in told
 
@@ -445,9 +294,9 @@ def test_on_a_terminal_a_watched_run_has_one_live_line(stage: Stage, ranks: Call
 
 
 def test_on_a_terminal_time_goes_by_while_a_step_takes_long(stage: Stage, ranks: Callable[..., None]) -> None:
-    ranks("--seconds", "5", steps=3)
+    ranks("--seconds", "5", steps=2)
     seen = stage.terminal(WATCH)
-    counted = [int(seconds) for seconds in re.findall(r"step 1/3, (\d+) s ago", seen)]
+    counted = [int(seconds) for seconds in re.findall(r"step 1/2, (\d+) s ago", seen)]
     # On a busy machine a second may go by unseen.
     assert len(set(counted)) > 2, counted
 
@@ -474,25 +323,6 @@ def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[.
     assert "crashed" in told
 
 
-FLAKY = """
-DOCUMENTATION = '''
-name: flaky
-short_description: local, unless a file says that the host is down
-description: local, unless a file says that the host is down
-extends_documentation_fragment: [connection_pipelining]
-'''
-import os
-from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.connection.local import Connection as Local
-class Connection(Local):
-    transport = "flaky"
-    def exec_command(self, *args, **kwargs):
-        if os.path.exists(DOWN):
-            raise AnsibleConnectionFailure("the cable is out")
-        return super().exec_command(*args, **kwargs)
-"""
-
-
 def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stage, ranks: Callable[..., None]) -> None:
     plugins, down = stage.folder / "connections", stage.folder / "down"
     plugins.mkdir()
@@ -514,46 +344,6 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
     assert re.search(r"node2 +1 +finished +40/40", told)
 
 
-def of_stage(stage: Stage) -> list[int]:
-    """The processes of Ansible that play for this stage."""
-    found = subprocess.run(
-        ["pgrep", "-f", f"ansible-playbook.*{stage.folder}"], capture_output=True, text=True, check=False
-    )
-    return [int(pid) for pid in found.stdout.split()]
-
-
-def test_field_12_a_controller_that_is_killed_leaves_nobody_behind_who_asks(
-    stage: Stage, ranks: Callable[..., None]
-) -> None:
-    ranks(steps=500)
-    argv, environment = stage.argv(WATCH), stage.environment()
-    with (stage.folder / "told").open("w+") as screen:
-        watching = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=screen)
-        until(lambda: "step " in (stage.folder / "told").read_text())
-        assert len(of_stage(stage)) > 1
-        watching.kill()
-        watching.wait()
-    until(lambda: not of_stage(stage), 60)
-
-
-def test_interrupting_leaves_the_training_alone_and_says_so(stage: Stage, ranks: Callable[..., None]) -> None:
-    ranks(steps=500)
-    argv, environment = stage.argv(WATCH), stage.environment()
-    with (stage.folder / "told").open("w+") as screen:
-        watching = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=screen, start_new_session=True)
-        until(lambda: "step " in (stage.folder / "told").read_text())
-        # Ansible itself hangs now and then when it is interrupted while a worker reports; people press twice.
-        while watching.poll() is None:
-            os.killpg(watching.pid, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                watching.wait(30)
-        told = (stage.folder / "told").read_text()
-    assert watching.returncode not in (None, 0)
-    assert "Training continues in the background" in told
-    found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
-    assert {run["state"] for run in found["hosts"].values()} == {"running"}
-
-
 def test_status_is_one_screen_and_json_for_programs(stage: Stage, ranks: Callable[..., None]) -> None:
     assert "no run d4 on any host" in stage.play("nanochat.ddp.status")
     ranks(steps=500)
@@ -573,14 +363,12 @@ def shown_on(page: Path) -> dict[str, Any]:
     return {"steps": len(told["ranks"][0]["columns"].get("step", [])), **told["live"]}
 
 
-@pytest.mark.parametrize("forks", ["5", "1"])
-def test_the_live_page_is_renewed_while_the_run_is_watched(
-    stage: Stage, ranks: Callable[..., None], forks: str
-) -> None:
+def test_the_live_page_is_renewed_while_the_run_is_watched(stage: Stage, ranks: Callable[..., None]) -> None:
+    """Also that of a host beyond the forks."""
     page = stage.folder / "runs" / "d4" / "live.html"
     stage.variables["ddp_controller"]["live_page"] = True
-    ranks("--seconds", "0.5", steps=40)
-    argv, environment = stage.argv(WATCH, "--forks", forks), stage.environment()
+    ranks("--seconds", "0.5", steps=24)
+    argv, environment = stage.argv(WATCH, "--forks", "1"), stage.environment()
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as playing:
         until(page.exists)
         first = shown_on(page)
@@ -590,7 +378,7 @@ def test_the_live_page_is_renewed_while_the_run_is_watched(
     assert f"Live page: {page}" in told
     assert (first["ended"], first["heads"][0]) == (False, "host")
     last = shown_on(page)
-    assert (last["ended"], last["steps"], last["left"]) == (True, 40, None)
+    assert (last["ended"], last["steps"], last["left"]) == (True, 24, None)
     assert [cells[:3] for cells in last["cells"]] == [["node1", "0", "finished"], ["node2", "1", "finished"]]
 
 
@@ -623,10 +411,8 @@ def test_logs_of_a_host_without_a_run_are_not_silently_empty(stage: Stage) -> No
 
 
 def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
-    for run in ("d4", "d4-before"):
-        folder = stage.folder / "node1" / "runs" / run
-        fake_run.write_history(folder, fake_run.history(0, 1, 10, 1.7e9, 0.5, run), 0)
-        stage.play("nanochat.ddp.collect", "-e", f"ddp_results_dir={stage.folder}/results", "-e", f"collect_run={run}")
+    for run, place in (("d4", "node1/runs/d4"), ("d4-before", "results/d4-before/node1")):
+        fake_run.write_history(stage.folder / place, fake_run.history(0, 1, 10, 1.7e9, 0.5, run), 0)
     more = ["-e", f"ddp_results_dir={stage.folder}/results", "-e", "collect_run=d4", "-e", "compare=d4-before"]
     stage.play("nanochat.ddp.collect", *more)
     assert '"run":"d4-before"' in (stage.folder / "results/d4/report.html").read_text()

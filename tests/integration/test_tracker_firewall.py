@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.tests.integration.test_tracker_mlflow impo
 __all__ = ["mlflow_venv", "trainer_python"]
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not able(), reason="making network namespaces takes root"),
     pytest.mark.skipif(not shutil.which("tmux") or not shutil.which("nft"), reason="tmux or nft is not installed"),
 ]

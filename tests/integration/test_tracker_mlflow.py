@@ -39,7 +39,7 @@ for step in range(%d):
 tracker.close("finished")
 """ % STEPS  # fmt: skip
 
-pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.role_play import ROOT
-
-LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-OFF = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_timeout": 5}
+from ansible_collections.nanochat.ddp.tests.integration.local import LOCAL, OFF, ansible, one_line
 
 
 class Hosts:
@@ -59,16 +53,10 @@ class Hosts:
             "trainers": {"hosts": self.hosts, "vars": {"ddp_base_dir": f"{self.folder}/{{{{ inventory_hostname }}}}"}}
         }
         (self.folder / "hosts.json").write_text(json.dumps(inventory))
-        environment: dict[str, Any] = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "NO_COLOR": "1",
-        }
         settings = json.dumps({"ddp_results_dir": f"{self.folder}/results"})
-        done = subprocess.run(
-            ["ansible-playbook", "-i", self.folder / "hosts.json", ROOT / f"playbooks/{name}.yml", "-e", settings, *words],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        done = ansible(
+            "ansible-playbook", "-i", self.folder / "hosts.json", f"playbooks/{name}.yml", "-e", settings, *words
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -106,11 +94,9 @@ def test_the_logs_are_those_of_the_same_run(hosts: Hosts) -> None:
 
 def test_who_joins_is_told_that_the_others_have_gone_on(hosts: Hosts) -> None:
     told = hosts.book("join", "-e", "target=attic", code=2)
-    assert "attic: its newest run is trial, but on the other hosts it is d4; say which one is meant" in " ".join(
-        told.split()
-    )
+    assert "attic: its newest run is trial, but on the other hosts it is d4; say which one is meant" in one_line(told)
     told = hosts.book("join", "-e", "target=attic", "-e", "ddp_run=d4", code=2)
-    assert "attic: its training of the run d4 is older than that of the other hosts" in " ".join(told.split())
+    assert "attic: its training of the run d4 is older than that of the other hosts" in one_line(told)
 
 
 def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> None:
@@ -122,6 +108,6 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
     assert "attic: nothing was brought from there, since" in told and "report:" in told
     hosts.hosts["desktop"] = OFF
     told = hosts.book("collect", code=2)
-    assert "Nothing was collected: no host that answers has the run, and attic, desktop gave no answer." in " ".join(
-        told.split()
+    assert "Nothing was collected: no host that answers has the run, and attic, desktop gave no answer." in one_line(
+        told
     )

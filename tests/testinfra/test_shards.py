@@ -211,7 +211,7 @@ def test_shards_of_the_controller(lab):
 
 def test_shards_of_a_host_that_is_not_the_master(lab):
     said = lab.play(*words_for("theirs", "host", "/srv/own", host="laptop"), code=2)
-    assert "names /srv/own, which is not there on laptop" in said
+    assert "names /srv/own, which does not exist on laptop" in said
     lab.on("mirror", "cd /srv/http && tar -cf /srv/own.tar shard_0000[012].parquet")
     kept = lab.kept / "own.tar"
     subprocess.run(["podman", "cp", "ddp-shards-mirror:/srv/own.tar", kept], check=True)

@@ -36,40 +36,15 @@ from nanochat.run.state import Progress
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
 EDGES = st.sampled_from(
     [
-        "0",
-        "-1",
-        "1",
-        "-0",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "1e-320",
-        "1e308",
-        "9" * 30,
-        "9" * 5000,
-        "-" + "9" * 40,
+        "0", "-1", "1", "-0", "nan", "inf", "-inf", "1e400", "1e-320", "1e308", "9" * 30, "9" * 5000, "-" + "9" * 40,
         "2.5",
     ]
     + [
-        "",
-        " ",
-        "٣",
-        "²",
-        "1_000",
-        "0x10",
-        "\x00",
-        "\ud800",
-        "é",
-        "a" * 10000,
-        "6,2",
-        "1,",
-        ",",
-        "6,-2",
+        "", " ", "٣", "²", "1_000", "0x10", "\x00", "\ud800", "é", "a" * 10000, "6,2", "1,", ",", "6,-2",
         "9" * 40 + ",1",
     ]
     + ["cpu", "exact", "dense", "bf16", "SSSL", "--", "--help-me", "-x", "../..", "/", "none", "mlflow"]
-)
+)  # fmt: skip
 WORDS = EDGES | st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
 LINES = st.lists(st.tuples(st.sampled_from(FLAGS), WORDS, st.booleans()), max_size=6)
 JSON = st.recursive(

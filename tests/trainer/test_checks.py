@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from ranks import PATIENCE_SECONDS, TRAINER, free_port
 from torch.distributed import HashStore
 
 from scripts import gloo_check
 
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 TINY = [
     "--depth=2",
     "--head-dim=16",
@@ -30,25 +28,13 @@ TINY = [
 ]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def start(module: str, *words: str, **environ: str) -> subprocess.Popen[str]:
+def start(module: str, *words: str, **environ: str) -> forked.Python:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "FATAL", **environ}
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=TRAINER,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    return forked.Python(["-m", module, *words], TRAINER, env)
 
 
-def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, dummy = process.communicate(timeout=60)
+def answer(process: forked.Python) -> dict[str, Any]:
+    out, dummy = process.communicate(timeout=PATIENCE_SECONDS)
     return dict(json.loads(out.splitlines()[-1]), code=process.returncode)
 
 

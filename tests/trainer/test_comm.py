@@ -47,8 +47,8 @@ def talk(comm: Comm) -> None:
     print(json.dumps(answer))
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_exchange_tensors_and_facts(world: int) -> None:
+def test_ranks_exchange_tensors_and_facts() -> None:
+    world = 3
     answers = [json.loads(out) for out in ranks.passed(ranks.call(HERE, "talk", world))]
     for rank, answer in enumerate(answers):
         assert answer["sum"] == [world * (world + 1) / 2] * 5

@@ -22,6 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import full, int32
+from parity_loader import replay
 from pyarrow import parquet as pq
 
 from nanochat.data import dataloader
@@ -30,7 +31,6 @@ from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
 from nanochat.rules.causes import Cause
-from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARDS = GOLDEN / "data/base_data_climbmix"

@@ -137,12 +137,13 @@ def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     assert each[0] == each[1]
     shares = [share for dummy, share, dummy2 in each[0]]
     assert shares == sorted(shares)
-    assert shares[len(first)] == pytest.approx(first[-1], abs=0.1)
-    assert shares[-1] > 0.95
-    assert each[0][-1][2] < 0.15
+    assert shares[len(first)] == pytest.approx(first[-1], abs=0.2)
+    assert shares[-1] > 0.8
+    assert each[0][-1][2] < 0.3
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 1
     over = job.events("end")[-1]
     assert over["reason"] == "finished"
-    assert abs(over["time"] - ends) < 2
+    assert job.events("step")[-1]["steps"] == job.events("step")[-1]["step"] + 1
+    assert abs(over["time"] - ends) < 5
     meta = json.loads(sorted(job.checkpoints(0).glob("meta_*.json"))[-1].read_text(encoding="utf-8"))
     assert meta["loop_state"]["place"] == WHOLE

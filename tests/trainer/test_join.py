@@ -136,7 +136,7 @@ def test_of_embeddings_rows_travel_and_not_tables(together: dict[str, Checkout])
 
 def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path, together: dict[str, Checkout]) -> None:
     cut = Checkout(tmp_path)
-    cut.edit("scripts/base_train.py", "    spent = ", "    time.sleep(1.0)\n    spent = ")
+    cut.edit("scripts/base_train.py", "    spent = ", "    time.sleep(0.5)\n    spent = ")
     processes = cut.start(2, ["--eval-every=4"])
     until = time.monotonic() + PATIENCE_SECONDS
     while len(cut.events("step")) < 2:
@@ -205,6 +205,7 @@ def test_what_follows_the_base_model_is_trained_together_too(tuned: dict[int, Ch
     assert not (checkout.folder / "host0-mid").exists()
 
 
+@pytest.mark.long
 def test_a_task_that_takes_one_host_longer_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
     """The tasks of CORE, at whose end the ranks meet."""
     flags = ["--num-iterations=2", "--core-metric-every=2", "--core-seconds=20"]

@@ -88,7 +88,7 @@ def evaluated(comm: Comm, folder: str) -> None:
 GOLDEN = (2.6350925859, 8.5609157933)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_an_evaluation_gives_one_figure_however_many_ranks_share_it_out(world: int, tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "evaluated", world, str(tmp_path)))
     assert [json.loads(out.splitlines()[-1]) for out in outs] == [
@@ -112,7 +112,6 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
     run.feed.loader.close()
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(world: int, tmp_path: Path) -> None:
-    outs = ranks.passed(ranks.call(HERE, "asked_to_stop", world, str(tmp_path)))
+def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
+    outs = ranks.passed(ranks.call(HERE, "asked_to_stop", 2, str(tmp_path)))
     assert "Evaluation skipped" in outs[0]

@@ -148,17 +148,8 @@ def test_without_shards_no_tokenizer(run: Run, tmp_path: Path, monkeypatch: pyte
 
 
 def test_from_the_command_line_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.make_shards",
-        "--from",
-        "none",
-        "--out",
-        str(tmp_path / "o"),
-        "--shards",
-        "2",
-    ]
+    flags = ["--from", "none", "--out", str(tmp_path / "o"), "--shards", "2"]
+    command = [sys.executable, "-m", "scripts.make_shards", *flags]
     done = subprocess.run(command, cwd=TRAINER, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --from none: neither a file nor a folder.\n"

@@ -47,7 +47,7 @@ def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | No
     if number is not None:
         processes[1].send_signal(number)
     for rank in hang_up:
-        (job.base(rank) / f"hang-up-rank{rank}").touch()
+        (job.base(rank) / f"hang-up-rank{rank}").write_text("the attic is not heard")
     results = ranks.finish(processes[:1])
     if number == signal.SIGSTOP:
         processes[1].kill()
@@ -62,6 +62,7 @@ def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> Non
         job = Job(tmp_path / str(attempt), 2)
         results = lose(job, hang_up=(0, 1))
         assert [result.code for result in results] == [2, 2], results
+        assert "lost the others (the attic is not heard)" in job.events("end", 0)[-1]["error"]
         steps = [saved_alone(job, rank) for rank in (0, 1)]
         if steps[0] and steps[0] == steps[1]:
             break
@@ -107,24 +108,6 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
     assert back.events("end", 1)[-1]["identical"] is True
 
 
-def test_parts_that_made_the_same_step_apart_take_the_first_ones(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.run("--num-iterations", "4")
-    apart = Job(tmp_path, 1)
-    apart.run("--resume", "--num-iterations", "6")
-    for path in job.checkpoints(0).glob("*000006*"):
-        path.rename(tmp_path / path.name)
-    for path in job.checkpoints(1).glob("*"):
-        shutil.copy(path, job.checkpoints(0))
-    apart.run("--resume-from-step", "4", "--num-iterations", "6", "--matrix-lr", "0.01")
-    for path in job.checkpoints(0).glob("*000006*"):
-        shutil.copy(path, job.checkpoints(1) / path.name)
-        (tmp_path / path.name).replace(path)
-    job.run("--resume")
-    assert job.events("start", 1)[-1]["resumed_from"] == 6
-    assert job.events("end")[-1]["identical"] is True
-
-
 def test_saves_by_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.run("--save-minutes", "0.0001", "--keep-checkpoints", "-1")
@@ -150,7 +133,7 @@ def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: i
         assert "without the lost rank" in str(rescue.save_alone(run))
 
 
-@pytest.mark.parametrize("save_at", [0, 2])
+@pytest.mark.parametrize("save_at", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_fine_tuning_that_lost_a_rank_goes_on(save_at: int, tmp_path: Path) -> None:
     """Whoever lost whom, it goes on with the next conversations; where both have saved, to the bit."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")

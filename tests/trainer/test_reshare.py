@@ -37,10 +37,12 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
     balance.LOOK_SECONDS = 0.0
     usual = Feed.offer
 
-    def offer(self: Feed, stop: bool, save: bool, busy: float = 0.0) -> None:
-        usual(self, stop, save, ROW_SECONDS * (0.1 + sum(self.passes)) * (10 if comm.rank else 1) if busy else 0.0)
+    def offer(self: Feed, stop: bool, save: bool, busy: float = 0.0, *more: Any) -> None:
+        usual(
+            self, stop, save, ROW_SECONDS * (0.1 + sum(self.passes)) * (10 if comm.rank else 1) if busy else 0.0, *more
+        )
 
-    Feed.offer = offer  # type: ignore[method-assign]
+    Feed.offer = offer  # type: ignore[method-assign,assignment]
     run = ready(comm, folder, *flags)
     start_event(run)
     decided = run.balancer.hear

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
 import time
@@ -22,8 +21,8 @@ from trainings import STEPS, Job
 
 from nanochat.run import checkpoint_manager as checkpoints
 
-# Ten of them: python tests/trainer/kill_and_resume.py
-KILLS = int(os.environ.get("KILLS", "3"))
+# More of them: python tests/trainer/kill_and_resume.py
+KILLS = [1, pytest.param(5, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +66,6 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
     assert job.final_digest() == uninterrupted[2]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_a_run_goes_on_with_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    Job(tmp_path, before).run("--num-iterations", "6")
-    job = Job(tmp_path, after)
-    job.run("--resume")
-    assert job.events("start")[-1]["resumed_from"] == 6
-    assert job.events("end")[-1]["identical"] is True
-    steps = [event["step"] for event in job.events("step")]
-    assert steps == list(range(STEPS))
-    # That weights and optimizer are those of the checkpoint, test_faults shows.
-
-
 class Named(Job):
     """A job that is told which training it is."""
 
@@ -88,6 +75,7 @@ class Named(Job):
         return {**super().environment(rank), "NANOCHAT_TRAINING": self.training}
 
 
+@pytest.mark.long
 def test_an_older_training_on_a_host_that_was_away_does_not_win(tmp_path: Path) -> None:
     Job(tmp_path, 2).run()
     # The laptop is off while the desktop begins again.
@@ -133,6 +121,7 @@ def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, p
     assert job.final_digest() == packed
 
 
+@pytest.mark.long
 def test_a_packed_run_goes_on_in_local_steps(tmp_path: Path) -> None:
     """From one folder as from two: what a rank that is not its folder's writer saved is its feedback alone."""
     digests = set()
@@ -179,11 +168,12 @@ def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupt
     assert job.final_digest() == uninterrupted[2]
 
 
-def test_field_18_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", KILLS)
+def test_field_18_killed_at_random_moments_and_resumed(count: int, tmp_path: Path) -> None:
     seed = time.time_ns() % 10**6
     print("seed", seed)
-    kills = kill_and_resume.endure(tmp_path, KILLS, seed, timeout=5)
-    assert [kill.number for kill in kills] == list(range(1, KILLS + 1))
+    kills = kill_and_resume.endure(tmp_path, count, seed, timeout=5)
+    assert [kill.number for kill in kills] == list(range(1, count + 1))
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -94,3 +94,12 @@ def test_the_more_ranks_the_longer_the_step_along_their_mean() -> None:
     assert schedule.outer_rates(2) == pytest.approx((0.9, 0.8))
     assert schedule.outer_rates(4) == pytest.approx((0.9 + 0.1 / 3, 0.8 + 0.1 / 3))
     assert schedule.outer_rates(16) == schedule.outer_rates(100) == pytest.approx((1.0, 0.9))
+
+
+def test_timed_run_that_ends_early_comes_down_before_it_has_warmed_up(plan: TrainingPlan) -> None:
+    timed = dataclasses.replace(plan, timed=True)
+    rates = [StepSchedule.at(timed, step, step * schedule.WHOLE // 30).lr_multiplier for step in range(31)]
+    assert rates[:12] == [(step + 1) / 40 for step in range(12)]
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[30] == pytest.approx(0.05)
+    assert StepSchedule.at(timed, 30, schedule.WHOLE).muon_momentum == pytest.approx(0.859)

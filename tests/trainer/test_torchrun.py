@@ -115,7 +115,7 @@ def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subpr
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, text=True, **options)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
 def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp_path: Path) -> None:
     """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
     agent = start_module(tmp_path, 1, "--shutdown-timeout=1")

@@ -17,6 +17,7 @@ import ranks
 DATA = ranks.HERE / "golden" / "data"
 STEPS = 12
 FLAGS = {
+    "--kernels": "torch",  # those that are faster at the moment would differ from job to job
     "--depth": 3, "--aspect-ratio": 32, "--head-dim": 32, "--max-seq-len": 64, "--device-batch-size": 2,
     "--total-batch-size": 768, "--num-iterations": STEPS, "--eval-every": -1, "--sample-every": -1,
     "--core-metric-every": -1, "--timeout-seconds": 20,

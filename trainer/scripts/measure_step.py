@@ -23,8 +23,8 @@ from torch import Tensor
 from nanochat.kit.common import UserError, choose_device, choose_dtype
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
-from nanochat.model import numerics
-from nanochat.model.fused import TrainingPass, unique_ids
+from nanochat.model import kernels, numerics
+from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
@@ -54,7 +54,10 @@ class Bench:
         if self.matmul == "auto":
             self.matmul = "bf16" if self.dtype == "bfloat16" else "fp32"
         self.route = numerics.setup().route if device == "cpu" else device
-        self.model = GPT(model_config(settings, vocab_size)).to(device)
+        config = model_config(settings, vocab_size)
+        shape = kernel_shape(config, settings.device_batch_size, self.matmul)
+        self.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape).on
+        self.model = GPT(config).to(device)
         self.model.init_weights()
         self.training = TrainingPass(self.model, self.matmul)
         self.optimizer = Optimizer(self.model, RATES, self.matmul)
@@ -97,6 +100,7 @@ class Bench:
             "dtype": self.dtype,
             "matmul": self.matmul,
             "route": self.route,
+            "kernels": self.kernels,
             "torch": torch.__version__,
         }
 

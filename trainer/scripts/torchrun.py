@@ -46,6 +46,7 @@ EXIT_ERROR = 1
 # What a forked rank calls itself, since it has the agent's command line and environment; the collection knows it by that.
 RANK_NAME = "nanochat-rank"
 STDERR = 2
+LOWEST_PRIORITY = 19
 # The agent's, which mean something else in a rank.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -167,6 +168,10 @@ def scratch(node: int) -> Iterator[str]:
 def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str], set_up: int) -> None:
     """In the forked process: leave everything behind that is the agent's, and be `python -u -m module words`."""
     os.setsid()
+    if os.getpriority(os.PRIO_PROCESS, 0) == LOWEST_PRIORITY:
+        # A new session has an autogroup of its own, which competes with the others at normal priority.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
     Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
     close_sockets()
     for number in SIGNALS:

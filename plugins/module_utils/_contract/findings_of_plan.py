@@ -116,6 +116,19 @@ KINDS: Dict[str, Kind] = {
         "No action needed. ddp_nic and ddp_address override the choice.",
         (3, 5),
     ),
+    "polite-low": Kind(
+        INFO,
+        "Training yields to other programs on a host",
+        "Somebody is logged in graphically there, so ddp_polite=auto comes to low: idle priority for processors and disk, and the first "
+        "to be killed if memory runs out. A run keeps the value it started with.",
+        "No action needed. ddp_polite=off trains at normal priority; ddp_polite=guest also leaves while the machine is needed.",
+    ),
+    "guest-blind": Kind(
+        INFO,
+        "A guest cannot see everything that it could leave for",
+        "ddp_polite=guest asks logind, the kernel's sensors and NetworkManager.",
+        "No action needed. Install what is missing, or limit the time of day with ddp_hours.",
+    ),
     "trainer-apart": Kind(
         WARNING,
         "The trainer does not exchange gradients on CPUs",

@@ -9,10 +9,11 @@ from __future__ import annotations
 IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
 ASKING = "asking"  # its rank ended because a host was asked to stop; looking for the reason
 STUCK = "stuck"  # its rank cannot be killed, so it takes part in nothing until the rank is gone
+RESTING = "resting"  # the machine is in use by others (ddp_polite guest); it comes back by itself
 # The keeper ends. AWAY: its host shuts down and comes back by itself.
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"
 OVER = (FINISHED, STOPPED, LEFT, FAILED, AWAY)
-STATES = (IDLE, OFFERED, PROMISED, TRAINING, ENDING, ASKING, STUCK, *OVER)
+STATES = (IDLE, OFFERED, PROMISED, TRAINING, ENDING, ASKING, STUCK, RESTING, *OVER)
 
 # Events besides state changes: a host is heard or lost, checkpoints were moved aside.
 HEARD, LOST, GAVE_WAY = "heard", "lost", "gave way"

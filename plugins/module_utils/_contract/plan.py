@@ -124,7 +124,18 @@ class Keeper(TypedDict):
     survive_reboot: bool
 
 
+class Guest(TypedDict):
+    """When a host leaves the run to whoever uses its machine (ddp_polite guest)."""
+
+    hours: Optional[str]
+    quiet_minutes: float
+    battery_limit: int
+    heat_limit: float
+    load_limit: float
+
+
 class _Sometimes(TypedDict, total=False):
+    guest: Guest  # with ddp_polite guest
     join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
     keeper_port: int  # the keeper's port
     open_ports: List[int]  # to open on this host besides data_ports

@@ -185,6 +185,7 @@ class PastRun(TypedDict):
     matmul: Optional[str]
     total_batch: int
     iterations: int
+    polite: Dict[str, str]
     lineage: Dict[str, Document]
     session: Optional[Document]
     training: Optional[Training]
@@ -206,6 +207,13 @@ class Names(TypedDict):
 
     own: List[str]
     peers: Dict[str, List[str]]
+
+
+class Usage(TypedDict):
+    """Use of the machine by people."""
+
+    graphical: List[str]  # users who are logged in graphically
+    blind: List[str]  # the reasons to be away that it cannot see, each with the source that is missing
 
 
 class Probe(TypedDict):
@@ -236,3 +244,4 @@ class Probe(TypedDict):
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Document]  # what was measured on this host before, or `null`
+    usage: Usage  # who is logged in graphically, and what the host cannot tell of its use

@@ -40,6 +40,7 @@ TRAINING_FILE = "training.json"
 # A keeper's folder, with its program, its settings, its memory and the request to leave the run.
 KEEPER_FOLDER = ".keeper"
 KEEPER_PROGRAM, KEEPER_SETTINGS, KEEPER_MEMORY, KEEPER_LEAVE = "keeper.py", "keeper.json", "state.json", "leave"
+KEEPER_JOIN = "join"  # a user lets in a guest that would stay away by itself
 # The keeper's view of who trains: now, and event by event.
 MEMBERS, MEMBER_EVENTS = "members.json", "members.jsonl"
 # Earlier generations of a run's outputs, numbered.

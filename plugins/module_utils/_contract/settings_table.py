@@ -233,6 +233,10 @@ class RunSettings:
         "auto", "Precision of matrix products; auto: bf16 if all CPUs support it and measured faster with it, otherwise fp32.",
         choices=("auto", "fp32", "bf16"), flag="matmul",
     )
+    kernels: str = _training(
+        "auto", "Work between the matrix products; auto: C kernels if a host has a compiler and they prove faster; zig: a wheel compiles.",
+        choices=("auto", "torch", "zig"), flag="kernels",
+    )
     dtype: str = _training(
         "auto", "Type of the activations; auto is float32 on CPUs, even if there is a GPU.",
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -351,6 +355,28 @@ class HostSettings:
     cores: Optional[str] = _host(
         None, "Processors to compute on, such as 0-7; ddp_threads defaults to their number.",
         pattern=r"\d+(-\d+)?(,\d+(-\d+)?)*", empty="the set that the rehearsal finds fastest",
+    )
+    polite: str = _host(
+        "auto",
+        "low: yield to all other programs; guest: also leave while the machine is needed; auto: low if a desktop user is logged in.",
+        choices=("auto", "off", "low", "guest"),
+    )
+    hours: Optional[str] = _host(
+        None, "With ddp_polite guest: time of day in which this host trains, by its own clock, such as 22:00-07:00.",
+        pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
+    )
+    quiet_minutes: float = _host(
+        10.0, "With ddp_polite guest: minutes without any reason to be away before it comes back.", low=0.1, most=1440,
+    )
+    battery_limit: int = _host(
+        100, "With ddp_polite guest: it leaves while on battery with this charge in percent or less; 100: always, 0: never.",
+        low=0, most=100,
+    )
+    heat_limit: float = _host(
+        95.0, "With ddp_polite guest: it leaves when its hottest sensor is above this for ten seconds, in Celsius.", low=30, most=150,
+    )
+    load_limit: float = _host(
+        0.5, "With ddp_polite guest: it leaves when other programs keep more cores than this busy for ten seconds.", low=0.05, most=10_000,
     )
     speed: Optional[float] = _host(
         None, "Speed of this host relative to the others (ddp_batch_split auto and speed).",

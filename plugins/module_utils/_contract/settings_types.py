@@ -148,6 +148,9 @@ def convert(setting: Setting, value: Any) -> Any:
     """The converted value; raises ValueError if invalid."""
     if setting.word and str(value).strip() == setting.word:
         return setting.word
+    if value is False and "off" in setting.choices:
+        # YAML reads a bare off as false.
+        return "off"
     result = CONVERT[setting.kind](value)
     if setting.choices and result not in setting.choices:
         raise ValueError("not a choice")

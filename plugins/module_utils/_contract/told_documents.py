@@ -76,6 +76,7 @@ FACTS: Rules = (
     ("run.lineage.data.id", told.plain_name),
     ("base_run.lineage.data.id", told.plain_name),
     ("run.cores.*.*", _processor),
+    ("usage.graphical.*", _word),
 )
 PLAN: Rules = (
     ("run", told.plain_name),

@@ -16,15 +16,18 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import Any, Dict, Optional, Set, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest as GuestLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     KEEPER_FOLDER,
+    KEEPER_JOIN,
     KEEPER_LEAVE,
     KEEPER_MEMORY,
     KEEPER_SETTINGS,
@@ -33,17 +36,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PLAN,
     SESSION_FILES,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, memory, pause, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Machine
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
 TICK = 0.2
 GOES_ON = "goes on"
 LINGER = 3.0  # for this long others can ask how it ended
+READ_SECONDS = 1.0  # between two checks of how the machine is used
+MACHINE = "NANOCHAT_MACHINE"  # a folder that replaces /, for tests that simulate a laptop
 
 
 def rules_of(plan: Plan) -> Rules:
@@ -55,6 +61,28 @@ def rules_of(plan: Plan) -> Rules:
     )
 
 
+class Guest:
+    """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
+
+    def __init__(self, limits: GuestLimits, now: float) -> None:
+        self.limits, self.machine = limits, Machine(os.environ.get(MACHINE, "/"))
+        self.reading = self.machine.read()
+        self.stay = manners.look(limits, manners.Stay(), self.reading, now)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            time.sleep(READ_SECONDS)
+            self.reading = self.machine.read()
+
+    def look(self, now: float, let_in: bool) -> str:
+        """Why it is away; empty where it takes part."""
+        self.stay = manners.look(self.limits, self.stay, self.reading, now)
+        if let_in:
+            self.stay = manners.let_in(self.stay)
+        return self.stay.why
+
+
 class Keeper:
     """One keeper from its start to the end of the run, or of this host's part in it."""
 
@@ -64,6 +92,8 @@ class Keeper:
         plan = cast(Plan, files.read_object(os.path.join(run_dir, PLAN)))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
+        limits = next((node.get("guest") for node in plan["nodes"] if node["host"] == self.host), None)
+        self.guest = Guest(limits, time.monotonic()) if limits else None
         self.patience = float(plan["timeout_seconds"])
         peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
@@ -80,6 +110,7 @@ class Keeper:
         self.cause = ""  # of the generation being formed
         self.pause = pause.Pause()
         self.waits = ""  # the hosts that this one waits for, and why
+        self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # this clock runs while the machine is suspended
 
     # -- persistent state
 
@@ -156,6 +187,8 @@ class Keeper:
         # Before the rank: a rank ended by a signal must not look as if somebody else stopped it.
         order = self._asked(now)
         self._see_rank(now)
+        order = order or self._mind_the_owner(now)
+        self._notice_suspend()
         self._give_way()
         decided = self.own
         if not order:
@@ -195,7 +228,11 @@ class Keeper:
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
-            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
+            word, steps = self.own.word, self.rank.steps()
+            # A step more is one of all members, so nothing was stopped while this machine was suspended.
+            self.own = self.own._replace(
+                word=word._replace(steps=steps, returned=word.returned and steps <= word.steps)
+            )
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:
@@ -238,6 +275,32 @@ class Keeper:
         elif os.getppid() != self.runner:
             self.own, order = membership.going_down(self.own, now, "the session of %s was killed" % self.host)
         return order
+
+    def _mind_the_owner(self, now: float) -> str:
+        """Leave a machine that is needed otherwise, and come back to it."""
+        if self.guest is None:
+            return ""
+        mark, before = os.path.join(self.folder, KEEPER_JOIN), self.own.word
+        let_in = os.path.exists(mark)
+        if let_in:
+            with contextlib.suppress(OSError):
+                os.remove(mark)
+        self.own, order = manners.follow(self.own, now, self.guest.look(now, let_in))
+        if self.own.word.state == states.RESTING:
+            self.rank.close()  # PyTorch takes memory, which is the owner's now
+        elif before.state == states.RESTING:
+            self.rank.prepare()
+        if self.own.word.why != before.why and before.state == self.own.word.state == states.RESTING:
+            self._tell(states.RESTING, self.own.word.why)
+        return order
+
+    def _notice_suspend(self) -> None:
+        """Trust no memory that the others may have outlived: while this machine was suspended the run may have been stopped."""
+        now, before = time.clock_gettime(time.CLOCK_BOOTTIME), self.awake
+        self.awake = now
+        if now - before > self.rules.lost + self.rules.grace:
+            self.own = self.own._replace(word=self.own.word._replace(returned=True))
+            self._tell("awake", "after %.0f s" % (now - before))
 
     def _linger(self) -> None:
         """Keep answering questions about the end, unless all others know."""
@@ -292,6 +355,8 @@ class Keeper:
             told += [silent.get(host, "%s is not heard" % host) for host in missing]
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
             told += ["%s does not hear this host" % host for host in deaf]
+            words = [self.heard[host].word for host in word.hears]
+            told += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
         return "; ".join(dict.fromkeys(told))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:

@@ -28,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     OFFERED,
     OVER,
     PROMISED,
+    RESTING,
     STOPPED,
     STUCK,
     TRAINING,
@@ -107,7 +108,7 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
 
 def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
-    me, out = own.word.host, (ASKING, STUCK, *OVER)
+    me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
 
 
@@ -126,9 +127,6 @@ def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
     """The next number above all known ones that no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
     return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
-
-
-# -- changing state
 
 
 def change(own: Own, now: float, state: str, **fields: object) -> Own:
@@ -155,8 +153,8 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
     if not may_train(rules, expected(rules, own), own.word.left):
         return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
-    if state == ASKING:
-        return _ask(rules, own, words, now), ""
+    if state in (ASKING, RESTING):
+        return _ask(rules, own, words, now) if state == ASKING else own, ""
     return _gather(rules, own, heard, now)
 
 
@@ -219,6 +217,8 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     if all(word.returned for word in known) and missing & set(last):
         # A missing host may know that the run was stopped.
         return False
+    if all(host in heard and heard[host].word.state == RESTING for host in missing):
+        return True
     if not any(word.started for word in known):
         # Nothing was trained yet, so a missing host has never been there.
         return waited >= rules.first_grace
@@ -242,8 +242,8 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
         return own
     told = [own.word, *(words[host] for host in last.members if host in words)]
     crashed = tuple(sorted(word.host for word in told if word.crashed == last.number))
-    # Or some continued without this host.
-    missed = any(word.missed == last.number or word.started > last.number for word in told)
+    # Or some continued without this host, or never started a rank in it because their keeper died first.
+    missed = any(word.missed == last.number or word.started != last.number for word in told)
     if not crashed and (missed or len(told) < len(last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
@@ -335,6 +335,8 @@ def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
             continue
         if one.word.started > mine.number or one.word.promised > mine.number:
             return "%s is in another generation" % host
+        if one.word.state == RESTING and one.word.started < mine.number == one.word.promised:
+            return "%s: %s" % (host, one.word.why)
         if one.word.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
     return ""

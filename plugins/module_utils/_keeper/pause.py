@@ -23,10 +23,10 @@ class Pause:
 
     def change(self, state: str, last_step: Optional[float], now: float) -> None:
         """The keeper changes state; last_step: when its rank finished its last step."""
-        if state == states.TRAINING:
-            self.marks["agree"] = now
-        elif not self.marks and last_step is not None:
+        if not self.marks and last_step is not None and state != states.TRAINING:
             self.marks = {"since": last_step, "notice": now}
+        elif self.marks and state == states.TRAINING:
+            self.marks["agree"] = now
         if state == states.IDLE and self.marks:
             # Repeated if the others were waited for: what follows the last time is agreement.
             self.marks.setdefault("end", now)
@@ -35,7 +35,7 @@ class Pause:
         """The parts in seconds, once the new generation's first step is done; empty without a pause."""
         marks, self.marks = self.marks, {}
         opening = start.get("opening")
-        if "since" not in marks or not isinstance(opening, Mapping):
+        if not marks or not isinstance(opening, Mapping):
             return {}
         rank = [finite(opening.get(name)) for name in ("began", "met")] + [
             finite(one.get("time")) for one in (start, step)

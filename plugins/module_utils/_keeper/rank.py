@@ -32,6 +32,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import reape
 TAIL_BYTES = 65536
 # A rank that has recorded its end leaves an agent, which would wait for those of hosts that may be gone.
 AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
+STOPPED_SECONDS = 6.0  # as a host that is not heard
+LOOK_SECONDS = 1.0  # no more time than this passes between two looks
 AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to close all its connections; read by the trainer
@@ -69,6 +71,7 @@ class Rank:
         self.process: Union[subprocess.Popen[bytes], Nursery, None] = None
         self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
+        self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self._out_of_time = False  # it was killed after its time was up
         self._metrics_begin = 0  # where this start's events begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
@@ -140,6 +143,7 @@ class Rank:
         """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or if there is none."""
         if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
+        self._kill_if_stopped()
         if self._overdue():
             self._out_of_time = True
         elif self._agent_killed():
@@ -158,6 +162,19 @@ class Rank:
         reason = self._end().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
+
+    def _kill_if_stopped(self) -> None:
+        """A rank that somebody has stopped (SIGSTOP, Ctrl-Z) holds up all; the others need not wait until their timeout."""
+        beat, now = read_object(self._heartbeat), time.monotonic()
+        one = processes.process(number(beat, "pid")) if self._of_this_start(beat) else None
+        # A keeper that was stopped, too, has seen nothing meanwhile.
+        passed, self._looked = min(now - self._looked, LOOK_SECONDS), now
+        if one is None or one.state != "T" or one.marker != self.session.id:
+            self._stopped = 0.0
+            return
+        self._stopped += passed
+        if self._stopped > STOPPED_SECONDS:
+            reaper.send(one, signal.SIGKILL)
 
     def _agent_killed(self) -> bool:
         """Whether somebody killed the agent while its rank is still there."""

@@ -60,6 +60,7 @@ LEAST_STEPS = 1000
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
 # Controller time after the run, by which the trainer ends earlier.
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
+LEAST_SECONDS = 10.0  # of training
 MOST_KEPT = 2**36
 SAVES, MOST_SAVE_MINUTES = 10, 30
 
@@ -133,8 +134,11 @@ def fit(
     if kept:
         left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
         return taken_settings(asked, asked.run, left_open), None, []
-    choice = choose(asked, hosts, deadline(asked.run, since or clock.begin) - clock.now)
-    return taken_settings(asked, choice.taken.run), choice, []
+    left = deadline(asked.run, since or clock.begin) - clock.now
+    choice = choose(asked, hosts, left)
+    seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
+    short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
+    return taken_settings(asked, choice.taken.run), choice, short
 
 
 def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
@@ -210,7 +214,7 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     )
 
 
-def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSettings:
+def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
     """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for this many tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
     sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
@@ -225,8 +229,12 @@ def by_laws(asked: Asked, depth: int, tokens: Optional[float] = None) -> RunSett
         total_batch_size=run.total_batch if "ddp_total_batch" in asked.given else -1,
     )
     batch = law.total_batch_size
-    while "ddp_total_batch" not in asked.given and batch > run.sequence and law.target_tokens < LEAST_STEPS * batch:
-        batch //= 2
+    if "ddp_total_batch" not in asked.given:
+        # No host is without rows.
+        least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
+        while batch // 2 >= least and law.target_tokens < LEAST_STEPS * batch:
+            batch //= 2
+        batch = max(batch, least)
     steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.target_tokens // batch)
     return dataclasses.replace(run, total_batch=batch, iterations=steps)
 
@@ -274,17 +282,17 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     """The model for this many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
-    rows = [row_of(by_laws(asked, depth), hosts, head) for depth in depths]
+    rows = [row_of(by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
-        at = row_of(by_laws(asked, asked.run.depth), hosts, head)
+        at = row_of(by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
         why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
     shares = {row.run.depth: max(1.0, times[row.run.depth]) / (row.seconds or 1.0) for row in able}
     taken = min(able, key=lambda row: abs(math.log(shares[row.run.depth])))
-    seconds = max(1.0, times[taken.run.depth])
+    seconds = times[taken.run.depth]
     if "ddp_depth" in asked.given:
         why = "its depth is set"
     elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
@@ -292,14 +300,14 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     else:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
-        taken = fitted(asked, taken, hosts, head, seconds)
+        taken = fitted(asked, taken, hosts, head, max(1.0, seconds))
     return Choice(rows, taken, why, seconds, measured)
 
 
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
     """The row with as many steps as the time allows; fewer tokens than wanted use a smaller batch, and so another step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
-    again = row_of(by_laws(asked, row.run.depth, tokens), hosts, head)
+    again = row_of(by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))
     return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 

@@ -174,13 +174,14 @@ def flag_names(run: RunSettings, basis: Basis) -> list[str]:
     return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, "")]
 
 
-def env(run: RunSettings, decided: Decided, node: Node) -> dict[str, str]:
+def env(run: RunSettings, decided: Decided, node: Node, polite: str) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     names = {
         "NANOCHAT_BASE_DIR": node["run_dir"],
         "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
         "NANOCHAT_DTYPE": node["dtype"],
         "NANOCHAT_FORCE_SDPA": "1",
+        "NANOCHAT_POLITE": polite,
         "OMP_NUM_THREADS": str(node["threads"]),
         "GLOO_SOCKET_IFNAME": node["nic"] or "",
         "NCCL_SOCKET_IFNAME": node["nic"] or "",

@@ -36,6 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     host_checks,
     interpreters,
     model_size,
+    polite,
     settings_checks,
     source_checks,
     stages,
@@ -79,6 +80,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
+ZIG = "ziglang==0.13.0"
 WANDB = "wandb==0.31.0"
 # Packages of a nanochat checkout that our trainer does not need.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
@@ -152,8 +154,7 @@ def make_plan(
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
-    endpoints = chooser.endpoints()
-    plan = document(Made(asked, decided, shape, known, by_rank, endpoints, requirements, here))
+    plan = document(Made(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
     in_the_way, seen = host_checks.look(known, plan)
     obstacles = [
         *chooser.problems,
@@ -166,6 +167,7 @@ def make_plan(
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
     findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
+    findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     return Outcome(plan, findings, of_controller(run), budget.with_end(launched, run, plan, clock), decided, choice)
@@ -347,6 +349,7 @@ def trainer_of(made: Made) -> Trainer:
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
     urls = {"ours": None, "path": path_here(made.here, run.trainer_source), "git": run.trainer_source}
     others = [line for line in made.requirements if not line.startswith("torch==")]
+    compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
     trainer: Trainer = {
         "source": source,
         "script": stages.SCRIPTS[run.stage],
@@ -356,7 +359,7 @@ def trainer_of(made: Made) -> Trainer:
         "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
         "uv": UV,
         "python_mirror": run.python_mirror or "",
-        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES)],
+        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES), *compilers],
         "tracker_requirements": {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run.tracker, []),
         "offline": run.trainer_offline,
     }
@@ -410,7 +413,9 @@ def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
     }
     if decided.joined:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
-    node["env"] = command.env(run, decided, node)
+    if guest := polite.limits(host, decided):
+        node["guest"] = guest
+    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value)
     node["argv"] = argv_of(plan, node)
     return node
 

@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import OrAuto, RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import polite, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import flag_names, flags_in
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
@@ -28,7 +28,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
 )
 
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-PLAN_ENV = ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", "GLOO_SOCKET_IFNAME")
+PLAN_ENV = (
+    "NANOCHAT_BASE_DIR",
+    "NANOCHAT_DATA_DIR",
+    "NANOCHAT_DTYPE",
+    "NANOCHAT_DDP_SESSION",
+    "NANOCHAT_POLITE",
+    "GLOO_SOCKET_IFNAME",
+)
 
 
 def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) -> list[Finding]:
@@ -40,6 +47,7 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) ->
         *schedule_problems(run),
         *port_problems(run, basis),
         *keeper_problems(run, hosts, basis),
+        *polite.problems(asked, hosts, basis),
         *data_problems(run),
         *source_problems(run, basis),
         *way_problems(run.sync, run.local_steps, asked, hosts, shape, basis),

@@ -149,7 +149,8 @@ def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
         )
         if new != old
     ]
-    if not changes:
+    # The batch of a run that has a time to end at is no profile's.
+    if not changes or run.budget or run.finish_by:
         return []
     seen = f"for {world} hosts {' and '.join(changes)}: rows {', '.join(str(rows) for rows in batch.rows)}"
     return [finding("batch-adapted", "", seen)]

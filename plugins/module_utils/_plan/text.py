@@ -14,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     alike,
     bytes_text,
     columns,
+    named,
     plural,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
@@ -85,6 +86,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
             f"{'resumes' if training['resume'] else 'does not resume'}, times out after {plan['timeout_seconds']} s if a rank is missing",
         ),
         *loss_rows(plan),
+        *polite_rows(plan),
         *trainer_rows(plan["trainer"]),
     ]
 
@@ -111,6 +113,18 @@ def loss_rows(plan: Plan) -> list[Sequence[str]]:
         return []
     rescued = plan["training"]["head"] == "whole" and not plan["training"]["local_steps"]
     return [("", "losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save"))]
+
+
+def polite_rows(plan: Plan) -> list[Sequence[str]]:
+    """The hosts on which training yields to other programs, and those that it leaves to whoever uses them."""
+    low = [node["host"] for node in plan["nodes"] if node["env"]["NANOCHAT_POLITE"] != "off"]
+    guests = [
+        node["host"] + (f" ({node['guest']['hours']})" if node["guest"]["hours"] else "")
+        for node in plan["nodes"]
+        if "guest" in node
+    ]
+    rows = [("", f"yields to other programs on {named(low)}")] if low else []
+    return [*rows, *([("", f"leaves while the machine is needed: {named(guests)}")] if guests else [])]
 
 
 def sync(training: Mapping[str, Any]) -> str:

@@ -60,8 +60,8 @@ class PortTry(TypedDict):
 
     port: int
     reachable: bool
-    error: str
-    words: str
+    error: str  # empty, dropped, refused, unreachable, no-route, no-address, forbidden, reset, stranger or failed
+    words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
     milliseconds: float
 
 
@@ -70,16 +70,16 @@ class LinkTry(TypedDict):
 
     address: str
     ports: list[PortTry]
-    latency_ms: float | None
-    clock_offset: float | None
-    bandwidth_mbit: float | None
-    duplex_mbit: float | None
-    mtu: int | None
-    full_size: bool | None
-    passing_size: int | None
-    error: str
-    nic: str | None
-    gateway: str | None
+    latency_ms: float | None  # median round trip
+    clock_offset: float | None  # seconds by which the peer's clock is ahead of ours
+    bandwidth_mbit: float | None  # rate to the peer, measured by the peer
+    duplex_mbit: float | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
+    mtu: int | None  # the path MTU according to the kernel
+    full_size: bool | None  # whether packets of that size arrive; null if untested
+    passing_size: int | None  # if they do not, a size that does
+    error: str  # what went wrong in the measurements
+    nic: str | None  # the interface on the route
+    gateway: str | None  # the gateway on the route, if any
 
 
 class Stranger(OSError):

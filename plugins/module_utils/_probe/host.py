@@ -45,6 +45,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import
     nics,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import facts as usage_facts
 
 PYTHON_CHECK = (
     "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
@@ -119,6 +120,7 @@ def probe(
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": json_file(os.path.join(base, "measured.json")),
+        "usage": usage_facts(run),
     }
 
 

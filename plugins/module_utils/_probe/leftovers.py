@@ -125,6 +125,7 @@ def run_facts(folder: str) -> PastRun:
         "matmul": text(section(plan, "training"), "matmul"),
         "total_batch": number(section(plan, "training"), "total_batch"),
         "iterations": number(section(plan, "training"), "iterations"),
+        "polite": polite_of(plan),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
@@ -144,6 +145,13 @@ def cores_of(plan: Document) -> dict[str, list[int]]:
         host: [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
         for host, cores in pinned
         if isinstance(cores, list)
+    }
+
+
+def polite_of(plan: Document) -> dict[str, str]:
+    """How polite that plan is on each host (ddp_polite)."""
+    return {
+        str(node.get("host")): text(section(node, "env"), "NANOCHAT_POLITE") or "off" for node in items(plan, "nodes")
     }
 
 

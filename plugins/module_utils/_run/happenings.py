@@ -74,6 +74,7 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
             again = steps_repeated(rank.events[: index + 1]) - repeated
             repeated += again
             text += "; %d steps are repeated" % again if again else ""
+            text += kernels(event) if starts == 1 else ""
         elif kind == "checkpoint":
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
@@ -96,8 +97,16 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
                 host=rank.host,
                 severity=severity,
                 text=text,
-                kind=MARKS.get(text if text == "started" else str(kind), "") if severity == "info" else severity,
+                kind=MARKS.get("" if text.partition(";")[0] == "started" else str(kind), "")
+                if severity == "info"
+                else severity,
             )
+
+
+def kernels(event: Event) -> str:
+    """The C kernels that a rank uses, as the end of a sentence about its start."""
+    named = words(event, "kernels")
+    return "; C kernels: " + ", ".join(named) if named else ""
 
 
 SAVE = "save"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, RESTING, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     clock_text,
     loss_text,
@@ -151,7 +151,7 @@ def _between_generations(rows: Sequence[Row]) -> str:
     if not told or any(one["state"] == TRAINING for one in told):
         return ""
     why = next((one["why"] for one in told if one["why"]), "")
-    what = "waiting for hosts" if all(one["state"] == IDLE for one in told) else "starting again"
+    what = "waiting for hosts" if all(one["state"] in (IDLE, RESTING) for one in told) else "starting again"
     return "%s (%s)" % (what, why) if why else what
 
 

@@ -24,6 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     GAVE_WAY,
     IDLE,
     LOST,
+    RESTING,
     STATES,
     TRAINING,
 )
@@ -77,6 +78,7 @@ class Membership(TypedDict):
     why: Optional[str]  # why it is so
     since: float  # when it came to be so
     waits: Optional[str]  # the host for which it waits
+    rests_since: Optional[float]  # since when its machine is needed otherwise (ddp_polite guest)
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
@@ -105,6 +107,7 @@ def read_membership(
         "why": why,
         "since": since,
         "waits": text(told, "waits"),
+        "rests_since": rests_since(events),
         "hears": words(told, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
@@ -138,6 +141,15 @@ def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
     """The last state that this keeper recorded; None if there is none."""
     newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
     return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
+
+
+def rests_since(events: Sequence[Mapping[str, Any]]) -> Optional[float]:
+    """Since when the host that wrote these has been away, since its machine is needed otherwise; None where it is not."""
+    since: Optional[float] = None
+    for event in events:
+        if event.get("what") in STATES:
+            since = (since or float(event["time"])) if event["what"] == RESTING else None
+    return since
 
 
 def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     FAILED,
     LEFT,
     OVER,
+    RESTING,
     STUCK,
     TRAINING,
 )
@@ -159,9 +160,22 @@ def reason(host: str, runs: Runs) -> str:
     return "" if run.get("state") == FINISHED else words.get(_last_word(run) or AWAY, "")
 
 
+def rests(run: Mapping[str, Any]) -> bool:
+    """Whether a host is away by itself, and comes back by itself."""
+    return keeper_lives(run) and run["membership"]["state"] == RESTING
+
+
+def _rests(keeper: Mapping[str, Any]) -> str:
+    """Since when a host is away by itself, why, and when it comes back."""
+    since = keeper.get("rests_since") or keeper["since"]
+    return "away since %s, %s" % (clock_text(float(since)), keeper["why"] or "it does not say why")
+
+
 def _waits(host: str, runs: Runs) -> str:
     """The hosts that a keeper waits for, as far as known."""
     keeper, found = runs[host]["membership"], parts(runs)
+    if keeper["state"] == RESTING:
+        return _rests(keeper)
     if keeper["state"] == STUCK:
         return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "no reason given")
     if found:
@@ -208,7 +222,7 @@ def lines(runs: Runs) -> List[str]:
             many = plural(int(run["revived"]), "time")
             told.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
     reasons = {host: reason(host, runs) for host in runs if host not in failed}
-    return [*told, *("%s %s" % (host, why) for host, why in reasons.items() if why)]
+    return [*told, *("%s%s %s" % (host, ":" * rests(runs[host]), why) for host, why in reasons.items() if why)]
 
 
 def own_errors(runs: Runs) -> Dict[str, str]:

@@ -240,6 +240,8 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
     idle = run.get("idle_seconds") if run.get("idle_seconds") is not None else run.get("session_age")
     if mark == STALLED and idle is not None:
         return "stalled %s" % since_text(idle)
+    if standing.rests(run):
+        return "away"
     if state == "running" and waits_for_others(run):
         return "waiting (%s)" % run["membership"]["state"]
     if state == "running" and evaluated.is_evaluation(run) and run.get("batch"):

@@ -34,6 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import 
     others_finished,
     parts,
     reason,
+    rests,
     trains,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
@@ -157,6 +158,8 @@ def _stepless(one: Observation) -> float:
 
 def _hopeless(seen: Mapping[str, Observation], limits: Limits, lost_after: float) -> bool:
     """Whether the waiting hosts have waited longer than for a dispensable host."""
+    if any(rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
+        return False
     waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
     if not waiting:
         return True

@@ -26,7 +26,7 @@ from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import priority, reaper
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Launch, Record, cut_short
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -122,6 +122,7 @@ class Runner:
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
             self.launch: Launch = json.load(file)
+        self.polite = priority.is_polite(self.launch.get("given", {}).get("env_file"))
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
@@ -188,6 +189,8 @@ class Runner:
             stdout=writer,
             stderr=writer,
             start_new_session=True,
+            # Of a session that is new, in which the job begins.
+            preexec_fn=priority.yield_to_others if self.polite else None,
         )
         self.state["child_pid"] = self.child.pid
         self._save(output)

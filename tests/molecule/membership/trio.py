@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three containers of the scenarios membership and storm, what is done to them, and what their run says of it."""
+"""The three containers of the scenarios membership, storm and evening, what is done to them, and what their run says of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "faults"))
 from hosts import Lab, podman, until
 
 SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
-SUBNET = {"membership": "10.89.78", "storm": "10.89.84"}[SCENARIO]
+SUBNET = {"membership": "10.89.78", "storm": "10.89.84", "evening": "10.89.85"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
 ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
 RUN = "d2"

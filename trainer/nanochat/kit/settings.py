@@ -33,7 +33,7 @@ LIMITS = {
 }
 MOST, LARGEST = 2**53, 1e30
 # Ranks may write to different places; all other settings must agree.
-PER_RANK = ("run_dir", "conversations", "val_conversations", "base_checkpoints")
+PER_RANK = ("kernels", "run_dir", "conversations", "val_conversations", "base_checkpoints")
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -118,6 +118,12 @@ class Settings:
         (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
     )
     matmul: str = option("auto", "matrix products: fp32, bf16, or auto (follows the dtype)", ("auto", "fp32", "bf16"))
+    kernels: str = option(
+        "auto",
+        "work between the matrix products: auto (C kernels if the host has a compiler and they prove correct and faster), torch, or "
+        "zig (the same kernels, built by the ziglang wheel)",
+        ("auto", "torch", "zig"),
+    )
     rank_rows: tuple[int, ...] = option((), 'rows per step of each rank, as in "6,2" (default: equal shares)')
     rebalance: bool = option(
         False, "redistribute rows and head during training when ranks are faster or slower than expected"

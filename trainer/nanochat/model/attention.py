@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nanochat.model import kernels
+
 QUERY_BLOCK = 128
 Triple = tuple[Tensor, Tensor, Tensor]  # q, k, v or their gradients
 
@@ -31,7 +33,7 @@ class WindowAttention:
     """Attention of one layer over sequences of one length; M = rows * heads."""
 
     def __init__(self, tokens: int, window: int, device: torch.device) -> None:
-        self.blocks = []
+        self.blocks, self.window = [], window
         for start in range(0, tokens, QUERY_BLOCK):
             end, first = min(start + QUERY_BLOCK, tokens), max(0, start - window)
             self.blocks.append((start, end, first, window_mask(end - start, end - first, window, device)))
@@ -42,8 +44,7 @@ class WindowAttention:
         if not self.probabilities or len(self.probabilities[0]) != len(q_MTD):
             self.probabilities = [q_MTD.new_empty(len(q_MTD), *block[-1].shape) for block in self.blocks]
         for (start, end, first, mask), p in zip(self.blocks, self.probabilities, strict=True):
-            torch.baddbmm(mask, q_MTD[:, start:end], k_MTD[:, first:end].mT, out=p)
-            torch.ops.aten._softmax.out(p, -1, False, out=p)
+            kernels.probabilities(q_MTD[:, start:end], k_MTD[:, first:end], mask, self.window, p)
             out_MTD[:, start:end] = torch.bmm(p, v_MTD[:, first:end])
 
     def backward(self, dout_MTD: Tensor, qkv_MTD: Triple, dqkv_MTD: Triple) -> None:

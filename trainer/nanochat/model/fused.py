@@ -25,13 +25,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanochat.model.gpt import GPT
+from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
 from nanochat.model.head import Head, HeadPart, WholeHead
-from nanochat.model.layers import LayerPass, OnReady, Shared, norm_backward_, norm_into
+from nanochat.model.kernels import Shape, norm_backward_
+from nanochat.model.layers import LayerPass, OnReady, Shared, norm_into
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
-__all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "unique_ids"]
+__all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "kernel_shape", "unique_ids"]
+
+
+def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> Shape:
+    """What kernels work on in a pass of so many rows."""
+    tokens = config.sequence_len
+    sizes = (batch * tokens, tokens, config.n_embd, config.n_head, config.head_dim, config.vocab_size)
+    return Shape(*sizes, MATMUL_TYPES[matmul])
 
 
 class TrainingPass:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 
 WTE, HEAD = "transformer.wte.weight", "lm_head.weight"
@@ -78,7 +79,12 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """out = a @ b, or out += that; a and b may be of a narrower type than out."""
     if a.dtype != out.dtype:
         result = torch.mm(a, b)
-        return out.add_(result) if add else out.copy_(result)
+        if not add:
+            return out.copy_(result)
+        if out.is_contiguous():
+            kernels.accumulate(out, result)
+            return out
+        return out.add_(result)
     return torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The head's loss and gradients, a chunk of rows at a time: the logits of a large batch never exist together.
 
-With t = tanh(x W' / 15) the logits are 15 t, and their softmax p needs no maximum subtracted with care: it is bounded.
-The gradient of x W' is (p - target) * (1 - t^2), made in place of p.
+With t = tanh(x W' / 15) the logits are 15 t, and their exponentials e need no maximum subtracted: they are bounded. The gradient
+of x W' is (e / sum - target) * (1 - t^2). It is made times the sum of its row, by which rows of something smaller are divided.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nanochat.model import kernels
 from nanochat.model.gradients import HEAD
 from nanochat.model.layers import Shared
 from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
@@ -42,33 +43,25 @@ class HeadLoss:
         """The rows to be given to chunk() at a time."""
         return row_slices(rows, len(weight) * weight.itemsize, CHUNK_BYTES)
 
-    def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [R, C] already divided by the cap, the real rows of the weight, targets [R].
 
-        Gives the sum of the losses and the gradient of the raw logits [R, V], valid until the next call.
+        Gives the sum of the losses, and the gradient of the raw logits [R, V], valid until the next call, with the
+        factors [R, 1] that its rows lack.
         """
         shape = (len(x), len(weight))
         if self._buffer.shape != shape or self._buffer.dtype != x.dtype:
             self._buffer = x.new_empty(shape)
-        loss = torch.zeros((), device=x.device)
+        columns, counted = targets.clamp_min(0), targets != IGNORED
+        sums, at_target = torch.empty(len(x), device=x.device), torch.empty(2, len(x), device=x.device)
         for rows in row_slices(len(x), len(weight) * weight.itemsize, CACHED_BYTES):
-            loss += self._rows(x[rows], weight, targets[rows], self._buffer[rows])
-        return loss, self._buffer
-
-    def _rows(self, x: Tensor, weight: Tensor, targets: Tensor, out: Tensor) -> Tensor:
-        """The loss of some rows; their gradient in out."""
-        t = tanh_product(x, weight)
-        p = torch.mul(t, SOFTCAP, out=out)
-        torch.ops.aten._softmax.out(p, -1, False, out=p)
-        counted = targets != IGNORED
-        at_target = (torch.arange(len(x), device=x.device), targets.clamp_min(0))
-        of_target = p[at_target]
-        loss: Tensor = -(of_target.float().log() * counted).sum()
-        p[at_target] = of_target - 1
-        if not bool(counted.all()):
-            p.mul_(counted[:, None])
-        torch.ops.aten.tanh_backward.grad_input(p, t, grad_input=p)
-        return loss
+            t = tanh_product(x[rows], weight)
+            kernels.exponentials(t, self._buffer[rows], columns[rows], sums[rows], at_target[:, rows])
+        e, t_at = at_target
+        missing = (e - sums) * (1 - t_at.square())
+        self._buffer[torch.arange(len(x), device=x.device), columns] = missing.to(self._buffer.dtype)
+        loss: Tensor = ((sums.log() - SOFTCAP * t_at) * counted).sum()
+        return loss, self._buffer, (counted / sums).unsqueeze(1)
 
 
 class Head(Protocol):
@@ -122,15 +115,17 @@ class WholeHead:
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         get, dtype = self.shared.buffers.get, self.shared.dtype
         capped = torch.mul(y, 1 / SOFTCAP, out=get("capped", *y.shape, dtype=dtype))
-        scaled = torch.mul(y, scale, out=get("scaled", *y.shape, dtype=dtype))
+        scaled = get("scaled", *y.shape, dtype=dtype)
         d, loss = get("d", *y.shape), torch.zeros((), device=y.device)
         for rows in self.loss.chunks(len(y), self.weight):
-            chunk_loss, draw = self.loss.chunk(capped[rows], self.weight, targets[rows])
+            chunk_loss, draw, factor = self.loss.chunk(capped[rows], self.weight, targets[rows])
             loss += chunk_loss
+            factor.mul_(scale)
+            torch.mul(y[rows], factor, out=scaled[rows])
             self._weight_backward(draw, scaled[rows], complete=rows.stop == len(y))
             # As a product of transposes, because that is faster where the inner side is the longest by far.
-            d[rows] = torch.mm(self.weight.t(), draw.t()).t()
-        return loss * scale, d.mul_(scale)
+            torch.mul(torch.mm(self.weight.t(), draw.t()).t(), factor, out=d[rows])
+        return loss * scale, d
 
     def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
         """Block by block, each of which may leave while the next one is made."""

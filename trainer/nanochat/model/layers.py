@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from nanochat.model import ops
+from nanochat.model import kernels, ops
 from nanochat.model.attention import Triple, WindowAttention
 from nanochat.model.gpt import GPT, MLP
 from nanochat.model.gradients import Gradients, Part, product
@@ -82,10 +82,23 @@ def norm_into(x: Tensor, out: Tensor) -> Tensor:
     return factor
 
 
-def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> Tensor:
-    """The gradient of x in place of that of y = gain * norm(x); factor includes the gain."""
-    along = torch.linalg.vecdot(dy, y).unsqueeze_(-1).mul_(1 / (y.size(-1) * gain * gain))
-    return dy.sub_(y * along).mul_(factor)
+class Normed:
+    """A normed residual stream and what its backward pass wants of it."""
+
+    def __init__(self, shared: Shared, buffers: Buffers) -> None:
+        self.shared, self.buffers = shared, buffers
+        self.y = self.operand = self.factor = torch.empty(0)
+
+    def forward(self, x: Tensor, mix: kernels.Mix | None = None) -> None:
+        get = self.buffers.get
+        self.y, self.factor = get("normed", *x.shape), get("factor", len(x), 1)
+        narrow = self.shared.dtype != self.y.dtype
+        self.operand = get("operand", *x.shape, dtype=self.shared.dtype) if narrow else self.y
+        kernels.norm(x, mix, self.y, self.operand, self.factor)
+
+    def backward(self, dy: Tensor, d: Tensor) -> None:
+        """d grows; dy may be overwritten."""
+        kernels.norm_backward(dy, self.y, self.factor, d)
 
 
 class MlpPass:
@@ -95,7 +108,8 @@ class MlpPass:
         self.shared, self.mlp = shared, mlp
         self.fc_name, self.proj_name = f"{name}.c_fc.weight", f"{name}.c_proj.weight"
         self.buffers = Buffers(shared.device)
-        self.normed = self.factor = self.operand = self.hidden = torch.empty(0)
+        self.normed = Normed(shared, self.buffers)
+        self.hidden = torch.empty(0)
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
@@ -103,32 +117,30 @@ class MlpPass:
         self.proj = self.shared.operand(self.mlp.c_proj.weight, "proj", self.buffers)
 
     def forward(self, u: Tensor) -> None:
-        self.normed = self.buffers.get("normed", *u.shape)
-        self.factor = norm_into(u, self.normed)
-        self.operand = self.shared.operand(self.normed, "operand", self.buffers)
-        self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.operand.dtype)
-        torch.mm(self.operand, self.fc.t(), out=self.hidden).relu_()
-        product(self._square(), self.proj.t(), u, add=True)
+        self.normed.forward(u)
+        self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.shared.dtype)
+        torch.mm(self.normed.operand, self.fc.t(), out=self.hidden)
+        square = self._square()
+        kernels.relu_square(self.hidden, square)
+        product(square, self.proj.t(), u, add=True)
 
     def _square(self) -> Tensor:
-        """Made twice, rather than kept: it is the largest there is."""
-        square = self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
-        return torch.mul(self.hidden, self.hidden, out=square)
+        """Recomputed in the backward pass instead of kept: it is the largest tensor."""
+        return self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
 
     def backward(self, d: Tensor) -> None:
         """d, the gradient after it, becomes that before it."""
         shared, get = self.shared, self.shared.buffers.get
         d_operand = shared.operand(d, "d_operand")
-        shared.gradients.add_product(self.proj_name, d_operand.t(), self._square())
+        square = torch.mul(self.hidden, self.hidden, out=self._square())
+        shared.gradients.add_product(self.proj_name, d_operand.t(), square)
         shared.ready(self.proj_name)
         # The square's factor 2 is taken where there is least to multiply.
         twice = torch.mul(d_operand, 2, out=get("twice", *d.shape, dtype=d_operand.dtype))
-        dhidden = get("square", *self.hidden.shape, dtype=self.hidden.dtype)
-        torch.mm(twice, self.proj, out=dhidden).mul_(self.hidden)
-        shared.gradients.add_product(self.fc_name, dhidden.t(), self.operand)
+        dhidden = torch.mm(twice, self.proj, out=square).mul_(self.hidden)
+        shared.gradients.add_product(self.fc_name, dhidden.t(), self.normed.operand)
         shared.ready(self.fc_name)
-        dnormed = product(dhidden, self.fc, get("dnormed", *d.shape))
-        d.add_(norm_backward_(dnormed, self.normed, self.factor))
+        self.normed.backward(product(dhidden, self.fc, get("dnormed", *d.shape)), d)
 
 
 class AttentionPass:
@@ -145,8 +157,8 @@ class AttentionPass:
         self.scores: dict[int, WindowAttention] = {}  # by length of the sequences
         # Both gains of q and k and the scale of the softmax: multiplied into q alone.
         self.q_gain = ops.QK_SCALE**2 / math.sqrt(model.config.head_dim)
-        self.normed = self.factor = self.operand = self.out = torch.empty(0)
-        self.q_factor = self.k_factor = self.gate = self.values = torch.empty(0)
+        self.normed = Normed(shared, self.buffers)
+        self.out = self.gate = self.values = torch.empty(0)
 
     def refresh(self) -> None:
         """Take the weights as they are now, those of q, k and v as one matrix."""
@@ -186,12 +198,12 @@ class AttentionPass:
         by_row: Tensor = dx_MTD.unflatten(0, (self.shared.batch[0], heads, -1))
         return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
 
-    def forward(self, u: Tensor) -> None:
-        tokens = self.shared.batch[1]
-        self.normed = self.buffers.get("normed", *u.shape)
-        self.factor = norm_into(u, self.normed)
-        self.operand = self.shared.operand(self.normed, "operand", self.buffers)
-        qkv = product(self.operand, self.qkv_weight.t(), self.shared.buffers.get("qkv", len(u), len(self.qkv_weight)))
+    def forward(self, x: Tensor, mix: kernels.Mix) -> None:
+        """u, the mix of x and the start, grows."""
+        tokens, u = self.shared.batch[1], mix.u
+        self.normed.forward(x, mix)
+        qkv = self.shared.buffers.get("qkv", len(u), len(self.qkv_weight))
+        product(self.normed.operand, self.qkv_weight.t(), qkv)
         self._place_heads(*self._split(qkv))
         if tokens not in self.scores:
             self.scores[tokens] = WindowAttention(tokens, self.window, u.device)
@@ -205,27 +217,18 @@ class AttentionPass:
     def _place_heads(self, q_NC: Tensor, k_NC: Tensor, v_NC: Tensor) -> None:
         """From the products to what the scores are made of: gated, rotated, normed, by head."""
         q, k, v = self._qkv_by_head()
-        self.q_factor = self._rotate(self._heads(q_NC), q, self.q_gain)
-        self.k_factor = self._rotate(self._heads(k_NC), k, 1.0)
+        for x, out, name, gain in ((q_NC, q, "q_factor", self.q_gain), (k_NC, k, "k_factor", 1.0)):
+            factor = self.buffers.get(name, len(x), out.size(2))
+            kernels.rotate(x, out.transpose(1, 2), factor, self.shared.rotary, gain)
         self._add_values(v_NC)
         v.copy_(self._heads(v_NC))
-
-    def _rotate(self, x: Tensor, out: Tensor, gain: float) -> Tensor:
-        """out = gain * norm(rotated x); gives the factors. Rotating does not change the norm."""
-        factor = ops.norm_factor(x).mul_(gain)
-        ops.rotate_into(x, *self.shared.rotary, out).mul_(factor)
-        return factor
-
-    def _rotate_backward(self, dy: Tensor, y: Tensor, factor: Tensor, gain: float, out: Tensor) -> None:
-        cos, sin = self.shared.rotary
-        ops.rotate_into(norm_backward_(dy, y, factor, gain), cos, -sin, out)
 
     def _add_values(self, v: Tensor) -> None:
         """v += 3 * sigmoid(gate) * value embedding, per kv head."""
         if self.table is None or self.attn.ve_gate is None:
             return
         self.values = self._gathered(v)
-        self.gate = torch.sigmoid_(self.normed[:, :GATE_CHANNELS] @ self.attn.ve_gate.weight.t())
+        self.gate = torch.sigmoid_(self.normed.y[:, :GATE_CHANNELS] @ self.attn.ve_gate.weight.t())
         self._heads(v).addcmul_(self._heads(self.values), self._per_head(self.gate), value=3)
 
     def _gathered(self, v: Tensor) -> Tensor:
@@ -248,23 +251,24 @@ class AttentionPass:
         dqkv_operand = shared.operand(dqkv, "dqkv_operand")
         dnormed = product(dqkv_operand, self.qkv_weight, get("dnormed", *d.shape))
         self._values_backward(self._split(dqkv)[2], dnormed)
-        shared.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.operand)
+        shared.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.normed.operand)
         shared.ready(*self.qkv_names)
-        d.add_(norm_backward_(dnormed, self.normed, self.factor))
+        self.normed.backward(dnormed, d)
 
     def _scores_backward(self, dout_NC: Tensor) -> Tensor:
         """The gradients of the products q, k, v, side by side."""
-        config, get = self.config, self.shared.buffers.get
+        config, shared, get = self.config, self.shared, self.shared.buffers.get
         q, k, v = self._qkv_by_head()
         qkv_MTD = self._grouped(q), self._grouped(k), self._grouped(v)
         dout = self._by_head("out", config.n_head).copy_(self._heads(dout_NC))
         dq, dk, dv = (get(f"d{name}", *x.shape) for name, x in zip("qkv", qkv_MTD, strict=True))
         self.scores[self.shared.batch[1]].backward(self._grouped(dout), qkv_MTD, (dq, dk, dv))
         dqkv = get("qkv", len(dout_NC), len(self.qkv_weight))
-        q_out, k_out, v_out = map(self._heads, self._split(dqkv))
-        self._rotate_backward(self._ungrouped(dq, config.n_head), q, self.q_factor, self.q_gain, q_out)
-        self._rotate_backward(self._ungrouped(dk, config.n_kv_head), k, self.k_factor, 1.0, k_out)
-        v_out.copy_(self._ungrouped(dv, config.n_kv_head))
+        q_out, k_out, v_out = self._split(dqkv)
+        for dy, y, name, gain, into in ((dq, q, "q_factor", self.q_gain, q_out), (dk, k, "k_factor", 1.0, k_out)):
+            factor, by_head = self.buffers.get(name, len(into), y.size(2)), self._ungrouped(dy, y.size(2))
+            kernels.rotate_backward(by_head.transpose(1, 2), y.transpose(1, 2), factor, shared.rotary, gain, into)
+        self._heads(v_out).copy_(self._ungrouped(dv, config.n_kv_head))
         return dqkv
 
     def _values_backward(self, dv: Tensor, dnormed: Tensor) -> None:
@@ -277,7 +281,7 @@ class AttentionPass:
         shared.ready(self.value_name)
         dgate = torch.linalg.vecdot(self._heads(dv), self._heads(self.values)).flatten(0, 1)
         dgate.mul_(self.gate).mul_(1 - self.gate).mul_(3)
-        shared.gradients.add_product(gate_name, dgate.t(), self.normed[:, :GATE_CHANNELS])
+        shared.gradients.add_product(gate_name, dgate.t(), self.normed.y[:, :GATE_CHANNELS])
         shared.ready(gate_name)
         dnormed[:, :GATE_CHANNELS].addmm_(dgate, self.attn.ve_gate.weight)
 
@@ -304,8 +308,7 @@ class LayerPass:
         """The residual stream after this layer."""
         self.x, self.start = x_NC, start_NC
         u = self.buffers.get("u", *x_NC.shape)
-        torch.mul(x_NC, self.resid, out=u).add_(start_NC, alpha=self.x0)
-        self.attention.forward(u)
+        self.attention.forward(x_NC, kernels.Mix(start_NC, u, self.resid, self.x0))
         self.mlp.forward(u)
         return u
 

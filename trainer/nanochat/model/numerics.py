@@ -5,7 +5,8 @@
 and what becomes of freed memory.
 
 `setup()` decides once per process and sets the global switches; importing this file changes nothing. The two round
-differently, and on a busy machine either may win, so a checkpoint says which it was and `keep()` goes on with that.
+differently, and on a busy machine either may win, so a checkpoint says which it was and `keep()` goes on with that. The same
+goes for the kernels of kernels.py: a route is "mkl" or "onednn", and "+" and the name of each kernel that rounds in its own way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nanochat.model import ops
+from nanochat.model import kernels, ops
 
 ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names of the two
 WORST_ERROR = 5e-6  # of 1, against float64; rounding to bf16 somewhere gives 1e-3
@@ -62,19 +63,25 @@ def choose(trials: list[Trial]) -> Trial:
 
 
 def route() -> str:
-    """The one that applies."""
+    """The library and the kernels that apply."""
+    return "+".join([library(), *kernels.in_use()])
+
+
+def library() -> str:
+    """The library that applies."""
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return next((name for name, value in ROUTES.items() if value == precision), "mkl")
 
 
 def keep(wanted: str) -> bool:
     """Take the route of a checkpoint, so that the bits go on as they would have, if it is accurate here, too."""
-    before = route()
+    wanted, *names = wanted.split("+")
+    kept, before = kernels.keep(names), library()
     if wanted == before or wanted not in ROUTES or not torch.backends.mkldnn.is_available():
-        return wanted == before
+        return kept and wanted == before
     accurate = try_route(wanted).error <= WORST_ERROR
     select_route(wanted if accurate else before)
-    return accurate
+    return kept and accurate
 
 
 def keep_freed_memory() -> bool:

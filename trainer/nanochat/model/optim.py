@@ -32,17 +32,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
+from nanochat.model.kernels import EPSILON, VECTOR, AdamWStep
 from nanochat.rules.schedule import StepSchedule
 
-EPSILON = 1e-10
 FIXED_LR = 0.2  # of smear and backout, whatever the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
 CATCH_UP_ROWS = 1024  # so few that they stay in the cache
 ALL_ROWS = slice(None)
-VECTOR = 16  # elements the AdamW kernel takes at once; a row that does not divide by it is never left behind
 ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
 BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
 PolarCoefficients = Sequence[tuple[float, float, float]]
@@ -63,6 +63,9 @@ class AdamWGroup:
     beta1: float
     beta2: float
     weight_decay: float
+
+    def at(self, multiplier: float, step: int) -> AdamWStep:
+        return AdamWStep(self.lr * multiplier, self.beta1, self.beta2, self.weight_decay, step)
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,7 @@ def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
 
 def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
     """One AdamW update in place; step counts from 1."""
-    torch._fused_adamw_(
-        [p], [g], [m], [v], [], [torch.tensor(float(step), device=p.device)],
-        lr=group.lr * multiplier, beta1=group.beta1, beta2=group.beta2, weight_decay=group.weight_decay,
-        eps=EPSILON, amsgrad=False, maximize=False,
-    )  # fmt: skip
+    kernels.adamw_(p, g, m, v, group.at(multiplier, step))
 
 
 class DenseAdamW:
@@ -154,36 +153,25 @@ class RowAdamW:
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """The step `step` of the given rows, which are current to the one before."""
-        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
-        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
-        self._store(rows, p, m, v, step)
+        kernels.adamw(self._rows(), rows, gradient, [self.group.at(multiplier, step)])
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
         """Make the updates without a gradient that the rows still lack, up to `step`."""
-        behind = self.current[rows]
-        order = torch.argsort(behind, stable=True)
-        order = order[: int((behind < step).sum())]
-        if len(order) == 0:
-            return
-        rows, behind = rows[order], behind[order]
-        p, m, v = (table.index_select(0, rows) for table in (self.parameter, self.m, self.v))
-        self._make_up(p, m, v, behind, history, step)
-        self._store(rows, p, m, v, step)
+        first = int(self.current[rows].min()) + 1 if len(rows) else step + 1
+        if first <= step:
+            kernels.adamw(self._rows(), rows, None, self._steps(history, first, step))
 
-    def _make_up(
-        self, p: Tensor, m: Tensor, v: Tensor, behind: Tensor, history: Mapping[int, float], step: int
-    ) -> None:
-        """The updates without a gradient from the steps that rows are at, in rising order, to `step`."""
-        zero = torch.zeros_like(p)
-        missed = range(int(behind[0]) + 1, step + 1)
-        counts = torch.searchsorted(behind, torch.tensor(missed, dtype=torch.int32, device=behind.device)).tolist()
-        for number, count in zip(missed, counts, strict=True):
-            adamw_kernel(p[:count], zero[:count], m[:count], v[:count], self.group, history[number], number)
+    def _steps(self, history: Mapping[int, float], first: int, last: int) -> list[AdamWStep]:
+        return [self.group.at(history[number], number) for number in range(first, last + 1)]
+
+    def _rows(self) -> kernels.Rows:
+        return kernels.Rows(self.parameter, self.m, self.v, self.current)
 
     def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
         """What rows without momentum that were p at the given steps, in rising order, are at `step` if left alone."""
         p = p.clone()
-        self._make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, history, step)
+        steps = self._steps(history, int(behind[0]) + 1, step)
+        kernels.make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, steps)
         return p
 
     def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
@@ -194,11 +182,6 @@ class RowAdamW:
         change = m.mul_(tail).div_(v.div_(1 - beta2**step).sqrt_().add_(EPSILON))
         self.parameter.index_add_(0, rows, change.neg_())
         self.m.index_fill_(0, rows, 0.0)
-
-    def _store(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor, step: int) -> None:
-        for table, values in ((self.parameter, p), (self.m, m), (self.v, v)):
-            table.index_copy_(0, rows, values)
-        self.current[rows] = step
 
     def state_dict(self) -> dict[str, Tensor]:
         """Of rows that are all current."""
@@ -225,40 +208,48 @@ class Muon:
         """The update directions of the given matrices, before learning rate and decay."""
         result: dict[str, Tensor] = {}
         for names in batches_by_shape(gradients):
-            g_KRC = torch.stack([self._nesterov(name, gradients[name], momentum) for name in names])
-            equilibrate_(g_KRC)
-            g_KRC = orthogonalized(g_KRC, self.dtype)
-            self._reduce_variance_(names, g_KRC)
-            result.update(zip(names, g_KRC, strict=True))
+            first = gradients[names[0]]
+            g_KRC = first.new_empty(len(names), *first.shape)
+            for name, g in zip(names, g_KRC, strict=True):
+                self._nesterov(name, gradients[name], momentum, g)
+            x_KRC = orthogonalized(equilibrated(g_KRC, self.dtype))
+            result.update(zip(names, self._reduced_variance(names, x_KRC), strict=True))
         return result
 
-    def _nesterov(self, name: str, gradient: Tensor, momentum: float) -> Tensor:
+    def _nesterov(self, name: str, gradient: Tensor, momentum: float, out: Tensor) -> None:
         m = self.momentum.get(name)
         if m is None:
             m = self.momentum[name] = torch.zeros_like(gradient)
         m.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(m, momentum)
+        torch.lerp(gradient, m, momentum, out=out)
 
-    def _reduce_variance_(self, names: list[str], g_KRC: Tensor) -> None:
-        """Scale each line by its own size over time, and the whole back to the norm that it had."""
-        axis = 2 if g_KRC.size(1) >= g_KRC.size(2) else 1
-        before = frobenius(g_KRC)
-        lines = torch.linalg.vector_norm(g_KRC, dim=axis, keepdim=True).square_().div_(g_KRC.size(axis))
-        for name, line in zip(names, lines, strict=True):
+    def _reduced_variance(self, names: list[str], x_KRC: Tensor) -> Tensor:
+        """Each line scaled by its own size over time, the whole to the Frobenius norm sqrt(min(R, C)).
+
+        All that is to be known of x are the squared norms of its lines, so it is read twice and written once.
+        """
+        axis = 2 if x_KRC.size(1) >= x_KRC.size(2) else 1
+        norms = torch.linalg.vector_norm(x_KRC, dim=axis, keepdim=True, dtype=torch.float32)
+        wanted = math.sqrt(min(x_KRC.shape[1:]))
+        to_size = wanted / frobenius(norms).clamp_min_(1e-10)
+        squares = (norms * to_size).square_()
+        scales = squares / x_KRC.size(axis)
+        for name, line in zip(names, scales, strict=True):
             s = self.second.get(name)
             if s is None:
                 s = self.second[name] = torch.zeros_like(line)
             line.copy_(s.lerp_(line, 1 - SECOND_MOMENT_BETA))
-        g_KRC.mul_(lines.clamp_min_(1e-10).rsqrt_())
-        g_KRC.mul_(before / frobenius(g_KRC).clamp_min_(1e-10))
+        scales.clamp_min_(1e-10).rsqrt_()
+        before, after = squares.sum((1, 2), keepdim=True).sqrt_(), frobenius(squares.sqrt().mul_(scales))
+        direction: Tensor = x_KRC * scales.mul_(to_size * before / after.clamp_min_(1e-10))
+        return direction
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
-        """p -= lr*g, and lr*wd*p where that points the same way; each operation rounds once, so all CPUs agree."""
+        """p -= lr*g, and lr*wd*p where that points the same way."""
         p = self.parameters[name]
         rows, columns = p.shape
         lr = self.lr * multiplier * math.sqrt(max(1.0, rows / columns))
-        decay = (p * direction).ge_(0).mul_(p).mul_(lr * weight_decay)
-        p.sub_(direction * lr).sub_(decay)
+        kernels.muon_apply(p, direction, lr, lr * weight_decay)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         return {
@@ -292,16 +283,17 @@ def frobenius(g_KRC: Tensor) -> Tensor:
     return norms
 
 
-def equilibrate_(g_KRC: Tensor) -> None:
-    """Scale every row to the same norm, each matrix to the one that it had."""
-    row_norm = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True).clamp_min_(1e-6)
-    g_KRC.mul_(frobenius(g_KRC) / math.sqrt(g_KRC.size(1)) / row_norm)
+def equilibrated(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Every row scaled to the same norm, and each matrix to a Frobenius norm just below 1; may overwrite g."""
+    norms = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True)
+    scales = frobenius(norms) / math.sqrt(g_KRC.size(1)) / norms.clamp_min(1e-6)
+    scales.div_(frobenius(norms * scales).mul_(1.01).add_(1e-6))
+    return torch.mul(g_KRC, scales, out=g_KRC if dtype == g_KRC.dtype else torch.empty_like(g_KRC, dtype=dtype))
 
 
-def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Five polynomial steps towards the nearest orthogonal matrices, of Frobenius norm sqrt(min(R, C))."""
-    rows, columns = g_KRC.shape[1:]
-    x = g_KRC.div_(frobenius(g_KRC).mul_(1.01).add_(1e-6)).to(dtype)
+def orthogonalized(x: Tensor) -> Tensor:
+    """Five polynomial steps towards the nearest orthogonal matrices; x [K, R, C] of Frobenius norms below 1."""
+    rows, columns = x.shape[1:]
     if max(rows, columns) < ELONGATED * min(rows, columns):
         x = polar_steps(x, POLAR_COEFFICIENTS)
     else:
@@ -309,8 +301,7 @@ def orthogonalized(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
         for coefficients in (POLAR_COEFFICIENTS[:2], POLAR_COEFFICIENTS[2:]):
             q = gram_steps(gram(x), coefficients)
             x = torch.bmm(x, q) if rows > columns else torch.bmm(q, x)
-    x = x.float()
-    return x.mul_(math.sqrt(min(rows, columns)) / frobenius(x).clamp_min_(1e-10))
+    return x
 
 
 def gram(x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.settings import Settings, refuse
+from nanochat.model import kernels
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.gradients import HEAD, product
 from nanochat.model.head import CACHED_BYTES, CHUNK_BYTES, row_slices
@@ -245,18 +246,14 @@ class SharedHead:
         wanted = one.targets[place].long() - self.rows.start
         inside = (wanted >= 0) & (wanted < self.real)
         columns = wanted.clamp(0, self.real - 1)
-        sums, t_at = one.sums(self.comm.rank, rank), torch.empty(size)
+        sums, at_target = one.sums(self.comm.rank, rank), torch.empty(2, size)
         for rows in row_slices(size, self.real * self.dtype.itemsize, CACHED_BYTES):
             t = tanh_product(x[rows], self.operand)
-            e = torch.mul(t, SOFTCAP, out=logits[rows]).exp_()
-            torch.sum(e, 1, dtype=torch.float32, out=sums[0, rows])
-            at = columns[rows, None]
-            sums[1, rows] = e.gather(1, at).squeeze(1).float() * inside[rows]
-            t_at[rows] = t.gather(1, at).squeeze(1).float()
-            torch.ops.aten.tanh_backward.grad_input(e, t, grad_input=e)
+            kernels.exponentials(t, logits[rows], columns[rows], sums[0, rows], at_target[:, rows])
+        torch.mul(at_target[0], inside, out=sums[1])
         self._send(sums, number, 3 + rank, "the sums of logits", self.others)
         found = inside.nonzero().squeeze(1)
-        one.found[rank] = Target(found, columns[found], t_at[found], sums[1, found])
+        one.found[rank] = Target(found, columns[found], at_target[1, found], sums[1, found])
 
     def _gradient(self, one: Round, number: int, rank: int, scale: float) -> Tensor:
         """Of a rank's rows in this part, sent to that rank; returns the loss if it is this rank."""

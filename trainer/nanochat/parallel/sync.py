@@ -102,7 +102,7 @@ class Sync:
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in an earlier step; 0: unknown
         self.save_asked = False  # after the step of the last ids, by any rank
-        self.place, self.last = 0, False  # of the step whose ids were taken last, in a timed run
+        self.place, self.is_last = 0, False  # of the step whose ids were taken last, in a timed run
         self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
@@ -137,7 +137,7 @@ class Sync:
         flags = [int(ids[0]) for ids in self._ids]
         stop = any(one & STOP for one in flags)
         self.save_asked = any(one & SAVE for one in flags)
-        self.place, self.last = flags[0] >> BITS, bool(flags[0] & LAST)
+        self.place, self.is_last = flags[0] >> BITS, bool(flags[0] & LAST)
         self.busy = [max(0.0, float(ids[1]) * BUSY_UNIT) for ids in self._ids]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[TOLD:], self.training.model.config.padded_vocab_size, rank)

@@ -57,7 +57,7 @@ class Textfile:
     def __init__(self, folder: Path, run: str, rank: int, now: Callable[[], float] = time.monotonic) -> None:
         self.path = folder / f"nanochat_{re.sub(r'[^A-Za-z0-9_-]', '_', run)}_rank{rank}.prom"
         self.labels = f'run="{escaped(run)}",rank="{rank}"'
-        self.values: dict[str, float] = {}
+        self.values: dict[str, float] = {"running": 1.0}
         self._now = now
         self._written = -SECONDS
         self._refused = False

@@ -124,23 +124,21 @@ def plan_training(
 
 
 def lr_multiplier(plan: TrainingPlan, step: int, place: int) -> float:
-    """Linear up, flat, linear down to final_lr_frac."""
-    if step < plan.warmup_steps:
-        return (step + 1) / plan.warmup_steps
-    if place <= plan.end - plan.warmdown:
-        return 1.0
+    """Linear up, flat, linear down to final_lr_frac. A timed run may come to its end before it has warmed up, and goes down then."""
+    rising = (step + 1) / plan.warmup_steps if step < plan.warmup_steps else 1.0
+    if (step < plan.warmup_steps and not plan.timed) or place <= plan.end - plan.warmdown:
+        return rising
     left = (plan.end - place) / plan.warmdown
-    return left + (1 - left) * plan.final_lr_frac
+    return min(rising, left + (1 - left) * plan.final_lr_frac)
 
 
 def muon_momentum(plan: TrainingPlan, step: int, place: int) -> float:
     """0.85 to 0.97 over the first 400 steps, and down to 0.90 over the warmdown."""
-    if step < 400:
-        return 0.85 + (0.97 - 0.85) * step / 400
+    rising = 0.85 + (0.97 - 0.85) * step / 400 if step < 400 else 0.97
     start = plan.end - plan.warmdown
-    if place >= start and plan.warmdown > 0:
-        return 0.97 - (0.97 - 0.90) * (place - start) / plan.warmdown
-    return 0.97
+    if (step < 400 and not plan.timed) or place < start or plan.warmdown == 0:
+        return rising
+    return min(rising, 0.97 - (0.97 - 0.90) * (place - start) / plan.warmdown)
 
 
 def muon_weight_decay(plan: TrainingPlan, place: int) -> float:

@@ -94,7 +94,7 @@ def train_step(run: Run) -> bool:
     offer(run)
     batches, position = run.feed.take()
     token_ids, stop = run.sync.take_ids()
-    last = run.plan.timed and run.sync.last
+    last = run.plan.timed and run.sync.is_last
     if run.plan.timed:
         run.progress.place = min(max(run.sync.place, run.progress.place), WHOLE)
     run.optimizer.prepare(token_ids)
@@ -170,7 +170,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     progress.step = step + 1
     if run.deadline is not None:
         run.deadline.end_step(timing.total)
-    if plan.timed and run.sync.last:
+    if plan.timed and run.sync.is_last:
         progress.place = WHOLE
     steps = run.journal.heartbeat.steps = run.steps
     run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
@@ -195,7 +195,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
 
 def saves(run: Run, step: int) -> bool:
     """Whether a checkpoint is due before this step, by number or time."""
-    last = run.sync.last if run.plan.timed else step == run.plan.num_iterations
+    last = run.sync.is_last if run.plan.timed else step == run.plan.num_iterations
     return last or due(step, run.settings.save_every) or run.sync.save_asked
 
 

@@ -33,6 +33,7 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
         say(f"  {name:<24}: {count:,}")
     say(f"Estimated FLOPs per token: {flops:e}")
     say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
+    say(f"Kernels: {run.kernels.told()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
     say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
@@ -85,7 +86,7 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
         model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
-        settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul,
+        settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul, kernels=run.kernels.on,
         steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,

@@ -120,7 +120,7 @@ def take_up(run: Run, found: Found, files: int) -> None:
         run.progress.place = place_of(meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
-        run.journal.say(f"Step {found.step} used matrix products from {mine['route']}, which is not accurate here")
+        run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
     run.places = Places(found.step, run.stage.dealt(run.reader, states))
     position = place_in_data(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)

@@ -15,7 +15,8 @@ from nanochat.data import tokenizer
 from nanochat.kit import common
 from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
-from nanochat.model import numerics
+from nanochat.model import kernels, numerics
+from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
@@ -67,6 +68,8 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
         folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
+    shape = kernel_shape(config, settings.device_batch_size, matmul)
+    run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, asked, f"{matmul} through {route}")
     restore(run)
     begin_apart(run.sync, run.progress.step, run.plan.num_iterations)

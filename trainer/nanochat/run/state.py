@@ -19,6 +19,7 @@ from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, user_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
+from nanochat.model.kernels import NO_KERNELS, Found
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
@@ -95,6 +96,7 @@ class Run:
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
     began_at: tuple[int, int] = (0, 0)  # step and place from which this process goes on
+    kernels: Found = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -116,9 +118,13 @@ class Run:
         if not self.plan.timed:
             return self.plan.num_iterations
         made, used = step - self.began_at[0], place - self.began_at[1]
-        if made < 2 or used <= 0:
-            return max(step + (place < WHOLE), self.plan.num_iterations)
-        return step + -(-(WHOLE - place) * made // used)
+        if place == WHOLE:
+            return step
+        return (
+            step + -(-(WHOLE - place) * made // used)
+            if made > 1 and used > 0
+            else max(step + 1, self.plan.num_iterations)
+        )
 
     def schedule(self) -> StepSchedule:
         """Of the step that is being made."""

@@ -18,8 +18,8 @@ import json
 import random
 import sys
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
 
 SAVE_EVERY = 5
@@ -62,6 +62,7 @@ class Host:
         self.head = None  # what it has trained, once all ranks have met
         self.order, self.ordered_at = "", 0
         self.waits_since = 0
+        self.needed_until = 0  # its owner uses it, and it is a guest
         self.crashes = 0
         self.sick_at = None  # the step at which its rank fails each time
 
@@ -141,9 +142,13 @@ class World:
         self.checks = Checks(self.rules)
         self.cut = {}  # (from, to) -> until when
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
+        self.arrives = collections.Counter()  # (from, to) -> when the last word does
         self.tick = self.steps = 0
         self.last_step = EVER
         self.trouble = rng.choice((0.05, 0.12, 0.25))
+        # Some schedules have few kinds of faults: what two of them do together does not drown in the others.
+        share = rng.choice((0.2, 0.5, 1.0, 1.0))
+        self.faults = {fault: often for fault, often in OFTEN.items() if fault in HEALING or rng.random() < share}
         self.events = collections.Counter()
         if rng.random() < 0.1:
             self.events["a host is sick"] += 1
@@ -155,7 +160,7 @@ class World:
         rng = self.random
         host = self.hosts[rng.choice(self.rules.hosts)]
         if rng.random() < self.trouble and not host.gone:
-            fault = rng.choices(FAULTS, WEIGHTS)[0]
+            fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
             if fault(self, host, rng):
                 self.events[fault.__name__[2:].replace("_", " ")] += 1
 
@@ -208,6 +213,13 @@ class World:
 
     def a_freeze(self, host, rng):
         host.thaws_at = self.tick + rng.randint(2, 25)
+        if host.thaws_at - self.tick > self.rules.lost + self.rules.grace:
+            host.own = host.own._replace(word=host.own.word._replace(returned=True))
+        return True
+
+    def a_need_of_the_owner(self, host, rng):
+        """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
+        host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
         return True
 
     def a_jump_of_the_clock(self, host, rng):
@@ -321,17 +333,23 @@ class World:
         if host.over_at is None and not self.look(host):
             return  # What must be on the disk first is not told.
         word = host.own.word
-        host.out = {"left": word.left, "failed": word.failed}
+        if self.tick >= host.full_until:
+            host.out = {"left": word.left, "failed": word.failed}
         if self.tick < host.deaf_until:
             return
         for name in self.rules.hosts:
             if name != host.name and (host.name, name) not in self.cut:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
+                # Late, but in their order: who asks waits for one answer before the next question.
+                late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
                 self.post[late].append((name, word))
 
     def look(self, host):
         if host.rank and host.head:
-            host.own = host.own._replace(word=host.own.word._replace(steps=host.head.step))
+            word, steps = host.own.word, host.head.step
+            host.own = host.own._replace(
+                word=word._replace(steps=steps, returned=word.returned and steps <= word.steps)
+            )
         before, order = host.own.word, self.asked(host)
         own = host.own
         if not order:
@@ -362,10 +380,14 @@ class World:
     def asked(self, host):
         if host.own.word.state in m.OVER or host.own.after_ending in m.OVER:
             return ""
-        order = ""
+        order, before = "", host.own.word.state
         for name, state in (("stop", m.STOPPED), ("leave", m.LEFT)):
             if name in host.files and host.own.after_ending not in m.OVER and host.own.word.state not in m.OVER:
                 host.own, order = m.asked_to_end(host.own, host.clock, state, name)
+        if not order:
+            why = "used by its owner" if self.tick < host.needed_until else ""
+            host.own, order = manners.follow(host.own, host.clock, why)
+            self.events["guests came back"] += before == m.RESTING != host.own.word.state
         return order
 
     def obey(self, host, order):
@@ -451,7 +473,7 @@ class World:
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
-            host.thaws_at = host.deaf_until = host.full_until = 0
+            host.thaws_at = host.deaf_until = host.full_until = host.needed_until = 0
             # One that no signal reaches stays so; its keeper goes on talking.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
@@ -558,9 +580,9 @@ OFTEN = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_cannot_be_killed: 3, World.a_keeper_died: 8,
     World.a_power_cut: 5, World.a_reboot: 8, World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2,
     World.a_freeze: 8, World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4,
-    World.a_repair: 30, World.a_leave: 4, World.a_join: 20,
+    World.a_repair: 30, World.a_leave: 4, World.a_join: 20, World.a_need_of_the_owner: 12,
 }  # fmt: skip
-FAULTS, WEIGHTS = list(OFTEN), list(OFTEN.values())
+HEALING = (World.a_repair, World.a_join)
 
 
 def prove(first, count, ticks=60):

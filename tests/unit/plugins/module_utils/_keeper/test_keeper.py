@@ -109,8 +109,27 @@ class Hosts:
         with (self.folder / f"{host}.log").open("ab") as log:
             self.running[host] = subprocess.Popen(
                 [*below, sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": str(self.folder / "fake"), "NANOCHAT_DDP_SESSION": f"{self.folder}-{host}"},
+                env={**os.environ, "PYTHONPATH": str(self.folder / "fake"), "NANOCHAT_DDP_SESSION": f"{self.folder}-{host}",
+                     keeper.MACHINE: str(self.folder / "machine")},
             )  # fmt: skip
+
+    def be_guest(self, host):
+        """A guest on a laptop in a folder, plugged in."""
+        (node,) = (node for node in self.plan["nodes"] if node["host"] == host)  # type: ignore[attr-defined]
+        node["guest"] = {
+            "hours": None,
+            "quiet_minutes": 0.05,
+            "battery_limit": 100,
+            "heat_limit": 95.0,
+            "load_limit": 9.0,
+        }
+        self.battery = self.folder / "machine/sys/class/power_supply/BAT0"
+        self.battery.mkdir(parents=True)
+        (self.battery / "type").write_text("Battery")
+        self.plug(True)
+
+    def plug(self, is_in):
+        (self.battery / "status").write_text("Charging" if is_in else "Discharging")
 
     def events(self, host, kind):
         # Whichever rank it has been, the last one last.
@@ -273,6 +292,55 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     hosts.wait_for_training("desktop", "desktop")
     assert hosts.running["laptop"].wait(PATIENCE) == 0
     assert hosts.state("laptop")["state"] == states.LEFT
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
+    hosts.be_guest("laptop")
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    begun = time.monotonic()
+    hosts.plug(False)
+    hosts.wait("the laptop to leave", lambda: hosts.state("laptop")["state"] == states.RESTING)
+    # Two seconds, and those that a busy machine takes to end a process.
+    assert time.monotonic() - begun < 8
+    assert hosts.events("laptop", "end")[-1]["reason"] == "stopped"
+    assert hosts.state("laptop")["why"] == "on battery; back when plugged in"
+    hosts.wait_for_training("desktop", "desktop")
+    # By hand, though it is still on battery; then by itself.
+    (hosts.folder / "laptop/.keeper/join").touch()
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.plug(True)
+    hosts.wait("a reading", lambda: not (hosts.folder / "laptop/.keeper/join").exists())
+    (hosts.folder / "laptop/.keeper/leave").touch()
+    assert hosts.running["laptop"].wait(PATIENCE) == 0
+    hosts.wait_for_training("desktop", "desktop")
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_more(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    asleep = [hosts.running["laptop"].pid, *children(hosts.running["laptop"].pid)]
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    hosts.wait_for_training("desktop", "desktop")
+    (hosts.folder / "desktop/.session").mkdir()
+    (hosts.folder / "desktop/.session/stop").touch()
+    assert hosts.running["desktop"].wait(PATIENCE) == 0
+    steps = len(hosts.events("laptop", "step"))
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    log = hosts.folder / "laptop.log"
+    hosts.wait("it to miss the desktop", lambda: "keeper: waits" in log.read_text())
+    assert "keeper: awake" in log.read_text()
+    # Alone it would have been enough.
+    assert hosts.state("laptop")["state"] == states.IDLE
+    assert len(hosts.events("laptop", "start")) == 1
+    # Those of the moment until it saw that the desktop is gone; the trainer itself makes none without the others.
+    assert len(hosts.events("laptop", "step")) < steps + 100
 
 
 def test_the_others_hear_how_far_a_rank_is_as_long_as_there_is_one() -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +162,26 @@ def test_a_rank_that_cannot_be_killed_is_told_and_nothing_waits_for_it(
     agent.kill()
     agent.wait()
     assert one.ended() == states.FAILED and not one.stuck
+
+
+def test_a_rank_that_was_stopped_is_killed_but_not_by_a_keeper_that_was_stopped_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(processes.SESSION_VARIABLE, tmp_path.name)
+    one, clock = a_rank(tmp_path), SimpleNamespace(now=1000.0)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (tmp_path / "heartbeat-rank0.json").write_text(json.dumps({"time": time.time(), "pid": process.pid}))
+    monkeypatch.setattr(rank.time, "monotonic", lambda: clock.now)
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    for passed in (100.0, 2.0, 0.5, 3.0):
+        clock.now += passed
+        one._kill_if_stopped()
+    assert process.poll() is None
+    for dummy in range(5):
+        clock.now += 1.0
+        one._kill_if_stopped()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_the_rows_of_a_step_are_dealt_again_among_those_present():

@@ -112,6 +112,12 @@ def test_what_somebody_set_stays():
     assert "ends" not in fixed.training
 
 
+def test_time_that_setting_up_has_used_is_refused():
+    known = hosts({"ddp_profile": "real", "ddp_budget": "10m"}, measured(), measured())
+    said = refusal(known, clock=budget.Clock(NOW + 590, NOW))
+    assert said[0].startswith("Of 10m 10 s are left now")
+
+
 def test_host_without_memory_for_a_model_does_not_take_it():
     small = {**measured(), "memory": {"total": 3 * 10**9, "available": 10**9, "limit": None}}
     outcome = made({"ddp_budget": "30d"}, small, measured())

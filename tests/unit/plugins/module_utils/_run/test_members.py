@@ -12,6 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     kept_apart,
     read_members,
     read_membership,
+    rests_since,
     steps_repeated,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines
@@ -39,6 +40,17 @@ def test_who_left_and_who_came_back():
     first, second = absences(STORY)
     assert first == ("laptop", 21.0, "laptop is not heard", 110.0, None)
     assert second == ("laptop", 200.0, "it was taken out", None, None)
+
+
+def test_a_guest_is_away_since_it_left_whatever_it_said_since():
+    story = [
+        event(10.0, "training"),
+        event(20.0, "resting", why="hot"),
+        event(30.0, "lost"),
+        event(40.0, "resting", why="used"),
+    ]
+    assert rests_since(story) == 20.0
+    assert rests_since([*story, event(50.0, "idle")]) is None
 
 
 def test_who_is_lost_is_named_where_another_rank_only_died_of_it():

@@ -27,6 +27,14 @@ SPLIT = {
 }
 
 
+def test_a_guest_that_is_away_says_since_when_why_and_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "clock_text", lambda time: "14:02" if time == 1.6e9 else "later")
+    rests = run_of(keeper("resting", 2, why="on battery; back when plugged in", rests_since=1.6e9))
+    said = status(desktop=run_of(keeper("training", 3, "desktop")), laptop=rests)
+    assert "laptop: away since 14:02, on battery; back when plugged in" in said
+    assert [line.split()[1] for line in said.splitlines() if line.split()[:1] == ["laptop"]] == ["away"]
+
+
 def test_two_parts_that_train_apart_are_told_as_two_models() -> None:
     assert [part.members for part in standing.parts(SPLIT)] == [("laptop",), ("desktop",)]
     said = told(**SPLIT)

@@ -234,6 +234,12 @@ def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
     assert verdict("desktop", **seen) is None
 
 
+def test_hosts_that_wait_for_a_guest_are_watched_on() -> None:
+    states = {"desktop": "idle", "laptop": "resting"}
+    seen = {host: Observation(running(membership=keeper(state), step_age=9e9)) for host, state in states.items()}
+    assert [verdict(host, **seen) for host in seen] == [None, None]
+
+
 def test_a_keeper_that_has_just_died_is_not_given_up_before_the_others_miss_it() -> None:
     trains = running(membership=keeper("training", 2, "desktop", "laptop"))
     seen = {"desktop": Observation(DEAD, ended=1.0), "laptop": Observation(trains)}

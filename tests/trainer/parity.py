@@ -1,18 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replay cases with known figures through the training path: `python -m scripts.parity CASES.json --write OUT.json`.
+"""Replays cases with known figures through the training path.
 
-Of each case only config, batch, optimizer_args and the steps' schedule are read; of each size only what describes
-it. OUT has the structure of CASES with everything computed here. Weights and tokens are made from their names.
+Of each case only config, batch, optimizer_args and the steps' schedule are read; of each size only what describes it.
+Weights and tokens are made from their names.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,19 +114,10 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Replay reference cases through the training path.")
-    parser.add_argument("cases", type=Path, help="a file like tests/trainer/golden/model.json")
-    parser.add_argument("--write", type=Path, required=True, help="output file for the computed figures")
-    args = parser.parse_args(argv)
-    cases = json.loads(args.cases.read_text())
+def replayed(cases: dict[str, Any]) -> dict[str, Any]:
+    """A file like golden/model.json with everything computed here."""
     numerics.setup()
-    result = {
-        "cases": [replay(case) for case in cases.get("cases", [])],
-        "sizes": [measure(size) for size in cases.get("sizes", [])],
+    return {
+        "cases": [replay(case) for case in cases["cases"]],
+        "sizes": [measure(size) for size in cases["sizes"]],
     }
-    args.write.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replay a file of data loader cases and write what our loader gives, in the same format.
+"""Replays data loader cases like golden/loader.json: what our loader gives, in the same format.
 
-    python -m scripts.parity_loader CASES.json --data FOLDER --write OUT.json
-
-FOLDER holds base_data_climbmix/ and tokenizer/. Read are only world, rank, split, B, T, the batch numbers and the
-position to resume from; digests and states are always computed.
+Of a case only world, rank, split, B, T, the batch numbers and the position to resume from are read; digests and states are computed.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +17,6 @@ import torch
 from nanochat.data import dataset
 from nanochat.data import tokenizer as tokenizers
 from nanochat.data.dataloader import Loader
-from nanochat.kit.common import UserError, exit_code
 
 Json = dict[str, Any]
 
@@ -68,17 +60,8 @@ class Replay:
 
     def resume(self, case: Json, like: Json) -> Json:
         """The first batch after a position."""
-        full: Json = {**like, **case}
-        loader = Loader(
-            self.tokenizer,
-            self.shards,
-            full["split"],
-            full["B"],
-            full["T"],
-            full["rank"],
-            full["world"],
-            position=full["state_in"],
-        )
+        split, rows, length, rank, world = ({**like, **case}[name] for name in ("split", "B", "T", "rank", "world"))
+        loader = Loader(self.tokenizer, self.shards, split, rows, length, rank, world, position=case["state_in"])
         x, y = loader.next_batch()
         loader.close()
         kept: Json = {name: case[name] for name in ("world", "rank", "split", "B", "T", "state_in") if name in case}
@@ -89,31 +72,7 @@ def replay(cases: Json, data: Path) -> Json:
     """The whole file, computed again."""
     run = Replay(data)
     out = run.summary()
-    out["loader"] = [run.case(case) for case in cases.get("loader", [])]
-    if "resume" in cases:
-        # The golden file's resume case does not repeat these three; it shares them with the other cases.
-        first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})
-        like: Json = {"split": "train", "B": first["B"], "T": first["T"]}
-        several = isinstance(cases["resume"], list)
-        found = [run.resume(case, like) for case in (cases["resume"] if several else [cases["resume"]])]
-        out["resume"] = found if several else found[0]
-    return out
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.parity_loader", description="Replay data loader cases.")
-    parser.add_argument("cases", type=Path, help="a file like golden/loader.json")
-    parser.add_argument("--data", type=Path, required=True, help="folder with base_data_climbmix/ and tokenizer/")
-    parser.add_argument("--write", type=Path, required=True, help="output file")
-    args = parser.parse_args(argv)
-    try:
-        cases = json.loads(args.cases.read_text(encoding="utf-8"))
-        args.write.write_text(json.dumps(replay(cases, args.data), indent=1) + "\n", encoding="utf-8")
-    except KeyError as error:
-        raise UserError(f"a case in {args.cases} does not say its {error}.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot replay {args.cases} into {args.write}: {error}.") from None
-
-
-if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    out["loader"] = [run.case(case) for case in cases["loader"]]
+    # The golden file's resume case does not repeat these three; it shares them with the other cases.
+    like = {"split": "train", "B": out["loader"][0]["B"], "T": out["loader"][0]["T"]}
+    return {**out, "resume": run.resume(cases["resume"], like)}

@@ -1,0 +1,153 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cost of a polite trainer to whoever uses its machine, and of politeness to the trainer (ddp_polite low).
+
+    python bench/polite.py [--rounds 8] [--size d4]
+
+A trainer makes steps on all cores as a polite session starts it, and is stopped and continued in turn. Beside it runs in a session of its
+own, as in a terminal: "compile", a process on each core that compiles Python's own library, in seconds; and "requests", one every 20 ms
+that takes some milliseconds of a core, as the 95th percentile of the time until it is answered. Without anything beside them a polite and
+an ordinary trainer take turns, step by step. Figures are medians of pairs of neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / ".ansible" / "collections"))
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.priority import yield_to_others  # noqa: E402
+
+COMPILED = 60  # files of the library, by each process
+REQUESTS, EVERY = 150, 0.02
+COMPILE = f"""
+import glob, os
+for path in sorted(glob.glob(os.path.dirname(os.__file__) + "/*.py"))[:{COMPILED}]:
+    compile(open(path, encoding="utf-8", errors="replace").read(), path, "exec")
+"""
+# A process that answers requests, as a web server does: it sleeps until one comes.
+SERVE = """
+import sys
+for line in sys.stdin:
+    print(sum(number * number for number in range(40000)), flush=True)
+"""
+
+
+class Trainer:
+    """Steps of the trainer in a process of its own."""
+
+    def __init__(self, size: str, polite: bool) -> None:
+        words = [sys.executable, str(HERE / "one_node.py"), "--worker", size, "fp32", "--threads", str(os.cpu_count())]
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            preexec_fn=yield_to_others if polite else None,
+        )  # fmt: skip
+        for dummy in range(3):
+            self.step()
+
+    def step(self) -> float:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return float(json.loads(self.process.stdout.readline())["seconds"])
+
+    def go_on(self) -> None:
+        """Make steps until the end."""
+
+        def steps() -> None:
+            with contextlib.suppress(OSError, ValueError):  # it was killed
+                while True:
+                    self.step()
+
+        threading.Thread(target=steps, daemon=True).start()
+
+    def switch(self, on: bool) -> None:
+        self.process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+        time.sleep(0.3)
+
+
+def compiling() -> float:
+    """Seconds until all cores have compiled their files."""
+    begun = time.perf_counter()
+    running = [
+        subprocess.Popen([sys.executable, "-c", COMPILE], start_new_session=True)
+        for dummy in range(os.cpu_count() or 1)
+    ]
+    assert not any(one.wait() for one in running)
+    return time.perf_counter() - begun
+
+
+def requests() -> float:
+    """The 95th percentile of the seconds until an answer."""
+    words = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        assert server.stdin and server.stdout
+        took = []
+        for dummy in range(REQUESTS):
+            begun = time.perf_counter()
+            server.stdin.write("\n")
+            server.stdin.flush()
+            server.stdout.readline()
+            took.append(time.perf_counter() - begun)
+            time.sleep(max(0.0, EVERY - took[-1]))
+        server.stdin.close()
+    return statistics.quantiles(took, n=20)[-1]
+
+
+def pairs(load: Callable[[], float], trainer: Trainer, rounds: int) -> tuple[float, float, float]:
+    """(alone, beside the trainer, how many times as long that takes)."""
+    found = []
+    for number in range(rounds):
+        pair = {}
+        # The order changes, so that a machine that slows down disturbs neither more.
+        for on in (False, True) if number % 2 else (True, False):
+            trainer.switch(on)
+            pair[on] = load()
+        found.append((pair[False], pair[True]))
+    alone, beside = (statistics.median(one) for one in zip(*found, strict=True))
+    return alone, beside, statistics.median(with_it / without for without, with_it in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="The cost of a polite trainer to other programs, and of politeness to it."
+    )
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of each kind")
+    parser.add_argument("--size", default="d4", help="the model that is trained")
+    given = parser.parse_args()
+    trainers = {polite: Trainer(given.size, polite) for polite in (False, True)}
+    steps = [[trainers[polite].step() for polite in (False, True)] for dummy in range(3 * given.rounds)]
+    ordinary, own = (statistics.median(one) for one in zip(*steps, strict=True))
+    ratio = statistics.median(polite / normal for normal, polite in steps)
+    print("                         alone    beside   x")
+    print(f"a step, nothing beside   {ordinary:7.4f}  {own:7.4f}  {ratio:.3f}  (ordinary, polite)")
+    for polite in (True, False):
+        trainer = trainers[polite]
+        trainers[not polite].switch(False)
+        trainer.go_on()
+        for load in (compiling, requests):
+            alone, beside, times = pairs(load, trainer, given.rounds)
+            who = "polite" if polite else "ordinary"
+            print(f"{load.__name__:10} ({who:8})    {alone:7.4f}  {beside:7.4f}  {times:.3f}", flush=True)
+        trainer.switch(False)
+    for trainer in trainers.values():
+        trainer.process.kill()
+
+
+if __name__ == "__main__":
+    main()

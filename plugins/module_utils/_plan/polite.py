@@ -1,0 +1,101 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How polite training is on each host (ddp_polite): decided from settings and probe, refused where it cannot work, and told."""
+
+from __future__ import annotations
+
+from typing import Iterator, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
+    AUTO,
+    PREFIX,
+    HostSettings,
+    find,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import named
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
+    DEFAULT,
+    HOSTS,
+    KEPT,
+    STAGE,
+    USER,
+    Basis,
+    Decision,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+
+OFF, LOW, GUEST = "off", "low", "guest"
+LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
+
+
+def decide(host: Host, basis: Basis) -> Decision[str]:
+    """off, low or guest. A run that goes on keeps what auto came to, so that somebody who logs in does not restart it."""
+    wanted = host.settings.polite
+    if wanted == GUEST and basis.stage == stages.EVAL:
+        return Decision(LOW, STAGE, "an evaluation is over in minutes")
+    if wanted != AUTO:
+        return Decision(wanted, USER)
+    kept = (host.kept.get("polite") or {}).get(host.name)
+    if kept in (OFF, LOW):
+        return Decision(kept, KEPT)
+    users = host.fact("usage", "graphical") or []
+    return Decision(LOW, HOSTS, f"{named(users)} is logged in graphically") if users else Decision(OFF, DEFAULT)
+
+
+def limits(host: Host, basis: Basis) -> Guest | None:
+    """When a guest leaves; None where the host is none."""
+    if decide(host, basis).value != GUEST:
+        return None
+    one = host.settings
+    return {
+        "hours": one.hours, "quiet_minutes": one.quiet_minutes, "battery_limit": one.battery_limit, "heat_limit": one.heat_limit,
+        "load_limit": one.load_limit,
+    }  # fmt: skip
+
+
+def problems(asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+    """Settings of a guest that could not leave, or not come back, and of one that is none."""
+    guests = [host for host in hosts if host.settings.polite == GUEST]
+    for host in hosts:
+        idle = [f"ddp_{name}" for name in LIMITS if host not in guests and _is_set(host.settings, name)]
+        if idle:
+            yield f"{idle[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
+    if not guests or basis.stage == stages.EVAL:
+        return
+    who = f"ddp_polite is guest on {named([host.name for host in guests])}"
+    if not basis.ours:
+        yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
+    elif not asked.run.resume:
+        yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
+    elif not basis.restarts.value:
+        yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
+    elif len(hosts) > 1 and not 0 < basis.min_hosts.value < len(hosts):
+        yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
+
+
+def _is_set(settings: HostSettings, name: str) -> bool:
+    return bool(getattr(settings, name) != find(PREFIX + name).default)
+
+
+def findings(hosts: Sequence[Host], basis: Basis) -> list[Finding]:
+    """The hosts on which training yields by itself, and what a guest cannot see."""
+    found = []
+    for host in hosts:
+        decision = decide(host, basis)
+        if decision.by == HOSTS:
+            found.append(
+                finding("polite-low", host.name, f"{decision.why}, so training yields to all other programs there")
+            )
+        blind = host.fact("usage", "blind") or []
+        if decision.value == GUEST and blind:
+            found.append(
+                finding(
+                    "guest-blind", host.name, f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
+                )
+            )
+    return found

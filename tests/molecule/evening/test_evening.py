@@ -1,0 +1,118 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An evening at home: of three guests one is unplugged, one is too hot and one is used; later all are back, and nothing is lost.
+
+./test.sh molecule:evening
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+for name in ("membership", "storm"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / name))
+
+from test_storm import judge
+from trio import HOSTS, PATIENCE, Trio, on, prepare, until
+
+ALL = tuple(HOSTS)
+MACHINE = "/opt/machine"
+# Answers for the sessions of a test, and passes on everything else.
+LOGINCTL = f"""#!/bin/sh
+case "$1 $2" in
+    "list-sessions --no-legend") if [ -s {MACHINE}/session ]; then echo "2 1000 owner seat0"; fi ;;
+    "show-session 2") cat {MACHINE}/session ;;
+    *) exec /usr/bin/loginctl "$@" ;;
+esac
+"""
+SESSION = "\n".join(["Name=owner", "Class=user", "Type=wayland", "Seat=seat0", "State=active", "IdleHint=no"])
+BATTERY, ZONE = f"{MACHINE}/sys/class/power_supply/BAT0", f"{MACHINE}/sys/class/thermal/thermal_zone0"
+# How each owner needs the machine, takes that back, and what the status says meanwhile.
+NEEDS = {
+    "laptop": (
+        f"echo Discharging > {BATTERY}/status",
+        f"echo Charging > {BATTERY}/status",
+        "on battery; back when plugged in",
+    ),
+    "attic": (f"echo 99000 > {ZONE}/temp", f"echo 60000 > {ZONE}/temp", "at 99 °C; back below 85 °C"),
+    "desktop": (
+        f"echo '{SESSION}' > {MACHINE}/session",
+        f": > {MACHINE}/session",
+        "used by owner; back when it is left alone",
+    ),
+}
+
+
+def be_a_laptop(host: str) -> None:
+    prepare(host)
+    on(host, f"mkdir -p {BATTERY} {ZONE} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
+    on(host, f"cat > /usr/local/bin/loginctl <<'END'\n{LOGINCTL}END\nchmod 755 /usr/local/bin/loginctl")
+    for dummy, undo, dummy_words in NEEDS.values():
+        on(host, undo)
+
+
+def seconds_to_leave(trio: Trio, host: str) -> float:
+    """From the owner's need to the end of the rank, which has saved."""
+    on(host, NEEDS[host][0])
+    since = time.time()
+    until(f"{host} to be away", lambda: trio.members(host)[0] == "resting", PATIENCE)
+    end = trio.events(host, "end")[-1]
+    assert (end["reason"], end["time"] > since) == ("stopped", True), end
+    print(f"{host} left {end['time'] - since:.1f} s after: {NEEDS[host][2]}")
+    return float(end["time"] - since)
+
+
+def test_an_evening(tmp_path: Path) -> None:
+    trio = Trio(tmp_path)
+    for host in HOSTS:
+        be_a_laptop(host)
+    told = trio.played("nanochat.ddp.train", "-e", "watch=false")
+    assert "cannot tell whether its connection is metered (no NetworkManager)" in told
+    trio.wait_for(*ALL)
+    begun = time.time()
+    assert on("laptop", f"ps -o cls=,ni= -p {trio.pid('laptop')}").split() == ["IDL", "-"]
+    # One after the other, until nobody trains.
+    assert seconds_to_leave(trio, "laptop") < 10
+    trio.wait_for("desktop", "attic")
+    assert seconds_to_leave(trio, "attic") > 10, "a peak of heat is no reason"
+    trio.wait_for("desktop")
+    seconds_to_leave(trio, "desktop")
+    status = trio.played("nanochat.ddp.status")
+    for host, (dummy, dummy_undo, words) in NEEDS.items():
+        assert f"{host}: away since " in status and f", {words}" in status, status
+    for host, (dummy, undo, dummy_words) in NEEDS.items():
+        on(host, undo)
+    trio.wait_for(*ALL)
+    a_plug_that_flaps(trio)
+    by_hand(trio)
+    ended = time.time()
+    trio.played("nanochat.ddp.stop")
+    judge(trio, len(NEEDS), begun, ended)
+
+
+def a_plug_that_flaps(trio: Trio) -> None:
+    """A battery that comes and goes for twenty seconds makes the run regroup once there and once back."""
+    generations = len(trio.events("desktop", "start"))
+    for dummy in range(10):
+        on("laptop", NEEDS["laptop"][0])
+        time.sleep(1)
+        on("laptop", NEEDS["laptop"][1])
+        time.sleep(1)
+    trio.wait_for(*ALL)
+    assert len(trio.events("desktop", "start")) <= generations + 2
+
+
+def by_hand(trio: Trio) -> None:
+    """Join wins over the battery, leave over a host that would come back by itself."""
+    seconds_to_leave(trio, "laptop")
+    trio.wait_for("desktop", "attic")
+    trio.played("nanochat.ddp.join", target="laptop")
+    trio.wait_for(*ALL)
+    trio.played("nanochat.ddp.leave", target="laptop")
+    on("laptop", NEEDS["laptop"][1])
+    trio.wait_for("desktop", "attic")
+    trio.played("nanochat.ddp.join", target="laptop")
+    trio.wait_for(*ALL)

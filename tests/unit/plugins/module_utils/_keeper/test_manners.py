@@ -1,0 +1,140 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When a guest leaves and comes back; membership_world.py plays it among all other faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
+
+LIMITS: Any = {"hours": None, "quiet_minutes": 1.0, "battery_limit": 100, "heat_limit": 95.0, "load_limit": 0.5}
+QUIET = Reading()
+BATTERY = Reading(charge=64)
+
+
+def after(readings: list[tuple[float, Reading]], limits: Any = LIMITS) -> manners.Stay:
+    """How a guest stands after readings at these seconds."""
+    stay = manners.Stay()
+    for now, reading in readings:
+        stay = manners.look(limits, stay, reading, now)
+    return stay
+
+
+@pytest.mark.parametrize(
+    ("limits", "reading", "why"),
+    [
+        ({}, QUIET, []),
+        ({}, BATTERY, ["on battery; back when plugged in"]),
+        ({"battery_limit": 30}, BATTERY, []),
+        ({"battery_limit": 0}, Reading(charge=0), []),
+        ({}, Reading(users=("lzw", "eve")), ["used by lzw and eve; back when it is left alone"]),
+        ({}, Reading(metered=True), ["on a metered connection; back on another one"]),
+        ({}, Reading(celsius=97.0), ["at 97 °C; back below 85 °C"]),
+        ({}, Reading(load=1.5), ["other programs use 1.5 cores; back below 0.25"]),
+        ({"hours": "22:00-07:00"}, Reading(minute=12 * 60), ["outside of 22:00-07:00; back at 22:00"]),
+    ],
+)
+def test_each_reason_says_when_it_ends(limits, reading, why):
+    assert list(manners.reasons({**LIMITS, **limits}, reading, away=False).values()) == why
+
+
+@pytest.mark.parametrize(
+    ("hours", "inside"), [("22:00-07:00", (22, 23, *range(7))), ("08:00-10:00", (8, 9)), ("00:00-00:00", range(24))]
+)
+def test_hours_may_cross_midnight(hours, inside):
+    assert {hour for hour in range(24) if manners.within(hours, 60 * hour)} == set(inside)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reading"), [({}, Reading(celsius=90.0)), ({}, Reading(load=0.3)), ({"battery_limit": 60}, BATTERY)]
+)
+def test_to_come_back_takes_more_than_to_stay(limits, reading):
+    found = [bool(manners.reasons({**LIMITS, **limits}, reading, away)) for away in (False, True)]
+    assert found == [False, True]
+
+
+def test_a_guest_leaves_at_once_and_comes_back_after_quiet_minutes():
+    assert after([(0.0, BATTERY)]).why == "on battery; back when plugged in"
+    assert after([(0.0, BATTERY), (59.0, QUIET)]).why == "quiet again; back after 1 minutes of it"
+    assert after([(0.0, BATTERY), (61.0, QUIET)]).why == ""
+
+
+def test_a_reason_that_comes_and_goes_keeps_a_guest_away():
+    flapping = [(10.0 * n, (QUIET, BATTERY)[n % 2]) for n in range(1, 60)]
+    away = [bool(after(flapping[:count]).why) for count in range(1, 60)]
+    assert all(away)
+
+
+@pytest.mark.parametrize("reading", [Reading(load=2.0), Reading(celsius=99.0)])
+def test_a_peak_of_load_or_heat_is_no_reason(reading):
+    assert after([(0.0, reading), (5.0, reading), (6.0, QUIET), (7.0, reading), (16.0, reading)]).why == ""
+    assert after([(0.0, reading), (10.0, reading)]).why
+
+
+def test_the_sentence_keeps_the_figure_of_the_moment_it_left():
+    hot = [Reading(celsius=97.0), Reading(celsius=90.0)]
+    assert after([(0.0, hot[0]), (10.0, hot[0]), (11.0, hot[1])]).why == "at 97 °C; back below 85 °C"
+
+
+def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
+    stay = manners.let_in(after([(0.0, BATTERY)]))
+    assert manners.look(LIMITS, stay, BATTERY, 1.0).why == ""
+    assert manners.look(LIMITS, stay, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
+    plugged = manners.look(LIMITS, manners.look(LIMITS, stay, BATTERY, 1.0), QUIET, 2.0)
+    assert manners.look(LIMITS, plugged, BATTERY, 3.0).why.startswith("on battery")
+
+
+MINE = m.Generation(2, ("desktop", "laptop"))
+TRAINS = m.Own(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, started=2))
+
+
+def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
+    own, order = manners.follow(TRAINS, 1.0, "used")
+    assert (own.word.state, own.word.regroup, order) == (m.ENDING, 2, m.FINISH_STEP)
+    assert manners.follow(own, 2.0, "used") == (own, "")
+    own = m.rank_ended(own, 3.0, 7, m.STOPPED)
+    assert own.word.state == m.RESTING
+    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
+    assert m.decide(rules, own, {}, 1000.0) == (own, "")
+    assert manners.follow(own, 4.0, "used")[0].word.state == m.RESTING
+    assert manners.follow(own, 4.0, "")[0].word.state == m.IDLE
+
+
+def test_a_guest_leaves_again_after_it_has_been_back():
+    back = TRAINS._replace(after_ending=m.RESTING)
+    assert manners.follow(back, 1.0, "used")[1] == m.FINISH_STEP
+
+
+def test_a_guest_that_is_away_hears_the_end_of_the_run():
+    rests = m.Own(m.Word("laptop", m.RESTING))
+    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
+    for state in (m.STOPPED, m.FINISHED):
+        heard = {"desktop": m.Heard(m.Word("desktop", state), 1.0, 0.0)}
+        assert m.decide(rules, rests, heard, 1.0)[0].word.state == state
+
+
+def test_leave_by_hand_wins():
+    assert m.asked_to_end(m.Own(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
+    leaving = manners.follow(TRAINS, 1.0, "used")[0]
+    left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
+    assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
+
+
+def test_the_others_do_not_wait_for_a_guest_that_is_away():
+    rules = m.Rules(("desktop", "laptop"), 1, grace=30.0, first_grace=300.0)
+    word = m.Word("laptop", m.RESTING, hears=("desktop",))
+    own = m.decide(rules, m.Own(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
+    assert own.word.generation.members == ("desktop",)
+
+
+def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():
+    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
+    own = m.Own(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, started=2), since=0.0)
+    word = m.Word("laptop", m.RESTING, promised=2, started=1, why="used")
+    own, order = m.decide(rules, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
+    assert (own.word.state, own.word.why, order) == (m.ENDING, "laptop: used", m.SAVE)

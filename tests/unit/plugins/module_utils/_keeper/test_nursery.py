@@ -1,0 +1,80 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A nursery and what it forks, as their keeper sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import nursery
+
+PATIENCE = 60
+ROOT = Path(__file__).resolve().parents[5]
+AGENT = """
+import os, sys, time
+open(os.environ["SEEN"], "w").write(" ".join(sys.argv[1:]))
+while "wait" in sys.argv: time.sleep(0.05)
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nursery.Nursery]:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
+    (tmp_path / "scripts/agent.py").write_text(AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    one = nursery.Nursery(sys.executable, ["no.such.module"])
+    yield one
+    one._process.kill()
+    one._process.wait()
+
+
+def started(home: nursery.Nursery, seen: Path, *words: str) -> None:
+    assert home.start(["-m", "scripts.agent", *words], {"SEEN": str(seen)})
+    until = time.monotonic() + PATIENCE
+    while not seen.exists() or seen.read_text() != " ".join(words):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def agent_of(home: nursery.Nursery) -> int:
+    pid = home._process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def ended(home: nursery.Nursery) -> int:
+    until = time.monotonic() + PATIENCE
+    while (code := home.poll()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return code
+
+
+def test_one_agent_after_the_other_and_how_each_ended(home: nursery.Nursery, tmp_path: Path) -> None:
+    started(home, tmp_path / "first", "a")
+    assert ended(home) == 3 == home.wait()
+    started(home, tmp_path / "second", "wait")
+    assert home.poll() is None
+    # A shutdown sends it to all; only the agent is meant.
+    for pid in (home._process.pid, agent_of(home)):
+        os.kill(pid, signal.SIGTERM)
+    assert ended(home) == -signal.SIGTERM and home.runner() is not None
+    home.close()
+    home._process.wait(PATIENCE)
+
+
+def test_an_agent_whose_nursery_was_killed_or_hangs_is_lost(home: nursery.Nursery, tmp_path: Path) -> None:
+    started(home, tmp_path / "seen", "wait")
+    agent = agent_of(home)
+    home._process.send_signal(signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    assert home.wait() == nursery.LOST
+    assert home.runner() is None and not home.start(["-m", "scripts.agent"], {})

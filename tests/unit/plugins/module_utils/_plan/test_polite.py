@@ -1,0 +1,81 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How polite the plan makes training on each host, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import codes, hosts, refusal
+
+SEEN = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
+GUEST = {"ddp_polite": "guest"}
+KEPT = {"ddp_restarts": 3, "ddp_min_hosts": 1}
+
+
+def polite(given):
+    return [node["env"]["NANOCHAT_POLITE"] for node in make_plan(given).plan["nodes"]]
+
+
+def test_training_yields_where_somebody_is_logged_in_graphically():
+    outcome = make_plan(hosts(two=SEEN))
+    assert [node["env"]["NANOCHAT_POLITE"] for node in outcome.plan["nodes"]] == ["off", "low"]
+    assert [(one["host"], one["seen"]) for one in outcome.findings] == [
+        ("laptop", "xiaoxin is logged in graphically, so training yields to all other programs there")
+    ]
+    assert "yields to other programs on laptop" in render(outcome.plan)
+
+
+def test_a_login_does_not_change_a_run_that_goes_on():
+    run = {"exists": True, "session": None, "checkpoints": [], "polite": {"desktop": "off", "laptop": "off"}}
+    assert polite(hosts(two={**SEEN, "run": run})) == ["off", "off"]
+    assert polite(hosts(two={"run": {**run, "polite": {"laptop": "low"}}})) == ["off", "low"]
+
+
+@pytest.mark.parametrize(("value", "comes_to"), [("off", "off"), (False, "off"), ("low", "low")])
+def test_the_inventory_wins(value, comes_to):
+    assert polite(hosts(two={**SEEN, "ddp_polite": value})) == ["off", comes_to]
+
+
+def test_a_guest_has_its_limits_in_the_plan():
+    plan = make_plan(hosts(KEPT, two={**GUEST, "ddp_hours": "22:00-07:00", "ddp_battery_limit": 40})).plan
+    assert ["guest" in node for node in plan["nodes"]] == [False, True]
+    assert plan["nodes"][1]["guest"] == {
+        "hours": "22:00-07:00", "quiet_minutes": 10.0, "battery_limit": 40, "heat_limit": 95.0, "load_limit": 0.5,
+    }  # fmt: skip
+    assert "leaves while the machine is needed: laptop (22:00-07:00)" in render(plan)
+
+
+def test_what_a_guest_cannot_see_is_told_once():
+    blind = {"usage": {"graphical": [], "blind": ["who uses it (no logind)"]}}
+    assert codes(make_plan(hosts(KEPT, one=blind, two={**blind, **GUEST}))) == [("guest-blind", "laptop")]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
+        ({"ddp_restarts": 3}, "but all 2 hosts are needed to train; set ddp_min_hosts to 1"),
+        ({"ddp_restarts": 3, "ddp_min_hosts": 2}, "but all 2 hosts are needed to train"),
+        ({"ddp_resume": False}, "which needs ddp_resume"),
+        ({"ddp_trainer_source": "/home/me/nanochat"}, "which needs the trainer of this collection"),
+    ],
+)
+def test_a_guest_that_could_not_leave_is_refused(run, words):
+    (problem,) = refusal(hosts(run, two=GUEST))
+    assert f"ddp_polite is guest on laptop, {words}" in problem
+
+
+def test_limits_of_a_host_that_is_no_guest_are_refused():
+    (problem,) = refusal(hosts(two={"ddp_polite": "low", "ddp_hours": "22:00-07:00"}))
+    assert "ddp_hours is set on laptop, but only a guest leaves by it" in problem
+    assert "ddp_hours is" in refusal(hosts(two={**GUEST, "ddp_hours": "at night"}))[0]
+
+
+def test_an_evaluation_yields_and_does_not_leave():
+    given = hosts({"ddp_stage": "eval"}, two=GUEST)
+    assert [
+        (node["env"]["NANOCHAT_POLITE"], "guest" in node) for node in make_plan(given, tolerant=True).plan["nodes"]
+    ][1] == ("low", False)

@@ -1,0 +1,154 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a machine is used, by what its files and commands say: a laptop in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe import usage
+
+AT_IT = {
+    "Name": "lzw",
+    "Class": "user",
+    "Type": "wayland",
+    "Seat": "seat0",
+    "Remote": "no",
+    "State": "active",
+    "IdleHint": "no",
+}
+# Two logins and a login screen, as loginctl of systemd 252 says it.
+LOGINCTL = """Name=lzw
+Class=user
+Type=wayland
+Seat=seat0
+Remote=no
+State=active
+IdleHint=no
+LockedHint=no
+
+Name=lzw
+Class=user
+Type=tty
+Seat=
+Remote=yes
+State=active
+IdleHint=no
+LockedHint=no
+
+Name=gdm
+Class=greeter
+Type=wayland
+Seat=seat0
+Remote=no
+State=online
+IdleHint=no
+LockedHint=no
+"""
+
+
+def supply(root: Path, name: str, **facts: str) -> None:
+    folder = root / "sys/class/power_supply" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, value in facts.items():
+        (folder / key).write_text(value + "\n")
+
+
+def zone(root: Path, number: int, text: str) -> None:
+    folder = root / f"sys/class/thermal/thermal_zone{number}"
+    folder.mkdir(parents=True)
+    (folder / "temp").write_text(text)
+
+
+def answering(answers: dict[str, tuple[int, str]]) -> usage.Run:
+    """Commands by their second word; any other is not installed."""
+    return lambda argv: (*answers.get(argv[1], (127, "")), "")
+
+
+def test_a_login_screen_is_no_user():
+    found = usage.sessions_in(LOGINCTL)
+    assert [(one["Name"], one["Type"]) for one in found] == [("lzw", "wayland"), ("lzw", "tty")]
+    assert usage.graphical(found) == ["lzw"]
+
+
+@pytest.mark.parametrize(
+    ("change", "users"),
+    [
+        ({}, ("lzw",)),
+        ({"Type": "tty"}, ("lzw",)),
+        ({"IdleHint": "yes"}, ()),
+        ({"LockedHint": "yes"}, ()),
+        ({"State": "online"}, ()),
+        ({"Type": "tty", "Seat": "", "Remote": "yes"}, ()),
+    ],
+)
+def test_who_sits_at_a_machine(change, users):
+    assert usage.at_work([{**AT_IT, **change}]) == users
+
+
+def test_a_machine_without_a_battery_is_not_on_battery(tmp_path: Path) -> None:
+    assert usage.charge(str(tmp_path)) is None
+    supply(tmp_path, "mouse", type="Battery", scope="Device", status="Discharging", capacity="7")
+    assert usage.charge(str(tmp_path)) is None
+
+
+def test_a_laptop_that_is_unplugged_tells_its_charge(tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="64")
+    supply(tmp_path, "AC", type="Mains", online="0")
+    assert usage.charge(str(tmp_path)) == 64
+    # A weak charger: plugged in, though the battery loses charge.
+    supply(tmp_path, "usb", type="USB", online="1")
+    assert usage.charge(str(tmp_path)) is None
+
+
+def test_the_hottest_sensor_counts_and_broken_ones_do_not(tmp_path: Path) -> None:
+    assert usage.celsius(str(tmp_path)) is None
+    for number, text in enumerate(("45000\n", "71500\n", "-273200\n", "255000\n", "")):
+        zone(tmp_path, number, text)
+    assert usage.celsius(str(tmp_path)) == 71.5
+
+
+def test_load_counts_programs_of_normal_priority():
+    before, now = (
+        usage.ticks(f"cpu  {user} {nice} 0 {idle} 0 0 0 0 0 0\ncpu0 1\ncpu1 1\n")
+        for user, nice, idle in ((100, 0, 0), (160, 100, 40))
+    )
+    assert usage.load(before, now) == pytest.approx(0.6)
+    assert usage.load(None, now) is usage.load(now, now) is usage.ticks("") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "costs"), [((0, "u 1\n"), True), ((0, "u 3\n"), True), ((0, "u 4\n"), False), ((1, ""), None)]
+)
+def test_a_metered_connection(answer, costs):
+    assert usage.metered(answering({"get-property": answer})) is costs
+
+
+def test_a_machine_is_read_as_a_whole(tmp_path: Path) -> None:
+    answers = {"list-sessions": (0, "2 1000 lzw seat0\n5 1000 lzw\nc1 42 gdm seat0\n"), "show-session": (0, LOGINCTL)}
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="64")
+    found = usage.Machine(str(tmp_path), answering(answers)).read()
+    assert found._replace(minute=0) == usage.Reading(users=("lzw",), charge=64)
+
+
+def test_a_host_says_what_it_cannot_see(tmp_path: Path) -> None:
+    assert usage.facts(answering({}), str(tmp_path)) == {
+        "graphical": [],
+        "blind": [
+            "who uses it (no logind)",
+            "its temperature (no sensor)",
+            "whether its connection is metered (no NetworkManager)",
+        ],
+    }
+    zone(tmp_path, 0, "45000")
+    seeing = {"list-sessions": (0, "2 1000 lzw\n"), "show-session": (0, LOGINCTL), "get-property": (0, "u 4\n")}
+    assert usage.facts(answering(seeing), str(tmp_path)) == {"graphical": ["lzw"], "blind": []}
+
+
+def test_a_command_that_hangs_or_is_missing_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "SECONDS", 0.1)
+    assert [usage.run(argv) for argv in (["sleep", "60"], ["/nowhere"], ["echo", "x"])] == [(127, "", "")] * 2 + [
+        (0, "x\n", "")
+    ]

@@ -1,0 +1,483 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a step does between its matrix products: each of these with torch's operations, and as one kernel of kernels.c.
+
+`setup()` builds the kernels, compares each with its twin on random tensors of the run's shapes and times both; what differs
+or is slower stays off, and everything where there is no compiler. Importing this file changes nothing.
+
+A twin and its kernel take the same tensors and write the same ones. Those marked exact give the same bits: every rank
+computes them for itself, and ranks with and without kernels must end with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.model import native, ops
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # of a value and the mean size of all
+ROUNDS = 5
+TRIAL_ROWS = 64  # of logits
+EPSILON = 1e-10  # of AdamW
+VECTOR = 16  # elements that torch's AdamW takes at once; a row that does not divide by it is never left behind
+Rotary = tuple[Tensor, Tensor]
+
+
+class Shape(NamedTuple):
+    """Of the tensors that a run works on."""
+
+    rows: int  # of tokens in one pass
+    tokens: int
+    width: int
+    heads: int
+    head_dim: int
+    vocabulary: int
+    dtype: torch.dtype  # of the operands of the large products
+
+
+@dataclass
+class Kernel:
+    """Calls its twin or, once it is proved to be right and faster, the kernel."""
+
+    name: str
+    plain: Callable[..., None]
+    fused: Callable[..., None]
+    trial: Callable[[Shape, torch.Generator], tuple[Any, ...]]  # arguments for both
+    exact: bool = False
+    on: bool = False
+    right: bool = field(default=False, init=False)
+
+    def __call__(self, *args: Any) -> None:
+        (self.fused if self.on else self.plain)(*args)
+
+
+class Found(NamedTuple):
+    """The kernels that a process uses, those that it does not, each with the reason, and why there are none at all."""
+
+    on: list[str]
+    off: dict[str, str]
+    why: str
+
+    def told(self) -> str:
+        """A clause for the log."""
+        if self.why:
+            return f"none ({self.why})"
+        off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
+        return f"{', '.join(self.on) or 'none'}{off}"
+
+
+NO_KERNELS = Found([], {}, "not tried")
+_library: native.Library
+
+
+def _call(name: str, *args: Any) -> None:
+    _library(name, *args)
+
+
+def _typed(name: str, dtype: torch.dtype) -> str:
+    return f"{name}_{'fp32' if dtype == torch.float32 else 'bf16'}"
+
+
+def _normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+# -- the head
+
+
+def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
+    """Of logits 15 t: their exponentials e in the sums of rows; g = e (1 - t^2); [e, t] at a column of each row."""
+    e = torch.mul(t, ops.SOFTCAP, out=g).exp_()
+    torch.sum(e, 1, dtype=torch.float32, out=sums)
+    at = columns[:, None]
+    at_target[0] = e.gather(1, at).squeeze(1).float()
+    at_target[1] = t.gather(1, at).squeeze(1).float()
+    torch.ops.aten.tanh_backward.grad_input(e, t, grad_input=e)
+
+
+def _exponentials_fused(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
+    tensors = (t, g, columns, sums, at_target)
+    sizes = (t.size(1), at_target.stride(0))
+    _call(_typed("exponentials", t.dtype), len(t), t.numel(), tensors, sizes, (ops.SOFTCAP,))
+
+
+def _exponentials_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    t = torch.tanh(_normal(generator, TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
+    columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,), generator=generator)
+    return t, torch.empty_like(t), columns, torch.empty(TRIAL_ROWS), torch.empty(2, TRIAL_ROWS)
+
+
+# -- norms
+
+
+class Mix(NamedTuple):
+    """u = a x + b start is what is to be normed."""
+
+    start: Tensor
+    u: Tensor
+    a: float
+    b: float
+
+
+def _norm(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
+    """y = norm(x); factor [N, 1] is what rows were multiplied with; operand: y as products want it, or y itself."""
+    if mix is not None:
+        x = torch.mul(x, mix.a, out=mix.u).add_(mix.start, alpha=mix.b)
+    torch.mul(x, factor.copy_(ops.norm_factor(x)), out=y)
+    if operand is not y:
+        operand.copy_(y)
+
+
+def _norm_fused(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
+    start, u, a, b = mix or (None, None, 1.0, 0.0)
+    narrow = None if operand is y else operand
+    tensors = (x, start, u, y, narrow, factor)
+    _call(_typed("norm", operand.dtype), len(x), x.numel(), tensors, (x.size(1),), (a, b))
+
+
+def _norm_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    x, start, y = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
+    operand = y if shape.dtype == y.dtype else y.to(shape.dtype)
+    return x, Mix(start, torch.empty_like(x), 0.9, 0.2), y, operand, torch.empty(shape.rows, 1)
+
+
+def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> Tensor:
+    """The gradient of x in place of that of y = gain * norm(x); factor includes the gain."""
+    along = torch.linalg.vecdot(dy, y).unsqueeze_(-1).mul_(1 / (y.size(-1) * gain * gain))
+    return dy.sub_(y * along).mul_(factor)
+
+
+def _norm_backward(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
+    """d += the gradient of x, where dy is that of y = norm(x); dy may be overwritten."""
+    d.add_(norm_backward_(dy, y, factor))
+
+
+def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
+    _call("norm_backward", len(y), y.numel(), (dy, y, factor, d), (y.size(1),))
+
+
+def _norm_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    dy, y, d = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
+    # What a kernel leaves in dy is nobody's business.
+    return _Spare(dy), y, _normal(generator, shape.rows, 1).abs_(), d
+
+
+class _Spare(NamedTuple):
+    """An argument that may be overwritten in any way."""
+
+    tensor: Tensor
+
+
+# -- rotary
+
+
+def _rotate(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
+    """out [B, H, T, D] = gain * norm(rotated x [N, H * D]); factor [N, H]. Rotating does not change the norm."""
+    rows, heads, tokens, size = out.shape
+    x = x.unflatten(1, (heads, size)).unflatten(0, (rows, tokens))
+    by_row = factor.view(rows, tokens, heads, 1).copy_(ops.norm_factor(x).mul_(gain))
+    ops.rotate_into(x, *rotary, out.transpose(1, 2)).mul_(by_row)
+
+
+def _rotate_fused(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
+    dummy, heads, tokens, size = out.shape
+    _call("rotate", len(x), x.numel(), (x, out, factor, *rotary), (x.stride(0), heads, tokens, size // 2), (gain,))
+
+
+def _rotate_backward(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
+    """out [N, H * D] = the gradient of x, where dy [B, H, T, D] is that of y; dy may be overwritten."""
+    rows, heads, tokens, size = y.shape
+    by_row = factor.view(rows, tokens, heads, 1)
+    dx = norm_backward_(dy.transpose(1, 2), y.transpose(1, 2), by_row, gain)
+    cos, sin = rotary
+    ops.rotate_into(dx, cos, -sin, out.unflatten(1, (heads, size)).unflatten(0, (rows, tokens)))
+
+
+def _rotate_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
+    dummy, heads, tokens, size = y.shape
+    sizes = (out.stride(0), heads, tokens, size // 2)
+    _call("rotate_backward", len(out), y.numel(), (dy, y, factor, *rotary, out), sizes, (gain,))
+
+
+def _rotate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    batch, rotary = _rotated(shape)
+    x = _normal(generator, shape.rows, 3 * shape.width)[:, : shape.width]
+    return x, torch.empty(batch), torch.empty(shape.rows, shape.heads), rotary, 1.7
+
+
+def _rotate_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    batch, rotary = _rotated(shape)
+    dy, y, factor = _normal(generator, *batch), _normal(generator, *batch), torch.ones(shape.rows, shape.heads)
+    return _Spare(dy), y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
+
+
+def _rotated(shape: Shape) -> tuple[tuple[int, int, int, int], Rotary]:
+    batch = (shape.rows // shape.tokens, shape.heads, shape.tokens, shape.head_dim)
+    return batch, ops.rotary_tables(0, shape.tokens, shape.head_dim, torch.device("cpu"))
+
+
+# -- attention
+
+
+def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
+    """out [M, Q, K] = softmax(q k'), where the last query stands at the last key; mask: as attention.window_mask has it."""
+    torch.baddbmm(mask, q, k.mT, out=out)
+    torch.ops.aten._softmax.out(out, -1, False, out=out)
+
+
+def _probabilities_fused(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
+    torch.bmm(q, k.mT, out=out)
+    queries, keys = mask.shape
+    _call("softmax", out.size(0) * queries, out.numel(), (out,), (queries, keys, keys - queries, window))
+
+
+def _probabilities_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    queries = min(128, shape.tokens)
+    keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
+    q = _normal(generator, many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
+    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)[None, :]
+    window = keys - queries
+    mask = torch.zeros(queries, keys).masked_fill_((distance < 0) | (distance > window), -math.inf)
+    return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
+
+
+# -- relu^2
+
+
+def _relu_square(hidden: Tensor, square: Tensor) -> None:
+    """hidden becomes relu(hidden), square its square."""
+    hidden.relu_()
+    torch.mul(hidden, hidden, out=square)
+
+
+def _relu_square_fused(hidden: Tensor, square: Tensor) -> None:
+    _call(_typed("relu_square", hidden.dtype), len(hidden), hidden.numel(), (hidden, square), (hidden.size(1),))
+
+
+def _relu_square_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    hidden = _normal(generator, shape.rows, 4 * shape.width, dtype=shape.dtype)
+    return hidden, torch.empty_like(hidden)
+
+
+# -- sums of products
+
+
+def _accumulate(out: Tensor, product: Tensor) -> None:
+    """out += product, which is of the narrow type."""
+    out.add_(product)
+
+
+def _accumulate_fused(out: Tensor, product: Tensor) -> None:
+    _call("accumulate", len(out), out.numel(), (out, product), (out.size(1),))
+
+
+def _accumulate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    size = 4 * shape.width, shape.width
+    return _normal(generator, *size), _normal(generator, *size, dtype=torch.bfloat16)
+
+
+# -- optimizer
+
+
+def _muon_apply(p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
+    """p -= rate*g, and decay*p where that points the same way; each operation rounds once, so all CPUs agree."""
+    shrink = (p * direction).ge_(0).mul_(p).mul_(decay)
+    p.sub_(direction * rate).sub_(shrink)
+
+
+def _muon_apply_fused(p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
+    _call("muon_apply", len(p), p.numel(), (p, direction.contiguous()), (p.size(1),), (rate, decay))
+
+
+def _muon_apply_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    return *(_normal(generator, 4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
+
+
+class AdamWStep(NamedTuple):
+    """What one step of AdamW multiplies with."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+    step: int
+
+    def figures(self) -> tuple[float, ...]:
+        """As the kernel wants them."""
+        root = math.sqrt(1 - self.beta2**self.step)
+        size = -self.lr / (1 - self.beta1**self.step)
+        keep = 1 - self.lr * self.weight_decay
+        return keep, 1 - self.beta1, self.beta2, 1 - self.beta2, root, EPSILON, size
+
+
+def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
+    """One AdamW update in place; its step counts from 1."""
+    torch._fused_adamw_(
+        [p], [g], [m], [v], [], [torch.tensor(float(now.step), device=p.device)],
+        lr=now.lr, beta1=now.beta1, beta2=now.beta2, weight_decay=now.weight_decay,
+        eps=EPSILON, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """A table under AdamW: the parameter, its moments, and the step that each row is at."""
+
+    p: Tensor
+    m: Tensor
+    v: Tensor
+    current: Tensor
+
+
+def make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
+    """The updates without a gradient of rows from the steps that they are at, in rising order, to the last of steps."""
+    zero = torch.zeros_like(p)
+    first, last = int(behind[0]) + 1, steps[-1].step
+    missed = torch.arange(first, last + 1, dtype=torch.int32, device=behind.device)
+    counts = torch.searchsorted(behind, missed).tolist()
+    for now, count in zip(steps[first - last - 1 :], counts, strict=True):
+        adamw_(p[:count], zero[:count], m[:count], v[:count], now)
+
+
+def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+    """The steps that the rows lack up to the last one; gradient: of that one, where it is all that they lack."""
+    behind, last = table.current[rows], steps[-1].step
+    if gradient is None:
+        order = torch.argsort(behind, stable=True)
+        order = order[: int((behind < last).sum())]
+        if len(order) == 0:
+            return
+        rows, behind = rows[order], behind[order]
+    p, m, v = (tensor.index_select(0, rows) for tensor in table[:3])
+    if gradient is None:
+        make_up(p, m, v, behind, steps)
+    else:
+        adamw_(p, gradient, m, v, steps[-1])
+    for tensor, values in zip(table[:3], (p, m, v), strict=True):
+        tensor.index_copy_(0, rows, values)
+    table.current[rows] = last
+
+
+def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+    if table.p.size(1) % VECTOR:  # torch's kernel rounds the last elements in another way
+        _adamw(table, rows, gradient, steps)
+        return
+    figures = [figure for step in steps for figure in step.figures()]
+    sizes = (table.p.size(1), steps[0].step - 1, steps[-1].step)
+    tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
+    _call("adamw", len(rows), len(rows) * table.p.size(1), tensors, sizes, figures)
+
+
+def _adamw_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    count = min(512, shape.vocabulary)
+    p, m, v = (_normal(generator, count, shape.width) for dummy in range(3))
+    steps = [AdamWStep(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
+    current = torch.randint(2, 7, (count,), generator=generator, dtype=torch.int32)
+    return Rows(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
+
+
+exponentials = Kernel("exponentials", _exponentials, _exponentials_fused, _exponentials_trial)
+norm = Kernel("norm", _norm, _norm_fused, _norm_trial)
+norm_backward = Kernel("norm_backward", _norm_backward, _norm_backward_fused, _norm_backward_trial)
+rotate = Kernel("rotate", _rotate, _rotate_fused, _rotate_trial)
+rotate_backward = Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial)
+probabilities = Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial)
+relu_square = Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial)
+accumulate = Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial)
+muon_apply = Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True)
+adamw = Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True)
+ALL = (
+    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, relu_square, accumulate, muon_apply, adamw,
+)  # fmt: skip
+
+
+# -- proof and choice
+
+
+def _copied(args: Any, wide: bool = False) -> Any:
+    """The same arguments in memory of their own, with the strides they have; wide: none of a narrower type."""
+    if isinstance(args, Tensor):
+        dtype = torch.float32 if wide and args.is_floating_point() else args.dtype
+        return torch.empty_strided(args.shape, args.stride(), dtype=dtype).copy_(args)
+    if isinstance(args, tuple):
+        seen = {id(one): _copied(one, wide) for one in args}
+        copies = [seen[id(one)] for one in args]
+        return type(args)(*copies) if hasattr(args, "_fields") else tuple(copies)
+    return args
+
+
+def _bare(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.tensor if isinstance(one, _Spare) else one for one in args)
+
+
+def _results(args: Any) -> list[Tensor]:
+    """All tensors that must be equal after both."""
+    if isinstance(args, Tensor):
+        return [args]
+    return (
+        [t for one in args for t in _results(one)] if isinstance(args, tuple) and not isinstance(args, _Spare) else []
+    )
+
+
+def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    a, b = mine.to(theirs.dtype), theirs
+    if torch.equal(a, b) or not tolerance or not a.is_floating_point():
+        return torch.equal(a, b)
+    size = b.abs()
+    return bool(((a - b).abs() <= tolerance * (size + size.mean())).all())
+
+
+def prove(kernel: Kernel, shape: Shape) -> str:
+    """Try a kernel and switch it on; or leave it off and say why."""
+    args = kernel.trial(shape, torch.Generator().manual_seed(0))
+    mine, theirs = _copied(args), _copied(args, wide=True)
+    kernel.fused(*_bare(mine))
+    kernel.plain(*_bare(theirs))
+    tolerance = 0.0 if kernel.exact else TOLERANCE[shape.dtype]
+    kernel.right = all(_agree(a, b, tolerance) for a, b in zip(_results(mine), _results(theirs), strict=True))
+    if not kernel.right:
+        return "differs"
+    best = {kernel.fused: math.inf, kernel.plain: math.inf}
+    for dummy in range(ROUNDS):
+        for function in best:
+            again = _bare(_copied(args))
+            start = time.perf_counter()
+            function(*again)
+            best[function] = min(best[function], time.perf_counter() - start)
+    kernel.on = best[kernel.fused] < best[kernel.plain]
+    return "" if kernel.on else "slower"
+
+
+def setup(choice: str, shape: Shape) -> Found:
+    """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (built by that)."""
+    global _library
+    for kernel in ALL:
+        kernel.on = kernel.right = False
+    if choice == "torch":
+        return Found([], {}, "as --kernels says")
+    try:
+        _library = native.Library(native.built(choice))
+    except native.BuildError as error:
+        return Found([], {}, str(error))
+    reasons = {kernel.name: prove(kernel, shape) for kernel in ALL}
+    return Found([n for n, why in reasons.items() if not why], {n: why for n, why in reasons.items() if why}, "")
+
+
+def in_use() -> list[str]:
+    """The kernels that are on and change how a step rounds."""
+    return [kernel.name for kernel in ALL if kernel.on and not kernel.exact]
+
+
+def keep(names: Sequence[str]) -> bool:
+    """Use just these of those that round in their own way, as far as they are right here; whether that was all."""
+    for kernel in ALL:
+        if not kernel.exact:
+            kernel.on = kernel.right and kernel.name in names
+    return set(names) <= {kernel.name for kernel in ALL if kernel.right}

@@ -1,0 +1,152 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kernels.c as a library of this machine: built once with the compiler that is there, tried in a process of its own, loaded.
+
+A library is named by the digest of all that it depends on, and lies beside what Python builds of the sources. It gets its
+name only after every kernel has run in another process: what would crash there never reaches a training.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nanochat.kit.common import base_dir, cpu_flags
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+COMPILERS = ("cc", "gcc", "clang")
+LIMIT_SECONDS = 60.0
+LEAST_ELEMENTS = 2**14  # of a thread: waking another one takes as long as it takes one to work on so many
+NAMES = (
+    "exponentials_fp32", "exponentials_bf16", "norm_fp32", "norm_bf16", "norm_backward", "rotate", "rotate_backward",
+    "softmax", "relu_square_fp32", "relu_square_bf16", "accumulate", "muon_apply", "adamw",
+)  # fmt: skip
+# Runs every kernel on a row of zeros; needs the standard library only.
+CHILD = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for name in sys.argv[2:]:
+    sizes, factors = (ctypes.c_int64 * 8)(16, 1, 1, 16), (ctypes.c_float * 64)()
+    buffers = [ctypes.create_string_buffer(1 << 16) for dummy in range(8)]
+    p = (ctypes.c_void_p * 8)(*map(ctypes.addressof, buffers))
+    library.launch(getattr(library, name), ctypes.c_int64(1), ctypes.c_int64(1), p, sizes, factors)
+"""
+
+
+class BuildError(Exception):
+    """One clause that says why there are no kernels."""
+
+
+def compiler(choice: str) -> list[str]:
+    """The words that call the compiler: that of the system, or with "zig" the one of the ziglang wheel."""
+    if choice == "zig":
+        if importlib.util.find_spec("ziglang") is None:
+            raise BuildError("the Python package ziglang is not installed")
+        return [sys.executable, "-m", "ziglang", "cc"]
+    found = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if found is None:
+        raise BuildError("no C compiler")
+    return [found]
+
+
+def run(argv: Sequence[str], what: str) -> str:
+    """The output of a command that must succeed within the limit."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{what} took longer than {LIMIT_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise BuildError(f"{what} failed: {error.strerror or error}") from None
+    if done.returncode < 0:
+        raise BuildError(f"{what} was ended by signal {-done.returncode}")
+    if done.returncode:
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no word"]
+        )
+        raise BuildError(f"{what} failed with code {done.returncode}: {lines[0][:200]}")
+    return done.stdout
+
+
+def built(choice: str, folder: Path | None = None) -> Path:
+    """The library, made now if there is none yet of this source, compiler and CPU."""
+    words = compiler(choice)
+    if folder is None:
+        folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
+    parts = [SOURCE.read_text(encoding="utf-8"), run([*words, "--version"], words[0]), *FLAGS]
+    parts += [platform.machine(), *sorted(cpu_flags())]
+    path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        build(words, path)
+    return path
+
+
+def build(words: Sequence[str], path: Path) -> None:
+    """Build and try a library; several ranks of one machine may do it at the same time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(".so.tmp", dir=path.parent)
+        os.close(descriptor)
+    except OSError as error:
+        raise BuildError(f"cannot write to {path.parent}: {error.strerror or error}") from None
+    try:
+        run([*words, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
+        run([sys.executable, "-I", "-S", "-c", CHILD, name, *NAMES], "the trial of the library")
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+class Library:
+    """Calls kernels on the memory of tensors; ctypes lets go of the GIL meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+            self._launch = library.launch
+            self._kernels = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in NAMES}
+        except (OSError, AttributeError) as error:
+            raise BuildError(f"{path} cannot be loaded: {error}") from None
+        self._launch.restype = None
+        try:
+            everything = ctypes.CDLL(None)
+            team = [everything.GOMP_parallel, everything.omp_get_thread_num, everything.omp_get_num_threads]
+            library.set_team(*[ctypes.cast(function, ctypes.c_void_p) for function in team])
+            self.threaded = True
+        except AttributeError:  # this torch has another OpenMP: kernels that are too slow on one thread will be off
+            self.threaded = False
+
+    def __call__(
+        self,
+        name: str,
+        rows: int,
+        elements: int,
+        tensors: Sequence[Tensor | None],
+        sizes: Sequence[int] = (),
+        factors: Sequence[float] = (),
+    ) -> None:
+        """rows: to be dealt to the threads; elements: of all of them."""
+        threads = min(torch.get_num_threads(), rows, elements // LEAST_ELEMENTS + 1) if self.threaded else 1
+        self._launch(
+            self._kernels[name],
+            ctypes.c_int64(rows),
+            ctypes.c_int64(threads),
+            (ctypes.c_void_p * len(tensors))(*[None if t is None else t.data_ptr() for t in tensors]),
+            (ctypes.c_int64 * len(sizes))(*sizes),
+            (ctypes.c_float * len(factors))(*factors),
+        )
