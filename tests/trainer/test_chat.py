@@ -125,7 +125,7 @@ def test_one_that_was_fine_tuned_answers(
     out = capsys.readouterr().out.splitlines()
     assert len(prompts) == 3 and "it answers." in out[0]
     assert prompts[2] == prompts[0] and len(prompts[1]) > len(prompts[0])
-    assert out[2] == out[-1] and any(line.startswith("Unknown command /help. Ctrl-C stops") for line in out)
+    assert out[2] == out[-1] and any(line.startswith("Unknown command /help. Ctrl-C interrupts") for line in out)
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
@@ -168,7 +168,7 @@ def test_what_cannot_be_talked_to_is_told(
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     (tmp_path / "tokenizer").symlink_to(GOLDEN)
     for flags, told in (
-        ([], "there is no rank has a complete checkpoint in"),
+        ([], "there is no checkpoint in"),
         (["-g", "d9"], "there is no checkpoint named d9"),
         (["-k", "-1"], "--top-k -1: must not be negative"),
         (["--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
