@@ -67,7 +67,7 @@ def test_special_tokens_in_a_text_are_text(tokens: Tokenizer) -> None:
         ("{", "it is not JSON"),
         ('{"role": "user"}', "it must be a list"),
         ("[]", "it must be a list"),
-        ("[3]", "message 1 is no object"),
+        ("[3]", "message 1 is not an object"),
         ('[{"role": "user", "content": 3}]', "the content of message 1 is not text"),
         ('[{"role": "robot", "content": "x"}]', "the role of message 1 is 'robot'"),
         ('[{"role": "assistant", "content": "x"}]', "must take turns, the user first"),
@@ -125,7 +125,7 @@ def test_one_that_was_fine_tuned_answers(
     out = capsys.readouterr().out.splitlines()
     assert len(prompts) == 3 and "it answers." in out[0]
     assert prompts[2] == prompts[0] and len(prompts[1]) > len(prompts[0])
-    assert out[2] == out[-1] and any(line.startswith("Unknown command /help. Ctrl-C stops") for line in out)
+    assert out[2] == out[-1] and any(line.startswith("Unknown command /help. Ctrl-C interrupts") for line in out)
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
@@ -168,7 +168,7 @@ def test_what_cannot_be_talked_to_is_told(
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     (tmp_path / "tokenizer").symlink_to(GOLDEN)
     for flags, told in (
-        ([], "there is no rank has a complete checkpoint in"),
+        ([], "there is no checkpoint in"),
         (["-g", "d9"], "there is no checkpoint named d9"),
         (["-k", "-1"], "--top-k -1: must not be negative"),
         (["--max-tokens", "0"], "--max-tokens 0: must be at least 1"),

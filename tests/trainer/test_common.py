@@ -83,7 +83,7 @@ def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> Non
     assert common.memory_limit(tmp_path) == 4096
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert common.memory_limit(tmp_path) == 2**20
-    with pytest.raises(UserError, match=r"needs about 3.0 GiB .* allows 1.0 GiB"):
+    with pytest.raises(UserError, match=r"needs about 3.0 GiB .* has 1.0 GiB"):
         common.check_memory(3 * 2**30, "this model", 2**30)
 
 

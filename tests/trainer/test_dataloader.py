@@ -298,9 +298,9 @@ def cases() -> Iterator[Any]:
     yield pytest.param(
         lambda d: (d / "b.parquet").write_bytes(b""), "b.parquet is not a complete parquet file", id="empty"
     )
-    yield pytest.param(text_for_numbers, "b.parquet holds int64 and not strings", id="numbers")
+    yield pytest.param(text_for_numbers, "b.parquet contains int64, not strings", id="numbers")
     yield pytest.param(other_column, "b.parquet has no column text, only content", id="column")
-    yield pytest.param(lambda d: write_shard(d / "b.parquet", []), "b.parquet holds no documents", id="no-documents")
+    yield pytest.param(lambda d: write_shard(d / "b.parquet", []), "b.parquet has no documents", id="no-documents")
     yield pytest.param(lambda d: write_shard(d / "b.parquet", ["a", None] * 9), "without text", id="null")
     yield pytest.param(corrupt_middle, "row group 0 of .*b.parquet cannot be read", id="damaged")
     yield pytest.param(lambda d: [(d / f"{n}.parquet").unlink() for n in "abc"], "no parquet files in", id="none")

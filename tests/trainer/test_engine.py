@@ -101,7 +101,7 @@ def test_sample_refuses_in_one_sentence(
 
 def test_a_model_of_another_vocabulary_or_shape_is_refused(base: Path, tokens: Tokenizer) -> None:
     folder = base / "base_checkpoints/d3"
-    with pytest.raises(UserError, match="knows 512 tokens, but the tokenizer has 280"):
+    with pytest.raises(UserError, match="has 512 tokens, but the tokenizer has 280"):
         engine.load_model(folder, 5, tokenizer.train(["a b c d e f g h i j k l m n o p " * 9], 280))
     path = folder / "meta_000005.json"
     path.write_text(path.read_text().replace('"n_layer": 3', '"n_layer": 4'))

@@ -248,7 +248,7 @@ def test_older_checkpoints_go_when_a_step_has_shown_that_the_last_one_is_sound(t
 
 def test_without_a_base_model_nothing_follows(tmp_path: Path) -> None:
     (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
-    assert "no rank has a checkpoint in" in result.err and "train one with python" in result.err
+    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
     (result,) = Checkout(tmp_path / "none", "scripts.mid_train").fails(1, own=AFTER_BASE)
     assert "has no scripts/mid_train.py" in result.err
 

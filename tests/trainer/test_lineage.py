@@ -29,7 +29,7 @@ def test_the_one_that_is_named_goes_on_and_ranks_that_were_told_nothing_follow()
 
 def test_two_are_not_chosen_between() -> None:
     with pytest.raises(
-        BadCheckpoint, match=rf"of 2 trainings: {A} \(to step 12, on rank 0, 2\) and {B}.*set NANOCHAT_TRAINING"
+        BadCheckpoint, match=rf"to 2 trainings: {A} \(to step 12, on rank 0, 2\) and {B}.*set NANOCHAT_TRAINING"
     ):
         choose(["", "", ""], [{A: [6]}, {B: [8]}, {A: [12]}])
     with pytest.raises(UserError, match=f"{A} on rank 0, {B} on rank 1") as caught:

@@ -124,5 +124,5 @@ def test_cache_gives_what_the_whole_sequence_gives(first: int, changes: dict) ->
 def test_a_full_cache_says_so() -> None:
     model = model_of()
     cache = KVCache(model, 2, 8)
-    with pytest.raises(ValueError, match="holds 8 tokens, 9"):
+    with pytest.raises(ValueError, match="holds 8 tokens, but 9"):
         model(tokens(model)[0][:, :9], cache=cache)

@@ -217,7 +217,7 @@ def test_buckets_hold_every_name_once_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("dense", "compared with"), ("ddp", "compared with"), ("int8", "slow links")]
+    ("mode", "said"), [("dense", "for comparison"), ("ddp", "for comparison"), ("int8", "slow links")]
 )
 def test_ways_for_cpus_are_refused_with_a_gpu(mode: str, said: str) -> None:
     gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=True)])))

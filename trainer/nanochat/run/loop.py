@@ -133,7 +133,7 @@ def spoilt(run: Run, loss: float) -> UserError:
     if run.unproven == step:
         checkpoint_manager.remove(run.checkpoints, step)
         place = f"from step {older[-1]}" if older else "from scratch"
-        todo = f"the checkpoint with these weights was removed; go on {place} {how}"
+        todo = f"the checkpoint with these weights was removed; resume {place} {how}"
     elif run.progress.resumed_from == step:
         whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, run.writer, deep=False) if one < step]
         way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
