@@ -55,6 +55,7 @@ run_integration() {
 }
 
 run_trainer() {
+    need_packages gcc libc6-dev
     need_trainer_venv
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.

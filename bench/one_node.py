@@ -5,6 +5,7 @@
 
     python bench/one_node.py [--quick] [--sizes d4 d8] [--variants V ...] [--rounds N] [--threads N] [--write one_node.json]
     python bench/one_node.py --ops --sizes d4        # what of a float32 step goes into which operation of torch
+    python bench/one_node.py --kernels --sizes d4    # each C kernel against the operations of torch that it stands for
 
 Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
 what disturbs the machine disturbs all of them; a ratio is the median over rounds of two steps next to each other.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,7 +41,7 @@ from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
 from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
-from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
+from nanochat.model.fused import MATMUL_TYPES, TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
 from nanochat.model.gradients import unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
@@ -62,6 +64,8 @@ RATES = LearningRates().scaled(0.0625)
 SCHEDULE = StepSchedule(0.5, 0.9, 0.01)
 MicroBatches = list[tuple[Tensor, Tensor]]
 Step = Callable[[MicroBatches], float]
+# On a busy machine NANOCHAT_CPU_TIME=1 with --threads 1 counts processor time, which other work disturbs less.
+clock = time.process_time if os.environ.get("NANOCHAT_CPU_TIME") else time.perf_counter
 
 
 def micro_batches(config: ModelConfig, step: int) -> MicroBatches:
@@ -106,10 +110,10 @@ class Products(TorchDispatchMode):
     @torch.no_grad()
     def seconds(self) -> float:
         """How long all of them take."""
-        start = time.perf_counter()
+        start = clock()
         for call in self.calls:
             call()
-        return time.perf_counter() - start
+        return clock() - start
 
 
 def baseline_step(config: ModelConfig) -> Step:
@@ -167,10 +171,15 @@ def work(size: str, variant: str, threads: int) -> None:
         batches = micro_batches(config, number)
         # The first is not timed, the second is the first with all buffers in their places.
         with products if number == 1 and variant != "baseline" else contextlib.nullcontext():
-            start = time.perf_counter()
+            start = clock()
             loss = step(batches)
-            end = time.perf_counter()
-        told = {"seconds": end - start, "since_ready": end - READY, "loss": loss, "floor": products.seconds()}
+            end = clock()
+        told = {
+            "seconds": end - start,
+            "since_ready": time.perf_counter() - READY,
+            "loss": loss,
+            "floor": products.seconds(),
+        }
         print(json.dumps(told), flush=True)
 
 
@@ -262,6 +271,19 @@ def operations(size: str, threads: int, steps: int = 4) -> str:
     return "\n".join(lines)
 
 
+def kernel_times(size: str, threads: int) -> str:
+    """Each kernel as it is tried at the start of a run."""
+    torch.set_num_threads(threads)
+    lines = []
+    for matmul in MATMUL_TYPES:
+        found = kernels.setup("auto", kernel_shape(SIZES[size], ROWS, matmul))
+        lines.append(f"{size} {matmul}: {found.told()}")
+        for kernel in kernels.ALL:
+            plain, fused = (1000 * seconds for seconds in kernel.seconds)
+            lines.append(f"  {kernel.name:16}{plain:9.3f} ms {fused:9.3f} ms {plain / fused:6.1f}x")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
     parser.add_argument("--quick", action="store_true", help="few rounds, of the small model only")
@@ -274,6 +296,7 @@ def main() -> None:
     parser.add_argument(
         "--ops", action="store_true", help="only which operations of torch a float32 step spends its time in"
     )
+    parser.add_argument("--kernels", action="store_true", help="only each C kernel against torch")
     parser.add_argument("--write", type=Path, help="a JSON file for the figures")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -282,6 +305,9 @@ def main() -> None:
         work(size, variant, args.threads)
         return
     sizes = args.sizes or (["d4"] if args.quick else list(SIZES))
+    if args.kernels:
+        print("\n".join(kernel_times(size, args.threads) for size in sizes))
+        return
     if args.ops:
         for size in sizes:
             print(operations(size, args.threads))

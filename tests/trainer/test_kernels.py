@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanochat.model import kernels, native, numerics
-from nanochat.model.fused import TrainingPass, unique_ids
+from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.kernels import Kernel, Shape
 
@@ -150,3 +150,9 @@ def test_a_route_names_the_kernels_and_is_kept() -> None:
     assert numerics.keep(everything) and numerics.route() == everything
     kernels.norm.right = False
     assert not numerics.keep(everything)
+
+
+def test_a_large_batch_is_tried_with_few_rows() -> None:
+    assert kernel_shape(ModelConfig(512, n_embd=96), 32, "fp32")[:3] == (2048, 512, 96)
+    assert kernel_shape(ModelConfig(4096, n_embd=96), 2, "fp32")[:3] == (2048, 2048, 96)
+    assert kernel_shape(ModelConfig(512, n_embd=96), 1, "fp32")[:3] == (512, 512, 96)

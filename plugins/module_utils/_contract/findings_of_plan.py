@@ -177,6 +177,12 @@ KINDS: Dict[str, Kind] = {
         "The host has none that PyTorch supports. uv installs one below the base folder, once and without root; the system is not changed.",
         "No action needed. ddp_python selects another Python; ddp_python_mirror downloads from somewhere other than GitHub.",
     ),
+    "no-compiler": Kind(
+        INFO,
+        "A host has no C compiler",
+        "With one, the trainer computes what lies between matrix products with C kernels, which are faster than PyTorch's operations.",
+        "No action needed. Install gcc there, or let a Python package compile (ddp_kernels=zig).",
+    ),
     "threads-over-cores": Kind(
         WARNING,
         "More threads than cores",

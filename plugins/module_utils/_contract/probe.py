@@ -89,6 +89,7 @@ class Processors(TypedDict):
     sets: List[CoreSet]
     load1: Optional[float]
     native_bf16: bool
+    compiler: bool
 
 
 class Python(TypedDict):

@@ -285,6 +285,8 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     if here[0].name != host.name:
         return []
     found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
+    if node["device"] == "cpu" and "--kernels=auto" in node["argv"] and host.fact("cpu", "compiler") is False:
+        found.append(finding("no-compiler", host.name, "none of cc, gcc and clang is in its PATH"))
     reached = [other for other in here if other.reach]
     if len(reached) > 1:
         seen = f"{' and '.join(f'{other.name} (reached at {other.reach})' for other in reached)} are one machine"

@@ -80,7 +80,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
-ZIG = "ziglang==0.13.0"
+ZIG = "ziglang==0.17.0"
 WANDB = "wandb==0.31.0"
 # Packages of a nanochat checkout that our trainer does not need.
 UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)

@@ -11,6 +11,7 @@ import platform
 import pwd
 import re
 import resource
+import shutil
 import socket
 import time
 
@@ -24,6 +25,7 @@ FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
 )  # fmt: skip
+COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -101,6 +103,7 @@ def cpu(root: str = "/sys/devices/system/cpu") -> Processors:
         "sets": core_sets(cpus(allowed, os.path.normpath(os.path.join(root, "../../.."))), quota),
         "load1": load,
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
+        "compiler": any(shutil.which(name) for name in COMPILERS),
     }
 
 

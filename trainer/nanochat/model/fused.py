@@ -32,13 +32,22 @@ from nanochat.model.kernels import Shape, norm_backward_
 from nanochat.model.layers import LayerPass, OnReady, Shared, norm_into
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
+TRIAL_TOKENS = 2048  # more would take memory that a run may need
+
 __all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "kernel_shape", "unique_ids"]
 
 
 def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> Shape:
-    """What kernels work on in a pass of so many rows."""
-    tokens = config.sequence_len
-    sizes = (batch * tokens, tokens, config.n_embd, config.n_head, config.head_dim, config.vocab_size)
+    """What kernels work on in a pass of so many rows, or in as many of its first ones as are enough to try them with."""
+    tokens = min(config.sequence_len, TRIAL_TOKENS)
+    sizes = (
+        max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
+        tokens,
+        config.n_embd,
+        config.n_head,
+        config.head_dim,
+        config.vocab_size,
+    )
     return Shape(*sizes, MATMUL_TYPES[matmul])
 
 

@@ -129,6 +129,12 @@ def test_remarks_that_do_not_stop_a_run():
     }
 
 
+def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
+    bare = {"cpu": {**laptop()["cpu"], "compiler": False}}
+    assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
+    assert "no-compiler" not in [code for code, dummy in codes(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)))]
+
+
 @pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
 def test_threads_are_held_against_cores_and_processors(threads, severity):
     told = [

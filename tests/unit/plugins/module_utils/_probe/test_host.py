@@ -60,6 +60,14 @@ def test_field_10_whether_the_cpu_has_bfloat16(files, line, native):
     assert "fpu" not in facts["flags"]
 
 
+def test_whether_there_is_a_compiler_for_the_kernels(files, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.cpu()["compiler"] is False
+    (tmp_path / "gcc").write_text("")
+    (tmp_path / "gcc").chmod(0o755)
+    assert machine.cpu()["compiler"] is True
+
+
 def test_a_quota_of_processor_time_limits_the_cores(files):
     files["/proc/self/cgroup"] = "0::/user.slice/run-1.scope"
     assert machine.cpu_quota() is None
