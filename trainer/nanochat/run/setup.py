@@ -49,7 +49,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
     config = model_config(settings, tokens.vocab_size)
     if not fits(settings.sync, config.n_embd):
-        refuse(settings, "sync", f"a model {config.n_embd} wide does not divide into blocks of {LEAST_BLOCK}; use bf16")
+        refuse(settings, "sync", f"a model {config.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use bf16")
     plan = stage.plan(settings, config)
     asked, settings = settings, fit(settings, plan.num_iterations, comm.world, device)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
