@@ -233,6 +233,8 @@ def main() -> None:
     parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
     parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args()
+    # Hosts are taken down also where it is ended from outside.
+    signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="storm-") as place:
         lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3, head=given.head)
         try:

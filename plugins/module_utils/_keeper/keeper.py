@@ -340,6 +340,8 @@ class Keeper:
         if self.pause.marks and self.own.word.state == states.TRAINING:
             start, step = self.rank.first_step()
             if step:
+                # Again, if it was killed: not while the ranks load what they need themselves.
+                self.rank.prepare()
                 parts = self.pause.over(start, step)
                 if parts:
                     self._tell(GOES_ON, pause.in_words(parts), seconds=parts)

@@ -86,7 +86,7 @@ class Rank:
         return self._session._replace(runner=spared or self._session.runner)
 
     def prepare(self) -> None:
-        """Load PyTorch before the first start is due."""
+        """Load PyTorch before the next start is due."""
         nodes = {node["host"]: node for node in self.plan["nodes"]}
         if self.plan["trainer"]["source"] == "ours" and self.nursery is None:
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
@@ -109,14 +109,13 @@ class Rank:
         self.process = self._from_nursery(argv, told) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
     def _from_nursery(self, argv: List[str], told: Dict[str, str]) -> Optional[Nursery]:
-        """An agent from the nursery, or from a new one if that was killed."""
+        """An agent from the nursery, unless that was killed or cannot run here."""
         if self.nursery is None or argv[1] != "-m":
             return None
-        if not self.nursery.start(argv[1:], told):
-            self.close()
-            self.prepare()
-            self.nursery.start(argv[1:], told)
-        return self.nursery
+        if self.nursery.start(argv[1:], told):
+            return self.nursery
+        self.close()
+        return None
 
     def close(self) -> None:
         """No more starts."""

@@ -280,7 +280,10 @@ def _held(folder: Path, found: Found) -> Held:
     step, writer = found.step, found.writer
     if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
         names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
-        return Held(True, True, _described(folder, names))
+        # The files were compared with this list when the step was chosen; large ones are not read once more.
+        entries = json.loads((folder / checkpoints.list_name(step, writer)).read_bytes())["files"]
+        listed_files = {entry["name"]: (entry["name"], entry["bytes"], entry["sha256"]) for entry in entries}
+        return Held(True, True, [listed_files[name] for name in names])
     names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
     for rank in checkpoints.optimizer_ranks(folder, step):
         name = checkpoints.optimizer_name(step, rank)

@@ -44,7 +44,8 @@ def done():
     except (OSError, IndexError):
         return -1
 step = done()
-say(kind="start", step=step, argv=sys.argv)
+now = time.time()
+say(kind="start", step=step, argv=sys.argv, opening={"began": now, "met": now})
 if os.path.exists("sick"):
     os._exit(9)
 while step < 100000:
@@ -430,3 +431,16 @@ def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: 
     own = remembered(tmp_path, state)
     same_start = state.get("launch", "x") == "x"
     assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
+    for host in ("desktop", "laptop"):
+        hosts.start(host)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    nursery, agent = below(hosts.running["laptop"].pid)
+    for pid in (nursery, agent):
+        os.kill(pid, signal.SIGKILL)
+    hosts.wait("another generation", lambda: hosts.state("laptop")["generation"] > 1)
+    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.wait("another nursery", lambda: len(below(hosts.running["laptop"].pid)) == 2)
