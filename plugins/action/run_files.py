@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import send
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import file_sender
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
     BIG,
     SMALL,
@@ -29,9 +29,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
 
 ROUNDS = 1000
-DEFAULTS = defaults_of(send.OPTIONS)
+DEFAULTS = defaults_of(file_sender.OPTIONS)
 # Read once, before Ansible forks for each host.
-host_code.sources_text(send.__name__)
+host_code.sources_text(file_sender.__name__)
 
 
 class ActionModule(ActionBase):
@@ -73,7 +73,7 @@ class ActionModule(ActionBase):
         plain = {**DEFAULTS, **asked, "checkpoints": boolean(asked.get("checkpoints", False))}
         # The module rejects invalid values.
         is_one = bool(plain["run_dir"]) != bool(plain["base_dir"])
-        answer = bare_answer(self, send, plain, variables) if is_one else None
+        answer = bare_answer(self, file_sender, plain, variables) if is_one else None
         if answer is None:
             answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
         return answer

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 
@@ -17,5 +17,5 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareActi
 class ActionModule(BareAction):
     """The module of the same name."""
 
-    CODE: ClassVar[ModuleType] = look
+    CODE: ClassVar[ModuleType] = polling
     CHECKS: ClassVar[Mapping[str, object]] = ONE_RUN

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypedDict, cast
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import look
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, quiet_now, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Observation,
@@ -128,7 +128,7 @@ class ActionModule(FollowingAction):
     """Poll, remember, judge."""
 
     MODULE: ClassVar[str] = "nanochat.ddp.run_info"
-    CODE: ClassVar[ModuleType] = look
+    CODE: ClassVar[ModuleType] = polling
     # This host has ended, while accompanying ones have not.
     _ended: ClassVar[Mapping[str, Any] | None] = None
 

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_lines, worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 

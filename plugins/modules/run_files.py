@@ -81,9 +81,9 @@ files:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.file_sender import OPTIONS, send
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.send import OPTIONS, send
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ run:
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.look import OPTIONS, answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import OPTIONS, answer
 
 
 def main() -> None:

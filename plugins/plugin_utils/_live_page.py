@@ -21,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import wri
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger

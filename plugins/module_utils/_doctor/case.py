@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import Death, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, Rank, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, Rank, state_of
 
 
 class Case(NamedTuple):
@@ -50,7 +50,7 @@ class Case(NamedTuple):
         return sorted(host for host, answer in self.answers.items() if answer.is_silent)
 
     def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
-        """Input for liveness; `without CPU` as if no rank used any."""
+        """Input for stalls.py; `without CPU` as if no rank used any."""
         ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
         for host, found in self.known().items():
             quiet = 0.0 if count_cpu and works(found) else math.inf

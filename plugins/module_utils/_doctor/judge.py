@@ -31,7 +31,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits, is_stalled
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, is_stalled
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
     apart_text,
     gave_up,

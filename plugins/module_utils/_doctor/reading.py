@@ -11,7 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess, System
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import BUSY
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk

@@ -108,7 +108,7 @@ class Shared(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-class Made(NamedTuple):
+class Inputs(NamedTuple):
     """Everything that the document is built from."""
 
     asked: Asked
@@ -154,7 +154,7 @@ def make_plan(
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
-    plan = document(Made(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
+    plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
     in_the_way, seen = host_checks.look(known, plan)
     obstacles = [
         *chooser.problems,
@@ -252,29 +252,29 @@ def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
 # The document
 
 
-def document(made: Made) -> Plan:
+def document(inputs: Inputs) -> Plan:
     """The plan from settings and decisions."""
-    run, decided, by_rank = made.asked.run, made.decided, made.by_rank
+    run, decided, by_rank = inputs.asked.run, inputs.decided, inputs.by_rank
     master = by_rank[0]
     order = {host.name: rank for rank, host in enumerate(by_rank)}
     plan: Plan = {
         "format": FORMAT,
         "run": decided.name,
         "world": len(by_rank),
-        "master": {"host": master.name, "address": made.endpoints[master.name].address, "port": run.port},
+        "master": {"host": master.name, "address": inputs.endpoints[master.name].address, "port": run.port},
         "data_ports": data_ports(run, by_rank),
         "narrow_ports": run.port_range is not None,
         "manage_firewall": run.manage_firewall,
         "timeout_seconds": run.timeout,
-        "model": model_size.describe(made.shape),
-        "training": training_of(made),
-        "data": data_set.document(run, made.hosts, order, lambda path: path_here(made.here, path)),
-        "trainer": trainer_of(made),
+        "model": model_size.describe(inputs.shape),
+        "training": training_of(inputs),
+        "data": data_set.document(run, inputs.hosts, order, lambda path: path_here(inputs.here, path)),
+        "trainer": trainer_of(inputs),
         "nodes": [],
     }
-    if section_of_stage := stages.document(run, made.hosts, made.here, decided.ours):
+    if section_of_stage := stages.document(run, inputs.hosts, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
-    plan["nodes"] = [node_of(made, host, rank, plan) for rank, host in enumerate(by_rank)]
+    plan["nodes"] = [node_of(inputs, host, rank, plan) for rank, host in enumerate(by_rank)]
     keeper = command.keeper(run, decided, len(by_rank))
     if keeper:
         plan["keeper"] = keeper
@@ -297,9 +297,9 @@ def data_ports(run: RunSettings, hosts: Sequence[Host]) -> Ports:
     return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
 
 
-def training_of(made: Made) -> Training:
-    run, decided = made.asked.run, made.decided
-    model = model_size.describe(made.shape)
+def training_of(inputs: Inputs) -> Training:
+    run, decided = inputs.asked.run, inputs.decided
+    model = model_size.describe(inputs.shape)
     total_batch, iterations = decided.total_batch.value, decided.iterations.value
     tokens = total_batch * iterations
     training: Training = {
@@ -344,11 +344,11 @@ def path_here(here: Mapping[str, Any], path: str) -> str:
     return str(here.get("folders", {}).get(path, {}).get("path") or path)
 
 
-def trainer_of(made: Made) -> Trainer:
-    run, decided = made.asked.run, made.decided
+def trainer_of(inputs: Inputs) -> Trainer:
+    run, decided = inputs.asked.run, inputs.decided
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
-    urls = {"ours": None, "path": path_here(made.here, run.trainer_source), "git": run.trainer_source}
-    others = [line for line in made.requirements if not line.startswith("torch==")]
+    urls = {"ours": None, "path": path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
+    others = [line for line in inputs.requirements if not line.startswith("torch==")]
     compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
     trainer: Trainer = {
         "source": source,
@@ -368,13 +368,13 @@ def trainer_of(made: Made) -> Trainer:
     return trainer
 
 
-def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
+def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     """One host's share of the run."""
-    run, decided, hosts = made.asked.run, made.decided, made.hosts
+    run, decided, hosts = inputs.asked.run, inputs.decided, inputs.hosts
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
-    own = made.endpoints[host.name]
+    own = inputs.endpoints[host.name]
     made_with = interpreters.choose(host, hosts, base, run.trainer_offline)
-    peers = {one.address for name, one in made.endpoints.items() if name != host.name} - {None, own.address}
+    peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
     rows, on_cpu = decided.rows[rank], decided.device.value == "cpu"
     node: Node = {
@@ -402,9 +402,9 @@ def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),
-        "memory_bytes": memory_bytes(made),
-        "disk_bytes": disk_bytes(made),
-        "checkpoint_bytes": model_size.checkpoint_bytes(made.shape, decided.sync.value),
+        "memory_bytes": memory_bytes(inputs),
+        "disk_bytes": disk_bytes(inputs),
+        "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, decided.sync.value),
         "peers": sorted(peer for peer in peers if peer is not None),
         "flags": command.trainer_flags(run, decided, run_dir, plan["stage"].get("step") if "stage" in plan else None),
         "argv": [],
@@ -420,17 +420,17 @@ def node_of(made: Made, host: Host, rank: int, plan: Plan) -> Node:
     return node
 
 
-def memory_bytes(made: Made) -> int:
-    decided = made.decided
+def memory_bytes(inputs: Inputs) -> int:
+    decided = inputs.decided
     apart = decided.local_steps.value > 0
-    parts = len(made.by_rank) if decided.head.value == "shared" and not apart else 1
-    sizes = model_size.memory(made.shape, decided.device_batch.value, decided.sync.value, decided.ours, apart, parts)
+    parts = len(inputs.by_rank) if decided.head.value == "shared" and not apart else 1
+    sizes = model_size.memory(inputs.shape, decided.device_batch.value, decided.sync.value, decided.ours, apart, parts)
     return sizes["total"]
 
 
-def disk_bytes(made: Made) -> int:
+def disk_bytes(inputs: Inputs) -> int:
     """Checkpoints to keep plus the one being written, and the shards."""
-    run, decided = made.asked.run, made.decided
+    run, decided = inputs.asked.run, inputs.decided
     saves = 1 + (decided.iterations.value // run.save_every if run.save_every > 0 else 0)
     if decided.save_minutes.value:
         # The number of time-based checkpoints is unknown, but no more than these are kept.
@@ -438,4 +438,4 @@ def disk_bytes(made: Made) -> int:
     all_stay = run.keep_checkpoints < 0 or not decided.goes_on
     kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)
     shards = run.data_shards * SHARD_BYTES[run.data_source]
-    return kept * model_size.checkpoint_bytes(made.shape, decided.sync.value) + shards
+    return kept * model_size.checkpoint_bytes(inputs.shape, decided.sync.value) + shards

@@ -27,7 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     speed_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated, standing
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     NO_HEARTBEAT,
     STALLED,
     Limits,
@@ -227,7 +227,7 @@ STATUS = (
 
 
 def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
-    """The state with the most important detail; `mark` is from liveness.shown."""
+    """The state with the most important detail; `mark` is from stalls.shown."""
     state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
@@ -268,7 +268,7 @@ def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
 
 
 def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
-    """Judge the liveness of a run's hosts from one poll each."""
+    """Judge whether a run's hosts make progress, from one poll each."""
     limits = Limits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or Limits().timeout)
     ranks = {
         row["host"]: Rank(

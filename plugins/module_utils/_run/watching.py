@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decides when watching one host is over, given what is known of the others.
 
-Pure functions of run_info results; the action plugin run_watch does the polling and remembering. liveness.py decides whether
+Pure functions of run_info results; the action plugin run_watch does the polling and remembering. stalls.py decides whether
 the run makes progress.
 """
 
@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     is_evaluation,
     result_text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     AWAY_SECONDS,
     Limits,
     Rank,
@@ -79,7 +79,7 @@ class Observation(NamedTuple):
 
     @property
     def rank(self) -> Rank:
-        """The input for liveness; a host that is no longer watched is not polled, so it is not silent."""
+        """Input for stalls.py; a host that is no longer watched is not polled, so it is not silent."""
         age = self.run.get("session_age")
         silent = 0.0 if self.over not in (None, LOST) else self.silent
         return Rank(self.run, self.quiet, self.age if age is None else float(age), silent)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
 

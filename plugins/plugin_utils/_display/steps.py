@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible import constants as C
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import whole_seconds
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import whole_seconds
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import (

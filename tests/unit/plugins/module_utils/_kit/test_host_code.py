@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deploy
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_state, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import look, state
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
@@ -30,7 +30,7 @@ def told(module, params):
 
 def test_a_program_brings_what_it_imports(tmp_path):
     params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
-    assert told(look, params)["run"]["state"] == state.PREPARED
+    assert told(polling, params)["run"]["state"] == state.PREPARED
 
 
 def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
     assert told(wanted, {**params, "name": "a.b"})["failed"]
 
 
-@pytest.mark.parametrize("module", [look, host, setup_look, runner, server, env_state, deployment, wanted])
+@pytest.mark.parametrize("module", [polling, host, setup_look, runner, server, env_state, deployment, wanted])
 def test_each_source_comes_after_what_it_needs(module):
     names = [name for name, dummy_source in host_code.sources(module.__name__)]
     assert names[-1] == module.__name__

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import HEAD_BYTES, TAIL_BYTES, events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table

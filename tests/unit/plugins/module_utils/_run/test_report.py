@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import now_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import effort, find, log_tail, look, metrics
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import effort, find, log_tail, metrics, polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
 
 
@@ -396,23 +396,23 @@ class Time:
         self.now += seconds
 
 
-def waited(looks: list[dict[str, Any]], wait: look.Wait) -> float:
+def waited(looks: list[dict[str, Any]], wait: polling.Wait) -> float:
     """How long it waits when every look shows the next of these states."""
     at = Time()
     seen = iter([*looks[:-1], *[looks[-1]] * 1000])
-    look.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
+    polling.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
     return at.now
 
 
 def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
     here = {"state": "running", "step": 3}
     later = {"state": "running", "step": 4}
-    assert waited([here], look.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
-    assert waited([here, here, later], look.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
-    assert waited([here, later], look.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
-    assert waited([here, {"state": "crashed", "step": 3}], look.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
-    assert waited([later], look.Wait("prepared", None, 10, 60)) == 0
-    assert waited([{"state": "finished", "step": 9}], look.Wait("finished", 9, 10, 60)) == 0
+    assert waited([here], polling.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
+    assert waited([here, here, later], polling.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
+    assert waited([here, later], polling.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
+    assert waited([here, {"state": "crashed", "step": 3}], polling.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
+    assert waited([later], polling.Wait("prepared", None, 10, 60)) == 0
+    assert waited([{"state": "finished", "step": 9}], polling.Wait("finished", 9, 10, 60)) == 0
 
 
 @pytest.mark.parametrize(
@@ -429,10 +429,10 @@ def test_whether_a_rank_works_is_looked_for_where_it_makes_no_progress(
     change: dict[str, Any], since: float, slept: float, busy: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = Time()
-    monkeypatch.setattr(look, "read_effort", lambda run_dir, rank: effort.Effort(time.monotonic() + 1, 5.5))
-    monkeypatch.setattr(look, "busy_share", lambda first, then: then.seconds - first.seconds)
+    monkeypatch.setattr(polling, "read_effort", lambda run_dir, rank: effort.Effort(time.monotonic() + 1, 5.5))
+    monkeypatch.setattr(polling, "busy_share", lambda first, then: then.seconds - first.seconds)
     run: Any = {"state": "running", "run_dir": "/x", "rank": 0, "busy": None, **change}
-    look._measure_busy(run, effort.Effort(time.monotonic() - since, 5.0), at.sleep)
+    polling._measure_busy(run, effort.Effort(time.monotonic() - since, 5.0), at.sleep)
     assert (at.now, run["busy"]) == (pytest.approx(slept, abs=0.5), busy)
 
 
@@ -441,7 +441,7 @@ def test_a_look_over_a_connection_expands_the_home_of_its_host(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs" / "d4").mkdir(parents=True)
-    look.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None, "plan": False})
+    polling.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None, "plan": False})
     said = capsys.readouterr().out
     assert said.startswith("MARK") and json.loads(said[4:])["run"]["run_dir"] == str(tmp_path / "runs" / "d4")
 

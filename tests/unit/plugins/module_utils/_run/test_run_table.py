@@ -12,7 +12,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, rows_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live import live_line, regrouped
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 

@@ -26,8 +26,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     find,
     folder,
     log,
-    look,
     metrics,
+    polling,
     purge,
     report,
     state,
@@ -169,7 +169,7 @@ def look_everywhere(base: Path) -> None:
     run_facts(run)
     data_sets(str(base))
     purge.look(str(base), "", True)
-    deployed = look.answer({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
+    deployed = polling.answer({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, None)
     session.left_over()

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import Limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper

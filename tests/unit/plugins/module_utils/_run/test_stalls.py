@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.liveness import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     PATIENCE,
     Limits,
     Rank,
