@@ -324,7 +324,7 @@ def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_m
     for host in ("desktop", "laptop"):
         hosts.start(host)
     hosts.wait_for_training("laptop", "desktop", "laptop")
-    asleep = [hosts.running["laptop"].pid, *children(hosts.running["laptop"].pid)]
+    asleep = [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
     hosts.wait_for_training("desktop", "desktop")
