@@ -123,6 +123,24 @@ def pairs(load: Callable[[], float], trainer: Trainer, rounds: int) -> tuple[flo
     return alone, beside, statistics.median(with_it / without for without, with_it in found)
 
 
+def measure(trainers: dict[bool, Trainer], rounds: int) -> None:
+    """Print each figure as it comes."""
+    steps = [[trainers[polite].step() for polite in (False, True)] for dummy in range(3 * rounds)]
+    ordinary, own = (statistics.median(one) for one in zip(*steps, strict=True))
+    ratio = statistics.median(polite / normal for normal, polite in steps)
+    print("                         alone    beside   x")
+    print(f"a step, nothing beside   {ordinary:7.4f}  {own:7.4f}  {ratio:.3f}  (ordinary, polite)", flush=True)
+    for polite in (True, False):
+        trainer = trainers[polite]
+        trainers[not polite].switch(False)
+        trainer.go_on()
+        for load in (compiling, requests):
+            alone, beside, times = pairs(load, trainer, rounds)
+            who = "polite" if polite else "ordinary"
+            print(f"{load.__name__:10} ({who:8})    {alone:7.4f}  {beside:7.4f}  {times:.3f}", flush=True)
+        trainer.switch(False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="The cost of a polite trainer to other programs, and of politeness to it."
@@ -131,22 +149,11 @@ def main() -> None:
     parser.add_argument("--size", default="d4", help="the model that is trained")
     given = parser.parse_args()
     trainers = {polite: Trainer(given.size, polite) for polite in (False, True)}
-    steps = [[trainers[polite].step() for polite in (False, True)] for dummy in range(3 * given.rounds)]
-    ordinary, own = (statistics.median(one) for one in zip(*steps, strict=True))
-    ratio = statistics.median(polite / normal for normal, polite in steps)
-    print("                         alone    beside   x")
-    print(f"a step, nothing beside   {ordinary:7.4f}  {own:7.4f}  {ratio:.3f}  (ordinary, polite)")
-    for polite in (True, False):
-        trainer = trainers[polite]
-        trainers[not polite].switch(False)
-        trainer.go_on()
-        for load in (compiling, requests):
-            alone, beside, times = pairs(load, trainer, given.rounds)
-            who = "polite" if polite else "ordinary"
-            print(f"{load.__name__:10} ({who:8})    {alone:7.4f}  {beside:7.4f}  {times:.3f}", flush=True)
-        trainer.switch(False)
-    for trainer in trainers.values():
-        trainer.process.kill()
+    try:
+        measure(trainers, given.rounds)
+    finally:
+        for trainer in trainers.values():
+            trainer.process.kill()
 
 
 if __name__ == "__main__":
