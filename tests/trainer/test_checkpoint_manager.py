@@ -154,7 +154,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
         checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
         journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None, heartbeat=SimpleNamespace()),
-        optimizer=SimpleNamespace(catch_up=lambda: None),
+        optimizer=SimpleNamespace(catch_up=lambda: None), took=lambda what, begun: None,
     )  # fmt: skip
     for run.progress.step in (10, 20, 30):
         saving.save(run, final=False)

@@ -194,7 +194,7 @@ def test_whatever_another_rank_says_is_refused_in_a_sentence_that_names_it(
             cross(comm, folder)
         assert comm.asked
         if about != "who has step" or word not in (None, [False, False, []]):
-            assert str(caught.value).startswith(f"rank 1 says about {about}"), word
+            assert str(caught.value).startswith(f"rank 1 sent an invalid message about {about}"), word
             assert (caught.value.cause, caught.value.blames) == (Cause.CODE_DIFFERS, [1])
         assert not [path for path in tmp_path.rglob("*") if path.is_file()], word
 
