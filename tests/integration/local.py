@@ -65,8 +65,10 @@ def listening_sshd(folder: Path, **settings: str) -> Iterator[dict[str, object]]
     words = [f"-o{name}={value}" for name, value in settings.items()]
     with subprocess.Popen([SSHD, "-D", "-f", "/dev/null", "-p", str(port), *words]) as daemon:
         until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
-        yield {
-            "ansible_host": "127.0.0.1", "ansible_port": port, "ansible_ssh_private_key_file": f"{folder}/user",
-            "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
-        }  # fmt: skip
-        daemon.terminate()
+        try:
+            yield {
+                "ansible_host": "127.0.0.1", "ansible_port": port, "ansible_ssh_private_key_file": f"{folder}/user",
+                "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
+            }  # fmt: skip
+        finally:
+            daemon.terminate()

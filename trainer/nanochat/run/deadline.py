@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ def clock() -> float:
     return time.clock_gettime(boot)
 
 
-def told_end(folder: Path, environ: Mapping[str, str] = os.environ) -> float:
+def told_end(folder: Path, environ: Mapping[str, str]) -> float:
     """The end of the run in seconds since 1970, by this host's clock: from the environment, or from the run folder."""
     found: object = environ.get(ENDS)
     if found is None:

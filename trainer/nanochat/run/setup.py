@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def take_time(run: Run) -> None:
     progress, settings = run.progress, run.settings
     run.began_at = (progress.step, progress.place)
     # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
-    run.ends = told_end(run.journal.folder)
+    run.ends = told_end(run.journal.folder, os.environ)
     if run.comm.rank == 0:
         save_bytes = 12 * sum(tensor.numel() for tensor in run.weights.values())
         eval_steps = settings.eval_tokens / run.plan.total_batch_size if settings.eval_every > 0 else 0.0

@@ -17,11 +17,11 @@ QUIET = Reading()
 BATTERY = Reading(charge=64)
 
 
-def after(readings: list[tuple[float, Reading]], limits: Any = LIMITS) -> manners.Stay:
+def after(readings: list[tuple[float, Reading]], limits: Any = None) -> manners.Stay:
     """How a guest stands after readings at these seconds."""
     stay = manners.Stay()
     for now, reading in readings:
-        stay = manners.look(limits, stay, reading, now)
+        stay = manners.look(limits or LIMITS, stay, reading, now)
     return stay
 
 
