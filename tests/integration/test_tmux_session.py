@@ -555,7 +555,7 @@ def test_two_folders_do_not_share_a_name_while_one_runs(jobs):
     second.log = second.folder / "log" / f"{second.name}.log"
     first.start(SLEEP)
     refused = second.play(argv=["true"])
-    assert refused["failed"] and f"is already running for {first.folder} , not for {second.folder}" in refused["msg"]
+    assert refused["failed"] and f"is already running for {first.folder}, not for {second.folder}" in refused["msg"]
 
     first.play("stopped")
     second.start(SLEEP)

@@ -108,6 +108,6 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
     assert "attic: nothing was brought from there, since" in told and "report:" in told
     hosts.hosts["desktop"] = OFF
     told = hosts.book("collect", code=2)
-    assert "Nothing was collected: no host that answers has the run, and attic, desktop gave no answer." in one_line(
+    assert "Nothing was collected: no host that answers has the run, and attic, desktop did not answer." in one_line(
         told
     )
