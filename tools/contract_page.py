@@ -190,6 +190,7 @@ def kind(annotation: ast.expr) -> str:
         "float": "number",
         "bool": "true or false",
         "object": "any",
+        "Any": "any",
         "Document": "any document",
     }
     return plain.get(name, f"[{name}](#{name.lower()})")
@@ -331,7 +332,7 @@ def page() -> str:
         "",
         *of_types("_contract/plan.py", "Plan", "Master", "Ports", "Model", "Training", "Data", "Trainer"),
     ]
-    lines += of_types("_contract/plan.py", "Keeper", "Node", "Stage", "Conversations", "Controller")
+    lines += of_types("_contract/plan.py", "Keeper", "Guest", "Node", "Stage", "Conversations", "Controller")
     lines += ["## The facts of a host (`ddp_probe`)", "", *of_types("_contract/probe.py", "Probe")]
     # Of a folder, not of a plan.
     rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
