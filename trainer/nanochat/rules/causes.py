@@ -1,12 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a run ended, as a short code that is set where the fault is seen and written into the `end` event.
+"""Why a run ended: a short code, set where the fault is detected and written to the `end` event.
 
     raise UserError("...", Cause.DISK_FULL, blames=[3])
 
-This is the one list of codes; docs/architecture.md shows it as a table, and a test compares the two. The keepers of the hosts
-and the doctor read it, too.
+This is the only list of codes, also used by keepers and doctor; a test compares it with the table in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ MEANINGS = {
     Cause.BUG: "a bug in the trainer; `error` names the file with the traceback",
 }
 
-# By these a rank ends for the sake of another one, or of the way to it; another start may do better.
+# Caused by another rank or the link to it; a restart may help.
 LOSSES = frozenset(cause.value for cause in (Cause.PEER_LOST, Cause.PEER_LATE, Cause.STORE_LOST, Cause.LINK_LOST))
-# These another start would meet again: somebody has to see to them first.
+# A restart would hit these again; a user must fix them first.
 LASTING = frozenset(
     cause.value
     for cause in (
@@ -84,5 +83,5 @@ LASTING = frozenset(
 
 
 def is_echo(cause: str, blames: Sequence[int], rank: int | None) -> bool:
-    """Whether a rank ended only since another one was missing or at fault, by the cause and the blame that it wrote."""
+    """Whether a rank ended only because of another one, judged by the cause and blame it recorded."""
     return cause in LOSSES or (bool(blames) and rank not in blames)

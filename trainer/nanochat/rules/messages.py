@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The format of a file of conversations: each line is a list of {"role": ..., "content": ...}.
+"""Conversation files: each line is a list of {"role": ..., "content": ...}.
 
-The standard library is all that is needed here, so that a file can be checked where there is no trainer to run.
+Standard library only, so that a file can be checked without a trainer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_NAMED = 5
 
 
 def problem(messages: Any) -> str:
-    """The fault of something that is to be a conversation; empty if there is none."""
+    """Why this is not a valid conversation; empty if it is."""
     if not isinstance(messages, list) or not messages:
         return 'it must be a list of {"role": ..., "content": ...}'
     for number, message in enumerate(messages, 1):
@@ -38,7 +38,7 @@ def problem(messages: Any) -> str:
 
 
 def parse(line: str) -> list[Message]:
-    """One line of a file; raises ValueError with what is wrong."""
+    """Parse one line; raises ValueError with the reason."""
     try:
         messages = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def parse(line: str) -> list[Message]:
 
 
 def scan(path: Path) -> tuple[array[int], list[str]]:
-    """Where each conversation begins, and what is wrong in which line; raises OSError where the file cannot be read."""
+    """Byte offset of each conversation, and the errors by line; raises OSError if the file is unreadable."""
     found, wrong, at = array("q"), [], 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -67,6 +67,6 @@ def scan(path: Path) -> tuple[array[int], list[str]]:
 
 
 def told(wrong: Sequence[str]) -> str:
-    """The first few of what is wrong."""
+    """The first few errors."""
     more = f"; and {len(wrong) - MOST_NAMED} more broken lines" if len(wrong) > MOST_NAMED else ""
     return "; ".join(wrong[:MOST_NAMED]) + more

@@ -1,41 +1,41 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How big a model is, by its depth and a few more sizes: width, padding, windows, parameters, FLOPs."""
+"""Model size from depth and a few other numbers: width, padding, windows, parameters, FLOPs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 VOCAB_MULTIPLE = 64
-# Columns that the gates of the value embeddings, and that of the smear, look at.
+# Input columns of the value embeddings' gates and of the smear's.
 GATE_CHANNELS, SMEAR_CHANNELS = 12, 24
 
 
 def heads(depth: int, aspect_ratio: int, head_dim: int) -> int:
-    """Attention heads: the width is depth * aspect ratio, rounded up to whole ones."""
+    """Number of attention heads; the width, depth * aspect ratio, is rounded up to whole heads."""
     return -(-depth * aspect_ratio // head_dim)
 
 
 def padded(vocab_size: int) -> int:
-    """Rows of the tables for a vocabulary."""
+    """Rows of the embedding tables."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def has_value_embeds(layer: int, depth: int) -> bool:
-    """Every other layer has, the last included."""
+    """True for every other layer, including the last."""
     return layer % 2 == (depth - 1) % 2
 
 
 def window(layer: int, depth: int, pattern: str, sequence: int) -> int:
-    """How far back a query of this layer sees; the last layer sees all."""
+    """How far back a query attends; the last layer sees everything."""
     if pattern[layer % len(pattern)].upper() == "L" or layer == depth - 1:
         return sequence
     return -(-sequence // (4 * 128)) * 128
 
 
 class Shape(NamedTuple):
-    """The sizes that settle all others."""
+    """The sizes that determine all others."""
 
     depth: int
     aspect_ratio: int
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
 
 def parameters(shape: Shape) -> dict[str, int]:
-    """Counted parameters by group, as the trainer prints them."""
+    """Number of parameters by group, as the trainer prints them."""
     table = shape.padded_vocab * shape.n_embd
     gates = len(shape.value_layers) * shape.n_head * GATE_CHANNELS
     counts = {
@@ -82,7 +82,7 @@ def windows(shape: Shape) -> list[int]:
 
 
 def flops_per_token(shape: Shape) -> int:
-    """Forward and backward."""
+    """FLOPs of forward and backward."""
     counts = parameters(shape)
     linear = counts["transformer_matrices"] + counts["lm_head"] + SMEAR_CHANNELS
     attention = sum(12 * shape.n_embd * min(one, shape.sequence) for one in windows(shape))

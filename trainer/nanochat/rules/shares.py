@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank takes which rows of a step, in how many passes, and which part of a head that is shared out.
+"""Which rank takes which rows of a step, in how many passes, and which part of a split head.
 
-The rows of a step come from as many streams as there are ranks, from each the same number in every step, whoever takes them: so
-what a step learns from does not depend on how the rows are shared out. In the order of the streams, the first rank takes the
-first rows, the next rank those that follow, and so on.
+There is one stream of rows per rank, and each stream gives the same number of rows to every step, so the content of a step does
+not depend on the shares. Ranks take rows in order: the first rank the first rows of the concatenated streams, the next rank the
+rows after that, and so on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Number of units of a head's parts; the smallest part is one.
+# A head's parts are measured in units of 1/1000; the smallest part is one.
 HEAD_UNITS = 1000
-# They begin at multiples of this many rows: whole vectors, but few enough to divide small vocabularies.
+# Parts begin at multiples of this many rows: whole vectors, but small enough to split small vocabularies.
 GRANULE = 16
 
 
 class Piece(NamedTuple):
-    """Rows of a stream, of those that it gives to a step."""
+    """A range of the rows that a stream gives to a step."""
 
     stream: int
     start: int
@@ -30,17 +30,17 @@ class Piece(NamedTuple):
 
 
 def stream_rows(shares: Sequence[int]) -> list[int]:
-    """The rows that each stream gives to a step of all these rows."""
+    """Number of rows that each stream gives to a step."""
     return spread(sum(shares), len(shares))
 
 
 def spread(rows: int, parts: int) -> list[int]:
-    """Rows in parts that differ by at most one, the larger ones first."""
+    """Split rows into parts that differ by at most one, larger ones first."""
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
 def pieces(shares: Sequence[int], rank: int) -> list[Piece]:
-    """The rows that a rank takes of each stream."""
+    """The rows that a rank takes from each stream."""
     start = sum(shares[:rank])
     stop = start + shares[rank]
     found = []
@@ -53,22 +53,22 @@ def pieces(shares: Sequence[int], rank: int) -> list[Piece]:
 
 
 def passes_of(shares: Sequence[int], most: int, together: bool) -> list[list[int]]:
-    """The rows of each rank in each of its passes, `most` at most.
+    """Number of rows in each pass of each rank, at most `most`.
 
-    Together: all ranks make the same number of passes, since they wait for one another in each of them; a rank with few rows has
-    none in the last ones then.
+    together: all ranks make the same number of passes, because they wait for each other in each; the last ones of a rank with
+    few rows may be empty.
     """
     counts = [-(-rows // most) for rows in shares]
     return [spread(rows, max(counts) if together else count) for rows, count in zip(shares, counts)]
 
 
 def share_rows(rows: int, speeds: Sequence[float], least: int = 1) -> list[int]:
-    """Rows of each rank in proportion to the speeds: at least so many each, the sum exact.
+    """Rows per rank in proportion to the speeds, `least` at least; the sum is exact.
 
-    Every further row goes to the rank that would be done first with it, so that the slowest rank ends as early as can be.
+    Each further row goes to the rank that would finish it first, so that the slowest rank ends as early as possible.
     """
     shares = [least] * len(speeds)
-    # When each rank would be done with one row more.
+    # When each rank would finish one more row.
     due = [((least + 1) / speed, at) for at, speed in enumerate(speeds)]
     heapq.heapify(due)
     for dummy in range(rows - least * len(speeds)):
@@ -79,14 +79,14 @@ def share_rows(rows: int, speeds: Sequence[float], least: int = 1) -> list[int]:
 
 
 def head_weights(speeds: Sequence[float]) -> list[int]:
-    """The parts of a head that is shared out, by the speeds of the ranks."""
+    """Each rank's part of a split head, by speed."""
     return [max(1, round(HEAD_UNITS * speed / sum(speeds))) for speed in speeds]
 
 
 def part_bounds(vocab_size: int, padded: int, weights: Sequence[int]) -> list[int]:
-    """Where the parts begin, and the end: sizes go by the weights, the last part takes the padding, too.
+    """The parts' starts and the end; sizes follow the weights, and the last part includes the padding.
 
-    Raises ValueError where a part would have nothing of the vocabulary.
+    Raises ValueError if a part would hold only padding.
     """
     sums = list(itertools.accumulate(weights, initial=0))
     bounds = [GRANULE * round(vocab_size * one / sums[-1] / GRANULE) if sums[-1] else 0 for one in sums]

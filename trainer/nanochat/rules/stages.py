@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stages of training: by which script, and where each saves. A stage after base is a run of its own, NAME-STAGE."""
+"""The stages of training, their scripts and checkpoint folders. A stage after base is a separate run, NAME-STAGE."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 
 class Stage(NamedTuple):
-    """One stage, as people name it."""
+    """One stage; name is the value of ddp_stage."""
 
     name: str
     script: str  # of our trainer and of checkouts alike
-    folder: str  # of its checkpoints, below the base folder
-    trains: bool = True  # or measures only, and saves nothing
+    folder: str  # of its checkpoints, in the base folder
+    trains: bool = True  # False: only measures, saves nothing
 
 
 BASE = Stage("base", "scripts.base_train", "base_checkpoints")
-# Only checkouts have it.
+# Checkouts only.
 MID = Stage("mid", "scripts.mid_train", "mid_checkpoints")
 SFT = Stage("sft", "scripts.chat_sft", "chatsft_checkpoints")
 EVAL = Stage("eval", "scripts.base_eval", "evaluated_checkpoints", trains=False)
