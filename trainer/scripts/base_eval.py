@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The bits per byte of a base model on the validation shard, alone or as one of several ranks that share it out.
+"""Bits per byte of a base model on the validation shard, alone or split among several ranks.
 
     python -m scripts.base_eval --model-tag d4 --eval-tokens 65536
     python -m scripts.torchrun --nproc-per-node 2 -m scripts.base_eval -- --model-tag d4
 
-Shape and batch are those of the checkpoint unless they are given.
+Shape and batch default to those of the checkpoint.
 """
 
 from __future__ import annotations

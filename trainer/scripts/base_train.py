@@ -6,7 +6,7 @@
     python -m scripts.base_train --depth 4 --max-seq-len 512 --device-batch-size 2 --total-batch-size 2048
     python -m scripts.torchrun --nproc-per-node 2 -m scripts.base_train -- --depth 4 ...
 
---help lists every flag. The environment says where things are: NANOCHAT_BASE_DIR, NANOCHAT_DATA_DIR.
+--help lists every flag. NANOCHAT_BASE_DIR and NANOCHAT_DATA_DIR set the folders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Talk to a checkpoint: it answers if it was fine-tuned on conversations, and goes on with the text if it was not.
+"""Talk to a checkpoint. A model fine-tuned on conversations answers; a base model continues the text.
 
 python -m scripts.chat_cli                       # the checkpoint written last
 python -m scripts.chat_cli -i base -p "The capital of Italy is"
@@ -27,7 +27,7 @@ from nanochat.rules.messages import Message
 from nanochat.rules.stages import BASE, SFT
 from nanochat.run import checkpoint_manager, engine
 
-# What a terminal obeys in place of showing it: control characters but tab and line feed, and marks of direction. A model says anything.
+# Characters that a terminal interprets, since a model may emit any: control characters except tab and line feed, and direction marks.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 FOLDERS = {stage.name: stage.folder for stage in (BASE, SFT)}
 
@@ -53,7 +53,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
-    """The source and folder of the checkpoints that are asked for, or that changed last."""
+    """Source and folder of the requested checkpoints, by default the last changed."""
     found: list[tuple[float, str, Path]] = []
     for name in [source] if source else FOLDERS:
         parent = base_dir() / FOLDERS[name]
@@ -71,7 +71,7 @@ def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
 
 
 def is_fine_tuned(folder: Path, step: int) -> bool:
-    """Whether a checkpoint says of itself that it was trained on conversations."""
+    """Whether the checkpoint's metadata says it was trained on conversations."""
     settings = checkpoint_manager.load_meta(folder, step).get("user_config")
     return isinstance(settings, dict) and bool(settings.get("conversations"))
 
@@ -80,7 +80,7 @@ COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a 
 
 
 class Talk:
-    """A model, and what was said so far."""
+    """A model and the conversation so far."""
 
     def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
         self.model, self.tokens, self.args, self.answers = model, tokens, args, answers
@@ -91,7 +91,7 @@ class Talk:
         self.room = length - self.most
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens to continue: as many of the last ones as the model was trained on."""
+        """The tokens to continue: the last ones, up to the trained sequence length."""
         if not self.answers:
             return [self.tokens.bos, *self.tokens.encode(text)[-(self.room - 1) :]]
         self.messages.append({"role": "user", "content": text})
@@ -100,7 +100,7 @@ class Talk:
         return ids if len(ids) <= self.room else [self.tokens.bos, *ids[1 - self.room :]]
 
     def say(self, text: str) -> Iterator[str]:
-        """The answer, piece by piece as it comes."""
+        """Stream the answer."""
         ids, said = self.prompt(text), []
         stops = {self.tokens.special(name) for name in engine.STOPS}
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -112,12 +112,12 @@ class Talk:
                 yield decoder.decode(self.tokens.encoding.decode_single_token_bytes(token))
             yield decoder.decode(b"", final=True)
         finally:
-            # Also of an answer that was stopped.
+            # Also after an interrupted answer.
             if self.answers:
                 self.messages.append({"role": "assistant", "content": self.tokens.decode(said)})
 
     def show(self, text: str) -> None:
-        """Print the answer as it comes; Ctrl-C stops it."""
+        """Print the answer as it is generated; Ctrl-C stops it."""
         if not self.answers:
             print(text, end="", flush=True)
         with contextlib.closing(self.say(text)) as pieces:  # type: ignore[type-var]
@@ -129,7 +129,7 @@ class Talk:
         print(flush=True)
 
     def run(self) -> None:
-        """Read and answer until the end of the input."""
+        """Read and answer until end of input."""
         asks = sys.stdin.isatty()
         if asks:
             with contextlib.suppress(ImportError):

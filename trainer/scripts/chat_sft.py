@@ -6,9 +6,9 @@
     python -m scripts.chat_sft --model-tag d4 --conversations talks.jsonl --num-iterations 100
     python -m scripts.torchrun --nproc-per-node 2 -m scripts.chat_sft -- --model-tag d4 --conversations talks.jsonl ...
 
-A line of the file is one conversation: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...].
-The loss is that of what the assistant says. Shape, batch and learning rates are those of the base checkpoint unless they are
-given; every rank must be told the same, so give them where a rank has no base checkpoint yet.
+Each line of the file is a conversation: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...].
+The loss counts only the assistant's tokens. Shape, batch and learning rates default to those of the base checkpoint. All ranks
+need the same values, so pass them if a rank has no base checkpoint yet.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real all-reduce among all ranks with short time limits: does Gloo work between these hosts, and how fast?
+"""A real all-reduce among all ranks with short timeouts: does Gloo work between these hosts, and how fast?
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 python -m scripts.gloo_check --timeout 20
 
-Run it on every host at once, by hand as above or under torchrun. Prints one JSON object; exits 0 if all went well.
+Run it on all hosts at once, as above or under torchrun. Prints one JSON object; exits 0 on success.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# The package does not list these among its exports.
+# Not exported by the package.
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from nanochat.parallel.agreement import code_digest
@@ -35,7 +35,7 @@ SMALL_ROUNDS = 20
 
 
 class PhaseError(Exception):
-    """What failed, and in the library's own words why."""
+    """The phase that failed, with the library's message."""
 
     def __init__(self, phase: str, words: str) -> None:
         self.phase, self.words = phase, words
@@ -43,7 +43,7 @@ class PhaseError(Exception):
 
 
 def in_phase(phase: str, work: Callable[[], Any]) -> Any:
-    """Do a piece of work; whatever the library throws says in which phase it was thrown."""
+    """Do the work; errors name the phase."""
     try:
         return work()
     except (RuntimeError, ValueError, dist.DistError) as error:
@@ -51,7 +51,7 @@ def in_phase(phase: str, work: Callable[[], Any]) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The library's own words without its source file, line, stack and guesses."""
+    """The library's message without source file, line, stack and guesses."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^\]]*\]\s*|\s*(Exception raised from|This is typically caused by).*$", "", line)[:200].rstrip(
         ". "
@@ -59,10 +59,10 @@ def first_line(error: BaseException) -> str:
 
 
 def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
-    """Rendezvous and full mesh. Gloo gives up connecting only after five times its time limit.
+    """Rendezvous and full mesh. Gloo stops trying to connect only after five times its timeout.
 
-    Ranks come to the rendezvous once they have imported PyTorch, which on a busy or slow host takes longer than all of this:
-    NANOCHAT_START_SECONDS says how long the others wait for them there.
+    Ranks reach the rendezvous after importing PyTorch, which on a busy or slow host takes longer than everything here:
+    NANOCHAT_START_SECONDS limits how long the others wait for them.
     """
     try:
         rank, world, port = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -87,7 +87,7 @@ def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
 
 
 def seconds_since_start() -> float:
-    """How long this process has run, most of it importing PyTorch; 0 where the system does not tell."""
+    """Seconds since this process started, most of them importing PyTorch; 0 if unknown."""
     told = Path("/proc/self/stat")
     if not told.exists():
         return 0.0
@@ -96,13 +96,13 @@ def seconds_since_start() -> float:
 
 
 def slowest_start(store: PrefixStore, rank: int, world: int, seconds: float) -> float:
-    """What the slowest rank took to start: hosts that are so busy need as long for other things, too."""
+    """Start-up time of the slowest rank; a host this busy is as slow at other things."""
     store.set(f"started-{rank}", str(seconds))
     return max(float(store.get(f"started-{other}")) for other in range(world))
 
 
 def check_sums(rank: int, world: int) -> None:
-    """Sums of which every element is known."""
+    """Check sums whose every element is known."""
     numbers = torch.arange(4096, dtype=torch.float32) * (rank + 1)
     in_phase("all-reduce", lambda: dist.all_reduce(numbers))
     expected = torch.arange(4096, dtype=torch.float32) * (world * (world + 1) // 2)
@@ -111,7 +111,7 @@ def check_sums(rank: int, world: int) -> None:
 
 
 def measure(world: int, size: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a small all-reduce, and Mbit/s that a rank sends during large ones."""
+    """Milliseconds of a small all-reduce, and Mbit/s sent per rank during large ones."""
     small, large = torch.zeros(1), torch.ones(size // 4)
     seconds = []
     for dummy in range(SMALL_ROUNDS):
@@ -133,7 +133,7 @@ def timed(tensor: torch.Tensor) -> float:
 
 
 def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) -> dict[str, Any]:
-    """Everything in turn; the result says how far it came."""
+    """Run all phases; the result says how far it got."""
     begin = time.monotonic()
     result: dict[str, Any] = {
         "ok": False,
@@ -164,11 +164,11 @@ def main(argv: list[str] | None = None) -> int:
     result = check(os.environ, options.timeout, options.bytes, options.rounds)
     print(json.dumps(result), flush=True)
     if result["ok"]:
-        # Rank 0 serves the store, so it must not go before the others are done with it.
+        # Rank 0 serves the store, so it must exit last.
         dist.barrier()
         dist.destroy_process_group()
         return 0
-    # Gloo's threads may still wait for a peer that never comes.
+    # Gloo's threads may still wait for a missing peer.
     sys.stdout.flush()
     os._exit(1)
 

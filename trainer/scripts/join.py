@@ -5,9 +5,9 @@
 
     torchrun --nnodes 2 --node-rank 0 --master-addr 192.168.1.10 /path/to/trainer/scripts/join.py scripts.base_train --depth=4
 
-The script and its flags are the checkout's own. It is given what it lacks: a Gloo group, exchanges in the forms that its
-optimizer uses, float32 beside a GPU; and around it metrics, heartbeat, the proof that all ranks hold the same weights, whole
-checkpoints on every host, and an end with a checkpoint on SIGTERM. Flags of ours stand before the name of the script.
+The script and its flags are the checkout's own. We add what it lacks: a Gloo group, the exchanges its optimizer uses, float32
+on hosts with a GPU, metrics, heartbeats, a check that all ranks hold the same weights, whole checkpoints on every host, and a
+checkpoint on SIGTERM. Our flags go before the script's name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWN = Path(__file__).resolve().parents[1]
 
 
 def own_modules() -> dict[str, Any]:
-    """Our package and the checkout's have the same name: ours is read first and then makes room."""
+    """Import our package, then make room for the checkout's, which has the same name."""
     sys.path.insert(0, str(OWN))
     for name in ("nanochat.run.program", "nanochat.join.script"):
         importlib.import_module(name)
@@ -38,8 +38,8 @@ def own_modules() -> dict[str, Any]:
 
 
 def make_room(ours: dict[str, Any]) -> None:
-    """Let the checkout's packages be found under their names."""
-    # inspect remembers where a module's file is, and trips over a package of the same name that has none.
+    """Make the checkout's packages importable."""
+    # inspect caches each module's file, and fails on a package of the same name without one.
     remembered: dict[str, str] = getattr(inspect, "_filesbymodname", {})
     for name in ours:
         del sys.modules[name]
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def foreseen(ours: dict[str, Any], script: str, error: BaseException) -> BaseException:
-    """The sentence for an error of the checkout's own code, whose stack stands in the log before it."""
+    """A sentence for an error in the checkout's code; the log has the stack above it."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     cause, lacking = (
         ours["nanochat.rules.causes"].Cause,
@@ -111,14 +111,14 @@ def foreseen(ours: dict[str, Any], script: str, error: BaseException) -> BaseExc
 
 
 def settings_of(module: Any, options: argparse.Namespace) -> Any:
-    """Those flags of the script that ours has as well: run, depth, model tag ..."""
+    """The script's flags that ours has too: run, depth, model tag ..."""
     own = ["--run-dir", options.run_dir, "--tracker", options.tracker, "--tracker-uri", options.tracker_uri]
     try:
         known, dummy = module.make_parser().parse_known_args([*options.arguments, *own])
     except Exception:
         known, dummy = module.make_parser().parse_known_args(own)
     if known.run == "dummy" and known.model_tag:
-        # That name keeps the checkout from logging in to wandb, and tells nothing.
+        # This name only stops the checkout from logging in to wandb.
         known.run = known.model_tag
     return module.Settings(**vars(known))
 
@@ -132,7 +132,7 @@ def check_checkout(script: str, error: type[Exception]) -> None:
 
 
 def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, journal: Any) -> str:
-    """The script from its first line to its last; returns why it ended."""
+    """Run the script; returns why it ended."""
     collectives = ours["nanochat.join.collectives"].Collectives(comm, options.sync)
     script = ours["nanochat.join.script"].Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
     script.training = ours["nanochat.run.lineage"].wanted(journal.folder)
@@ -157,14 +157,14 @@ def run(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: 
 
 
 def put_around(script: Any) -> None:
-    """Put what the checkout itself calls into its own modules, before its scripts take it from there."""
+    """Replace functions in the checkout's modules before its scripts import them."""
     for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
         with contextlib.suppress(ImportError):
             script.wrap(importlib.import_module(name))
 
 
 def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: Any, comm: Any, script: Any) -> list[str]:
-    """The checkout's own flag for the newest checkpoint, which every host is given."""
+    """The checkout's flag to resume from the newest checkpoint, after copying that to every host."""
     named = any(flag.startswith("--resume-from-step") for flag in options.arguments)
     if not options.resume or named or not options.script.endswith("base_train"):
         return []
@@ -195,7 +195,7 @@ def resume_flags(ours: dict[str, Any], options: argparse.Namespace, settings: An
 
 
 def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, script: Any) -> list[str]:
-    """Put the newest checkpoints of another run where the script looks for them, on every rank; returns its flag for the step."""
+    """Put another run's newest checkpoints where the script looks for them, on every rank; returns the script's flag for the step."""
     resume, common, begun = ours["nanochat.run.resume"], ours["nanochat.kit.common"], None
     comm.enter("resume", 0)
     for folder in (Path(one) for one in options.base_checkpoints):
@@ -220,12 +220,12 @@ def begin_with(ours: dict[str, Any], options: argparse.Namespace, comm: Any, scr
     script.journal.say(f"{options.script} continues from step {begun[1]} in {begun[0]}")
     source = (Path.cwd() / (options.script.replace(".", "/") + ".py")).read_text(encoding="utf-8", errors="replace")
     named = any(flag.startswith("--model-step") for flag in options.arguments)
-    # Without it each rank would take the newest that it has itself, be it whole or not.
+    # Without it each rank would load its own newest checkpoint, whole or not.
     return [f"--model-step={begun[1]}"] if re.search("model[-_]step", source) and not named else []
 
 
 def place(folder: Path, link: Path, error: type[Exception]) -> None:
-    """Let a folder be found under another name."""
+    """Link a folder under another name."""
     if link.resolve() == folder.resolve():
         return
     if link.exists() and not link.is_symlink():
@@ -236,7 +236,7 @@ def place(folder: Path, link: Path, error: type[Exception]) -> None:
 
 
 def call(name: str, arguments: list[str], error: type[Exception]) -> None:
-    """The script as `python -m` would run it; an unknown flag is reported in one sentence."""
+    """Run the script as `python -m` would; an unknown flag is reported in one sentence."""
 
     def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         raise error(f"{name} of this checkout: {message}.")

@@ -5,9 +5,9 @@
 
     python -m scripts.make_shards --from PATH... --out FOLDER --shards 8 --suffix .txt .md
 
-Every readable text file becomes a document, a long one several, cut at ends of lines (a row of tokens holds only the
-beginning of a long document; what is cut off is never seen). Documents are ordered by their digests: the same texts
-give the same bytes wherever they lie, and training and validation are drawn alike. The last shard is validation.
+Every readable text file becomes a document; long ones are split at line ends, because a row of tokens holds only the
+beginning of a document and drops the rest. Documents are ordered by their digests, so the same texts give the same shards
+in any folder, and training and validation are sampled alike. The last shard is validation.
 The output folder appears whole or not at all.
 """
 
@@ -28,14 +28,14 @@ from pyarrow import parquet as pq
 from nanochat.data.dataset import TEXT
 from nanochat.kit.common import UserError, exit_code
 
-# Installed packages below Python's own library are many times larger than it and differ between machines.
+# Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
 # Ranks share a shard by row groups, so a shard should have many.
 FEWEST_GROUPS = 16
 
 
 class Found(NamedTuple):
-    """The documents of all files, and how many files were left out for what reason."""
+    """The documents of all files, and the number of skipped files by reason."""
 
     documents: list[str]
     files: int
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def list_files(sources: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Every regular file below the sources, hidden ones and links to elsewhere left out."""
+    """Every regular file under the sources, without hidden files and outside links."""
     files: list[Path] = []
     for source in sources:
         if source.is_file():
@@ -68,7 +68,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def cut(text: str, longest: int) -> list[str]:
-    """Pieces of at most this many characters that end at line breaks if possible; joined they are the text."""
+    """Split a text into pieces of at most `longest` characters, at line breaks if possible."""
     pieces, begin = [], 0
     while len(text) - begin > longest:
         line_end = text.rfind("\n", begin, begin + longest) + 1
@@ -79,7 +79,7 @@ def cut(text: str, longest: int) -> list[str]:
 
 
 def read_documents(files: Sequence[Path], longest: int) -> Found:
-    """The texts of all files, in an order that only they themselves determine."""
+    """The texts of all files, in an order that depends only on their content."""
     documents: list[str] = []
     binary = empty = unreadable = 0
     for path in files:
@@ -104,7 +104,7 @@ def read_documents(files: Sequence[Path], longest: int) -> Found:
 
 
 def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
-    """Deal the documents out in equal runs, one a shard."""
+    """Write the documents in equal runs, one per shard."""
     for number in range(shards):
         begin, end = (len(documents) * n // shards for n in (number, number + 1))
         group = max(1, min(docs_per_group, (end - begin) // FEWEST_GROUPS))
@@ -133,7 +133,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def make(args: argparse.Namespace) -> Found:
-    """Read, write beside the folder asked for, then give it its name."""
+    """Read, write to a folder beside the target, then rename it."""
     out: Path = args.out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is not empty; use a new folder, or remove this one first.")

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a training step takes on this host alone, in parts: one pass of the device batch, AdamW, Muon.
+"""Time a training step on this host alone, by part: one pass of the device batch, AdamW, Muon.
 
     OMP_NUM_THREADS=4 python -m scripts.measure_step --vocab-size 32768 --seconds 10 -- --depth 8 --max-seq-len 1024 ...
 
-After the two dashes come the flags of scripts.base_train. The tokens are made up, with frequencies like a text's;
-nothing is read or written. Prints one JSON object.
+Flags of scripts.base_train follow the two dashes. Tokens are random, with the frequencies of text; no files are read
+or written. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from nanochat.run.stage import model_config
 
 WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
-# Small enough that made-up tokens do no harm to the numbers, which could slow the arithmetic down.
+# Small enough that random tokens do not blow up the weights, which could slow the arithmetic.
 RATES = LearningRates(1e-3, 1e-4, 1e-4, 1e-4)
 
 
 def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor:
-    """Rows of token ids whose frequencies fall like Zipf's."""
+    """Rows of token ids with Zipf frequencies."""
     weights = 1.0 / (torch.arange(vocab_size, dtype=torch.float64) + 2.7)
     generator = torch.Generator().manual_seed(seed)
     return torch.multinomial(weights, rows * (length + 1), replacement=True, generator=generator).view(rows, length + 1)
 
 
 class Bench:
-    """A model, its training pass and its optimizer, and the seconds that their parts took."""
+    """A model, its training pass and optimizer, and the seconds of each part."""
 
     def __init__(self, settings: Settings, vocab_size: int) -> None:
         self.settings, self.vocab_size = settings, vocab_size
@@ -106,7 +106,7 @@ class Bench:
 
 
 def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> dict[str, Any]:
-    """Steps until their number or the time is reached, but at least one after the warm-up."""
+    """Make steps until a count or time limit, at least one after the warm-up."""
     bench = Bench(settings, vocab_size)
     begin = time.monotonic()
     number = 0

@@ -1,13 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that has PyTorch and the trainer loaded, and forks one agent after the other from itself in a moment.
+"""Keeps PyTorch and the trainer loaded and forks agents on request, one at a time.
 
     python -m scripts.nursery torch.distributed.run scripts.base_train
 
-The arguments are modules to load. Standard input is a socket: each line that comes is an order, {"argv": ["-m", module, ...], "env": {}};
-what goes back is the exit code of the process that was forked for it, once it has ended (negative: by this signal). The end of input is
-the end.
+The arguments are modules to load. Standard input is a socket: each line is an order, {"argv": ["-m", module, ...], "env": {}}. The
+reply, once the forked process has ended, is its exit code (negative: killed by this signal). The nursery exits at end of input.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import traceback
 from typing import Any, NoReturn
 
 STDIN = 0
-# They mean the agent, which gets them too; without it nothing is here to be ended, and the end of the keeper is the end of input.
+# Ignored: the agent gets them too, and input ends when the keeper does.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -34,7 +33,7 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for name in sys.argv[1:]:
-        # The module that needs it reports a failed import.
+        # A failed import is reported by the module that needs it.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with link, link.makefile("r", encoding="utf-8") as orders:
@@ -48,7 +47,7 @@ def main() -> int:
 
 
 def become(order: dict[str, Any]) -> NoReturn:
-    """In the forked process: be `python -m module words`."""
+    """In the forked process: act as `python -m module words`."""
     code: object = 0
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replay cases with known figures through the training path: `python -m scripts.parity CASES.json --write OUT.json`.
+"""Replay reference cases through the training path: `python -m scripts.parity CASES.json --write OUT.json`.
 
-Of each case only config, batch, optimizer_args and the steps' schedule are read; of each size only what describes
-it. OUT has the structure of CASES with everything computed here. Weights and tokens are made from their names.
+Reads only config, batch, optimizer_args and schedule of each case, and the description of each size. OUT has the
+structure of CASES with everything else recomputed. Weights and tokens are generated from their names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def generator(name: str) -> np.random.Generator:
 
 
 def made_weights(model: GPT) -> dict[str, Tensor]:
-    """Every parameter from its name alone."""
+    """Generate every parameter from its name."""
     weights = {}
     for name, parameter in model.named_parameters():
         values = np.float32(0.05) * generator(name).standard_normal(tuple(parameter.shape), dtype=np.float32)
@@ -54,7 +54,7 @@ def norms(tensors: dict[str, Tensor]) -> dict[str, float]:
 def replay_step(
     case: dict[str, Any], number: int, model: GPT, training: TrainingPass, optimizer: Optimizer
 ) -> dict[str, Any]:
-    """One optimizer step of the case, as the training loop makes it."""
+    """One optimizer step, as in the training loop."""
     given = case["steps"][number]
     schedule = StepSchedule(given["lr_multiplier"], given["muon_momentum"], given["muon_weight_decay"])
     ids, targets = made_ids(f"x{number}", case), made_ids(f"y{number}", case)
@@ -77,7 +77,7 @@ def replay_step(
 
 
 def replay(case: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the case tells about, computed here."""
+    """Recompute the figures of a case."""
     model = GPT(ModelConfig(**case["config"]))
     model.load_state_dict(made_weights(model))
     args = case["optimizer_args"]
@@ -104,7 +104,7 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(size: dict[str, Any]) -> dict[str, Any]:
-    """Counts, windows and FLOPs of a model of real size, which is never filled."""
+    """Counts, windows and FLOPs of a full-size model, without allocating it."""
     config = ModelConfig.from_depth(**{key: size[key] for key in SIZE_KEYS})
     with torch.device("meta"):
         model = GPT(config)

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replay a file of data loader cases and write what our loader gives, in the same format.
+"""Replay a file of data loader cases and write our loader's results in the same format.
 
     python -m scripts.parity_loader CASES.json --data FOLDER --write OUT.json
 
-FOLDER holds base_data_climbmix/ and tokenizer/. Read are only world, rank, split, B, T, the batch numbers and the
-position to resume from; digests and states are always computed.
+FOLDER holds base_data_climbmix/ and tokenizer/. Reads only world, rank, split, B, T, the batch numbers and the
+resume position; digests and states are recomputed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Replay:
         self.token_bytes = tokenizers.load_token_bytes(data / "tokenizer", self.tokenizer.vocab_size)
 
     def summary(self) -> Json:
-        """What the file's head says about the data."""
+        """The file's header, recomputed from the data."""
         shards = dataset.inspect(dataset.shard_paths(self.shards))
         return {
             "shards": len(shards),
@@ -54,7 +54,7 @@ class Replay:
         }
 
     def case(self, case: Json) -> Json:
-        """One loader: the batches asked for, each with the position after it."""
+        """The requested batches of one loader, each with the position after it."""
         where = {name: case[name] for name in ("world", "rank", "split", "B", "T")}
         wanted = {int(batch["i"]) for batch in case["batches"]}
         loader = Loader(self.tokenizer, self.shards, case["split"], case["B"], case["T"], case["rank"], case["world"])
@@ -86,12 +86,12 @@ class Replay:
 
 
 def replay(cases: Json, data: Path) -> Json:
-    """The whole file, computed again."""
+    """Recompute the whole file."""
     run = Replay(data)
     out = run.summary()
     out["loader"] = [run.case(case) for case in cases.get("loader", [])]
     if "resume" in cases:
-        # The golden file's resume case does not repeat these three; it shares them with the other cases.
+        # The golden file's resume case omits these three, which all cases share.
         first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})
         like: Json = {"split": "train", "B": first["B"], "T": first["T"]}
         several = isinstance(cases["resume"], list)

@@ -38,7 +38,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def newest_folder() -> Path:
-    """The checkpoint folder that was changed last."""
+    """The checkpoint folder changed last."""
     parent = checkpoint_dir("")
     folders = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     if not folders:

@@ -20,7 +20,7 @@ from nanochat.kit.common import UserError, data_dir, exit_code, tokenizer_dir, w
 
 
 class Meter:
-    """Counts what the training reads of the texts."""
+    """Counts the texts read in training."""
 
     def __init__(self, max_chars: int, doc_cap: int) -> None:
         self.max_chars, self.doc_cap = max_chars, doc_cap

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""torchrun, with its end told in one sentence instead of a traceback, and without a wait of minutes for agents that are gone.
+"""torchrun that reports failures in one sentence instead of a traceback, and does not wait minutes for dead agents.
 
     python -m scripts.torchrun --nnodes=2 --node-rank=0 --master-addr=192.168.1.10 -m scripts.base_train -- --depth=4
 
-All flags are torchrun's own. What went wrong in a rank, the rank itself has said above. A rank that is a module (-m) is forked from the
-agent, which has loaded PyTorch already: a second time it would take seconds, and the memory of a second copy.
+All flags are torchrun's own. A failed rank has printed its own error above. Ranks started with -m are forked from the agent,
+which has already loaded PyTorch: loading it again would take seconds and a second copy's memory.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-# All ranks end together, so an agent that has not come by then was ended by somebody; torchrun itself waits 300 s.
+# All ranks end together, so an agent that is later than this was killed; torchrun itself waits 300 s.
 EXIT_BARRIER_SECONDS = 30
-# torch's own limit for ranks that are to end, and one that is none, for those that a user has asked to stop.
+# torch's default time limit for ranks to exit, and no limit in effect, for a stop by the user.
 SHUTDOWN_SECONDS, STOP_SECONDS = 30, 10**6
 EXIT_ERROR = 1
-# What a forked rank calls itself, since it has the agent's command line and environment; the collection knows it by that.
+# Process name of a forked rank, which has the agent's command line and environment; the collection recognises ranks by it.
 RANK_NAME = "nanochat-rank"
 STDERR = 2
 LOWEST_PRIORITY = 19
-# The agent's, which mean something else in a rank.
+# Handled by the agent; a rank resets them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Agent(LocalElasticAgent):
-    """An agent that hands a signal on and waits until its ranks have saved, and that, once they have ended well, is not kept from
-    telling those of the other hosts."""
+    """An agent that forwards a signal and waits until its ranks have saved; once they have succeeded, SIGTERM no longer
+    keeps it from telling the other agents."""
 
     signalled = False
 
@@ -66,35 +66,35 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS) -> None:
         if self.signalled:
-            # They finish their step, and save; only who waits for them knows how long that may take (--shutdown-timeout).
+            # Ranks finish their step and save; only the caller knows how long that may take (--shutdown-timeout).
             timeout = STOP_SECONDS if timeout == SHUTDOWN_SECONDS else timeout
             for number in SIGNALS:
-                # A host that goes down sends more than one.
+                # A host shutting down sends several.
                 signal.signal(number, self.end_at_once if number == signal.SIGINT else signal.SIG_IGN)
             tell(f"received {death_sig.name}; waiting for the ranks to save and exit (Ctrl-C kills them)")
-        # A rank saves for SIGTERM and Ctrl-C; a terminal that was closed is no reason not to.
+        # Ranks save on SIGTERM and Ctrl-C, and should also when the terminal is closed.
         super()._shutdown(signal.SIGTERM if death_sig == signal.SIGHUP else death_sig, timeout)
 
     def end_at_once(self, number: int, frame: object) -> None:
-        """Kill what ranks are left."""
+        """Kill the remaining ranks."""
         for handler in getattr(self._pcontext, "subprocess_handlers", {}).values():
             if handler.proc.poll() is None:
                 handler.close(death_sig=signal.SIGKILL)
 
     def _exit_barrier(self) -> None:
-        # Whoever stops all hosts one after the other finds here an agent without ranks; ended by that, it would be waited for.
+        # A stop of one host after the other may find this agent without ranks; if killed now, the others would wait for it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         super()._exit_barrier()  # type: ignore[no-untyped-call]
 
 
 class Rank(SubprocessHandler):
-    """A rank that is forked, as its agent sees it: what a Popen of its own would tell."""
+    """A forked rank, as its agent sees it."""
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        # What a script of somebody else does when it is forked, nobody knows.
+        # Third-party scripts may not survive a fork.
         if args[1:3] != ("-u", "-m") or self._stdout or self._stderr or sys.platform != "linux":
             return super()._popen(args, env)
-        # A signal that comes meanwhile waits until the rank has handlers of its own.
+        # Hold signals back until the rank has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             return Forked(args[3], args[4:], env)
@@ -103,7 +103,7 @@ class Rank(SubprocessHandler):
 
 
 class Forked:
-    """What of Popen an agent asks, told of a process that was forked."""
+    """The part of Popen's interface that an agent uses, for a forked process."""
 
     def __init__(self, module: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         ready, set_up = os.pipe()
@@ -111,7 +111,7 @@ class Forked:
         self.process = fork.Process(target=become_rank, args=(module, words, environment, set_up))
         self.process.start()
         self.pid = self.process.pid
-        # Until the rank has closed its end it has no group of its own that could be signalled.
+        # Wait until the rank has its own process group to signal.
         os.close(set_up)
         os.read(ready, 1)
         os.close(ready)
@@ -150,7 +150,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def scratch(node: int) -> Iterator[str]:
-    """The folder that torchrun wants for each start. An agent that is killed leaves it behind, and the next one takes it away."""
+    """The scratch folder that torchrun needs. A killed agent leaves it behind; the next one removes it."""
     base = os.environ.get("NANOCHAT_BASE_DIR")
     if not base:
         with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
@@ -166,10 +166,10 @@ def scratch(node: int) -> Iterator[str]:
 
 
 def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str], set_up: int) -> None:
-    """In the forked process: leave everything behind that is the agent's, and be `python -u -m module words`."""
+    """In the forked process: drop the agent's state and act as `python -u -m module words`."""
     os.setsid()
     if os.getpriority(os.PRIO_PROCESS, 0) == LOWEST_PRIORITY:
-        # A new session has an autogroup of its own, which competes with the others at normal priority.
+        # A new session has a new autogroup, which competes with others at normal priority.
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
     Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
@@ -183,7 +183,7 @@ def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(write_through=True)
     os.environ.update(environment)
-    # OpenMP has read this in the agent, before torchrun chose it for several ranks.
+    # OpenMP read this in the agent, before torchrun set it for several ranks.
     if (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
         torch.set_num_threads(max(1, int(threads)))
     sys.argv = [module, *words]
@@ -191,17 +191,17 @@ def become_rank(module: str, words: Sequence[str], environment: Mapping[str, str
 
 
 def close_sockets() -> None:
-    """Those of the agent's store: as long as this process had them too, nobody would notice that the agent is gone."""
+    """Close the sockets of the agent's store; while this process held them, nobody would notice the agent's death."""
     for path in Path("/proc/self/fd").iterdir():
         number = int(path.name)
-        # The folder itself was open when it was read.
+        # The listing includes the listed folder's own descriptor.
         with contextlib.suppress(OSError):
             if number > STDERR and stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.close(number)
 
 
 def ended(rank: int, failure: object) -> str:
-    """How one rank ended, in words that people search for."""
+    """How one rank ended, in searchable words."""
     code, pid = getattr(failure, "exitcode", None), getattr(failure, "pid", None)
     if isinstance(code, int) and code < 0:
         return f"rank {rank} (pid {pid}) was killed by signal {-code} ({signal.Signals(-code).name}, exitcode: {code})"
@@ -214,8 +214,8 @@ def tell(what: str) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """To take down PyTorch needs half a second of a core, and a restart waits for it. (The `leave` of ranks is out of reach beside a
-    checkout, which brings a package `nanochat` of its own.)"""
+    """Exit without unloading PyTorch, which takes half a second while a restart waits. (The ranks' `leave` cannot be imported
+    beside a checkout, which has its own package `nanochat`.)"""
     for stream in (sys.stdout, sys.stderr):
         # None where it was closed.
         with contextlib.suppress(OSError, AttributeError):

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """When a timed run (--timed) ends, and its progress: rank 0 reads its clock before each step and tells the others.
 
-A run's place goes from 0 to schedule.WHOLE with the fraction of time used. From a start or resume on, the rest of
-the place is spread over the rest of the time, so that the learning rate always reaches its end: after a stop of an hour,
-with fewer hosts, or on a slower machine. Time for the last evaluation, samples and save is reserved.
+A run's place goes from 0 to schedule.WHOLE with the fraction of time used. Each start spreads the rest of the place over
+the rest of the time, so the learning rate always reaches its end: after an hour's stop, with fewer hosts, or on a slower
+machine. Time for the last evaluation, samples and save is reserved.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RECENT = 9
 
 
 def clock() -> float:
-    """A clock that continues during sleep and ignores corrections."""
+    """A clock that runs during suspend and ignores corrections."""
     boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(boot)
 
 
 def told_end(folder: Path, environ: Mapping[str, str]) -> float:
-    """The end of the run in seconds since 1970, by this host's clock: from the environment, or from the run folder."""
+    """End of the run in seconds since 1970, by this host's clock, from the environment or the run folder."""
     found: object = environ.get(ENDS)
     if found is None:
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -80,18 +80,18 @@ class Deadline:
         self._recent.append(seconds)
 
     def took(self, what: str, seconds: float) -> None:
-        """Record the duration of an evaluation, samples or a save, which will take as long after the last step."""
+        """Record how long an evaluation, samples or a save took, to reserve as much after the last step."""
         self.after[what] = seconds
 
     @property
     def after_seconds(self) -> float:
-        """Time for what follows the last step."""
+        """Time to reserve after the last step."""
         unknown = 0.0 if "eval" in self.after else EVAL_SHARE * self.eval_steps * self.step_seconds
         return sum(self.after.values()) + unknown
 
     def tell(self, ahead: bool) -> tuple[int, bool]:
-        """The place of a step, and whether it is the last one: no other fits behind it. ahead: it is the next step that is
-        told of, while this one is still being made."""
+        """The place of a step, and whether it is the last that fits. ahead: of the next step, while the current one is
+        running."""
         begins = max(self.now(), self._step_began + self.step_seconds) if ahead else self.now()
         left = self.over_at - self.after_seconds - begins
         begun, at_first = self._begun
