@@ -1,10 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves the run, and when it comes back (ddp_polite guest): pure functions of its limits, what is read and the clock.
+"""When a guest leaves the run and returns (ddp_polite: guest): pure functions of limits, readings and the clock.
 
-Each reason has a limit to leave and an easier one to come back. A reason that comes and goes leaves the guest away: it comes back
-only after ddp_quiet_minutes without any.
+Each limit has hysteresis. A guest returns only after ddp_quiet_minutes without any reason to be away.
 """
 
 from __future__ import annotations
@@ -24,26 +23,24 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import member
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
 
 HOURS, USED, BATTERY, METERED, HOT, LOAD = "hours", "used", "battery", "metered", "hot", "load"
-# A peak of load or heat that is shorter is no reason to leave.
+# Ignore shorter peaks of load or heat.
 LASTING = {HOT: 10.0, LOAD: 10.0}
-# What a guest that is away wants, beside its limits, to come back.
+# Hysteresis: margins below or above the limits before a guest returns.
 COOLER, MORE_CHARGE, LESS_LOAD = 10.0, 5, 0.5
 
 
 class Stay(NamedTuple):
-    """How a guest and its machine stand: it takes part as long as `why` is empty."""
+    """State of a guest; it takes part while `why` is empty."""
 
-    why: str = ""  # it is away, and when it comes back
-    code: str = ""  # the reason of that
-    since: Mapping[str, float] = MappingProxyType({})  # when each reason that is there now was seen first
-    excused: FrozenSet[str] = (
-        frozenset()
-    )  # reasons that a user who let it in by hand has overruled, as long as they last
-    last: float = 0.0  # when there was a reason last
+    why: str = ""  # why it is away, and when it returns
+    code: str = ""  # code of that reason
+    since: Mapping[str, float] = MappingProxyType({})  # when each current reason appeared
+    excused: FrozenSet[str] = frozenset()  # reasons overruled by a user's join, while they last
+    last: float = 0.0  # when a reason was last seen
 
 
 def reasons(limits: Guest, reading: Reading, away: bool) -> Dict[str, str]:
-    """Every reason to be away now, with its sentence, the plainest first."""
+    """All current reasons to be away, with their sentences, the simplest first."""
     found: Dict[str, str] = {}
     if limits["hours"] and not within(limits["hours"], reading.minute):
         found[HOURS] = "outside of %s; back at %s" % (limits["hours"], limits["hours"][:5])
@@ -65,19 +62,19 @@ def reasons(limits: Guest, reading: Reading, away: bool) -> Dict[str, str]:
 
 
 def within(hours: str, minute: int) -> bool:
-    """Whether a minute of the day is within hours such as 22:00-07:00."""
+    """Whether a minute of the day is within hours like 22:00-07:00."""
     begin, end = (60 * int(time[:2]) + int(time[3:]) for time in hours.split("-"))
     return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
 def look(limits: Guest, before: Stay, reading: Reading, now: float) -> Stay:
-    """How it stands after one more reading."""
+    """The state after another reading."""
     found = reasons(limits, reading, bool(before.why))
     excused = before.excused & set(found)
     since = {code: before.since.get(code, now) for code in found if code not in excused}
     counts = [code for code in since if before.why or now - since[code] >= LASTING.get(code, 0.0)]
     if counts:
-        # A number in the sentence is that of the moment at which it left.
+        # Keep the sentence, with its figure, from when the guest left.
         same = before.code in counts
         return Stay(before.why if same else found[counts[0]], before.code if same else counts[0], since, excused, now)
     if before.why and now - before.last < 60 * limits["quiet_minutes"]:
@@ -88,7 +85,7 @@ def look(limits: Guest, before: Stay, reading: Reading, now: float) -> Stay:
 
 
 def let_in(stay: Stay) -> Stay:
-    """A user lets it in by hand: what keeps it away now does so no longer."""
+    """A user's join overrules the current reasons."""
     return Stay(excused=stay.excused | set(stay.since)) if stay.why else stay
 
 

@@ -31,13 +31,13 @@ class Nursery:
         self._code: Optional[int] = LOST
 
     def runner(self) -> Optional[Tuple[int, int]]:
-        """Its pid and start; None if it is gone."""
+        """Pid and start time; None if it is gone."""
         if self._process.poll() is not None:
             return None
         return self._process.pid, processes.start_ticks(self._process.pid)
 
     def start(self, words: List[str], told: Dict[str, str]) -> bool:
-        """Request an agent; False if that is impossible now."""
+        """Request an agent; False if impossible now."""
         if self._process.poll() is not None:
             return False
         try:
@@ -48,7 +48,7 @@ class Nursery:
         return True
 
     def poll(self) -> Optional[int]:
-        """The agent's exit code, once it has ended."""
+        """The agent's exit code; None while it runs."""
         if self._code is None:
             with contextlib.suppress(BlockingIOError, ConnectionResetError):
                 told = self._link.recv(64)
@@ -68,5 +68,5 @@ class Nursery:
         return LOST if self._code is None else self._code
 
     def close(self) -> None:
-        """It exits after its agent."""
+        """Let it exit after its agent."""
         self._link.close()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the time between two generations went, from last step to first, as one host saw it."""
+"""Splits the time between two generations, from last step to first, into parts, as one host saw it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keep
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
-# In order, each from the end of the one before.
+# In order; each begins where the previous one ends.
 PARTS = ("notice", "end", "agree", "process", "meet", "load", "step")
 
 
 class Pause:
-    """One pause: moments are recorded as they come, in seconds since 1970."""
+    """One pause, with the time of each transition in seconds since 1970."""
 
     def __init__(self) -> None:
         self.marks: Dict[str, float] = {}
 
     def change(self, state: str, last_step: Optional[float], now: float) -> None:
-        """The keeper changes state; last_step: when its rank finished its last step."""
+        """Record a change of the keeper's state; last_step: when its rank finished its last step."""
         if not self.marks and last_step is not None and state != states.TRAINING:
             self.marks = {"since": last_step, "notice": now}
         elif self.marks and state == states.TRAINING:
             self.marks["agree"] = now
         if state == states.IDLE and self.marks:
-            # Repeated if the others were waited for: what follows the last time is agreement.
+            # A keeper may become idle several times; after the first, it is agreeing.
             self.marks.setdefault("end", now)
 
     def over(self, start: Document, step: Document) -> Dict[str, float]:
-        """The parts in seconds, once the new generation's first step is done; empty without a pause."""
+        """Seconds of each part, after the new generation's first step; empty without a pause."""
         marks, self.marks = self.marks, {}
         opening = start.get("opening")
         if not marks or not isinstance(opening, Mapping):

@@ -3,10 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fits a training into a given time (ddp_budget, ddp_finish_by): its end, and its model. Pure functions.
 
-Each depth wants tokens and a batch by nanochat's own laws. From one depth to the next these grow several times, so the depth is taken
-that comes nearest to its tokens in the time, with more or with fewer. Speeds are those that a
-rehearsal measured on the hosts, at another depth scaled by the FLOPs of a token. Without them nothing is promised: the plan has
-the profile's depth until a start has measured it, and is recomputed then.
+nanochat's laws give the tokens and batch of each depth. These grow several times from one depth to the next, so the plan takes
+the depth whose tokens in the time come closest, more or fewer. Speeds come from the rehearsal, scaled to other depths by FLOPs
+per token. Without them nothing is promised: the plan has the profile's depth, and is recomputed once a start has measured.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
 TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
 TOO_FEW = 0.5  # fraction of the wanted tokens
-# nanochat's law is for large models: for small ones its batches would leave hardly more steps than the warm-up.
+# nanochat's law is for large models; a small one would have hardly more steps than the warm-up.
 LEAST_STEPS = 1000
-# From the launch to the first step; and including checks and rehearsal, without and with installing the trainer's Python.
+# From launch to first step; the same with checks and rehearsal; the same with installing the trainer's environment.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
-# Controller time after the run, by which the trainer ends earlier.
+# Controller time after the run, reserved before the deadline.
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
 LEAST_SECONDS = 10.0  # of training
 MOST_KEPT = 2**36
@@ -91,7 +90,7 @@ class Row(NamedTuple):
 
     @property
     def seconds(self) -> Optional[float]:
-        """For all steps that the laws want."""
+        """Time of all steps according to the laws."""
         return None if self.together is None else self.together * self.run.iterations
 
 
@@ -111,7 +110,7 @@ def wanted(run: RunSettings) -> Optional[str]:
 
 
 def deadline(run: RunSettings, begun: float) -> float:
-    """Seconds since 1970 at which a training that began then must end, by this machine's clock and time zone."""
+    """When a training that began at `begun` must end, in seconds since 1970, by this machine's clock and time zone."""
     if run.budget:
         return begun + sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+)([dhm])", run.budget))
     start = datetime.datetime.fromtimestamp(begun)
@@ -125,8 +124,8 @@ def deadline(run: RunSettings, begun: float) -> float:
 def fit(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
 ) -> Tuple[Asked, Optional[Choice], List[Finding]]:
-    """The settings with the model that fits the time, the choice, and any problems. A resumed run (since a
-    time) keeps its own; later changes by the user are reported as a difference."""
+    """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
+    model; later changes by the user are reported as a difference."""
     late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
     if wanted(asked.run) is None or late:
         return asked, None, late
@@ -150,7 +149,7 @@ def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> 
 
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
-    """Why such a run is impossible; a resumed one is only late."""
+    """Why such a run is impossible; a resumed one can only be late."""
     run, text = asked.run, wanted(asked.run)
     if text is None:
         return
@@ -189,12 +188,12 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
 
 
 def ends(run: RunSettings, model: Model, begun: float) -> int:
-    """When the trainer must end, so that the whole command meets the deadline."""
+    """When the trainer must end for the whole command to meet the deadline."""
     return round(deadline(run, begun) - collect_seconds(run, model))
 
 
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
-    """A host's step at a depth, scaled from its measured one."""
+    """A host's speed at a depth, scaled from the measured one."""
     found, was = host.measured, section(host.measured, "model")
     parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
@@ -215,14 +214,14 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
 
 
 def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
-    """The settings with this depth, and the batch and steps that nanochat's laws want for it, or for this many tokens."""
+    """The settings with this depth, and batch and steps by nanochat's laws for it, or for this many tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
     sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
     scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
     ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
     law = plan_training(
         scaling_parameters=scaling,
-        # The batch follows from this run's tokens relative to the reference's, which gets its whole ratio.
+        # The batch depends on this run's tokens relative to the reference's at the full ratio.
         reference_parameters=round(reference * TARGET_RATIO / ratio),
         flops_per_token=sizes[0]["flops_per_token"],
         target_param_data_ratio=ratio,
@@ -230,7 +229,7 @@ def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None
     )
     batch = law.total_batch_size
     if "ddp_total_batch" not in asked.given:
-        # No host is without rows.
+        # Every host needs a row.
         least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
         while batch // 2 >= least and law.target_tokens < LEAST_STEPS * batch:
             batch //= 2
@@ -240,7 +239,7 @@ def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None
 
 
 def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
-    """The time and memory of a depth on these hosts."""
+    """Time and memory of a depth on these hosts."""
     model = describe(shape_of(run))
     speeds = [speed_at(host, model, run.device_batch) for host in hosts]
     known = [speed for speed in speeds if speed is not None]
@@ -258,7 +257,7 @@ def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
 
 
 def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """A step of all hosts, with rows by speed and the ddp_sync that the plan would choose."""
+    """Seconds of a common step, with rows by speed and the plan's ddp_sync."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = Job(
@@ -305,7 +304,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
 
 
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
-    """The row with as many steps as the time allows; fewer tokens than wanted use a smaller batch, and so another step."""
+    """The row with as many steps as the time allows; fewer tokens mean a smaller batch, which changes the step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
     again = row_of(by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))

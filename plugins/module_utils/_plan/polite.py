@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How polite training is on each host (ddp_polite): decided from settings and probe, refused where it cannot work, and told."""
+"""How polite training is on each host (ddp_polite), decided from settings and probe; problems and findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
 
 
 def decide(host: Host, basis: Basis) -> Decision[str]:
-    """off, low or guest. A run that goes on keeps what auto came to, so that somebody who logs in does not restart it."""
+    """off, low or guest. A resumed run keeps auto's first result, so that a login does not restart it."""
     wanted = host.settings.polite
     if wanted == GUEST and basis.stage == stages.EVAL:
         return Decision(LOW, STAGE, "an evaluation is over in minutes")
@@ -48,7 +48,7 @@ def decide(host: Host, basis: Basis) -> Decision[str]:
 
 
 def limits(host: Host, basis: Basis) -> Guest | None:
-    """When a guest leaves; None where the host is none."""
+    """A guest's limits; None for other hosts."""
     if decide(host, basis).value != GUEST:
         return None
     one = host.settings
@@ -59,7 +59,7 @@ def limits(host: Host, basis: Basis) -> Guest | None:
 
 
 def problems(asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
-    """Settings of a guest that could not leave, or not come back, and of one that is none."""
+    """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == GUEST]
     for host in hosts:
         idle = [f"ddp_{name}" for name in LIMITS if host not in guests and _is_set(host.settings, name)]
@@ -83,7 +83,7 @@ def _is_set(settings: HostSettings, name: str) -> bool:
 
 
 def findings(hosts: Sequence[Host], basis: Basis) -> list[Finding]:
-    """The hosts on which training yields by itself, and what a guest cannot see."""
+    """Hosts made low by auto, and facts that guests cannot read."""
     found = []
     for host in hosts:
         decision = decide(host, basis)

@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a machine is used: who is at it, and its power, temperature, load and connection. Everything here only reads.
+"""Current use of a machine: users, power, temperature, load and connection. Read-only.
 
-Each fact is a command or a few files, and a pure function of their text. A fact that a host cannot tell is None.
+Each fact is a pure function of the text of a command or a few files, and None if unavailable.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ METERED = (
     *("busctl", "get-property", NETWORK_MANAGER, "/" + NETWORK_MANAGER.replace(".", "/"), NETWORK_MANAGER, "Metered"),
 )
 GRAPHICAL = ("x11", "wayland", "mir")
-SECONDS = 5.0  # for a command; one that hangs tells nothing
-SENSIBLE = range(1, 150)  # degrees Celsius that a working sensor tells
+SECONDS = 5.0  # time limit of a command
+SENSIBLE = range(1, 150)  # plausible degrees Celsius
 
 
 class Reading(NamedTuple):
-    """The use of a machine at one moment."""
+    """Use of a machine at one moment."""
 
-    users: Tuple[str, ...] = ()  # who sits at it
-    charge: Optional[int] = None  # percent, while it runs on battery
+    users: Tuple[str, ...] = ()  # at its screen
+    charge: Optional[int] = None  # percent, while on battery
     celsius: Optional[float] = None  # of the hottest sensor
-    load: Optional[float] = None  # cores that programs of normal priority keep busy; training is not among them
+    load: Optional[float] = None  # cores kept busy at normal priority, so without training
     metered: bool = False
-    minute: int = 0  # of the day, by its own clock
+    minute: int = 0  # of the day, by the host's clock
 
 
 def run(argv: Sequence[str]) -> Tuple[int, str, str]:
-    """A command of the host; one that is missing or hangs ends with 127."""
+    """Run a command; exit code 127 if it is missing or hangs."""
     try:
         done = subprocess.run(
             list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
@@ -68,18 +68,18 @@ def logins(run_command: Run) -> Optional[List[Dict[str, str]]]:
 
 
 def sessions_in(text: str) -> List[Dict[str, str]]:
-    """Sessions of users in the words of loginctl, which has a blank line between two."""
+    """Parse user sessions from loginctl's output, separated by blank lines."""
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in re.split(r"\n\s*\n", text)]
     return [block for block in blocks if block.get("Class", "").startswith("user")]
 
 
 def graphical(sessions: Sequence[Dict[str, str]]) -> List[str]:
-    """Users who are logged in graphically."""
+    """Users logged in graphically."""
     return sorted({one["Name"] for one in sessions if one.get("Type") in GRAPHICAL and one.get("State") != "closing"})
 
 
 def at_work(sessions: Sequence[Dict[str, str]]) -> Tuple[str, ...]:
-    """Users whose session is in the foreground of a seat, or graphical, and neither idle nor locked. Logins over ssh do not count."""
+    """Users whose session is in a seat's foreground or graphical, and neither idle nor locked; never SSH logins."""
     here = [one for one in sessions if one.get("Seat") or one.get("Type") in GRAPHICAL]
     busy = [one for one in here if "yes" not in (one.get("IdleHint"), one.get("LockedHint"))]
     return tuple(sorted({one["Name"] for one in busy if one.get("State") == "active" and one.get("Name")}))
@@ -89,9 +89,9 @@ def at_work(sessions: Sequence[Dict[str, str]]) -> Tuple[str, ...]:
 
 
 def charge(root: str) -> Optional[int]:
-    """Percent of charge while the machine runs on battery; None while it is plugged in, and without a battery."""
+    """Battery charge in percent while on battery; None if plugged in or without a battery."""
     supplies = [_supply(folder) for folder in glob.glob(os.path.join(glob.escape(root), "sys/class/power_supply/*"))]
-    # A mouse has a battery, too.
+    # Skip the batteries of mice and the like.
     own = [one for one in supplies if one["type"] == "Battery" and one["scope"] != "Device"]
     plugged = any(one["type"] != "Battery" and one["online"] == "1" for one in supplies)
     if plugged or not any(one["status"] == "Discharging" for one in own):
@@ -105,14 +105,14 @@ def _supply(folder: str) -> Dict[str, str]:
 
 
 def celsius(root: str) -> Optional[float]:
-    """The temperature of the hottest sensor."""
+    """Temperature of the hottest sensor."""
     zones = glob.glob(os.path.join(glob.escape(root), "sys/class/thermal/thermal_zone*/temp"))
     found = [int(text) / 1000 for text in (read_text(zone).strip() for zone in zones) if re.fullmatch(r"-?\d+", text)]
     return max((one for one in found if int(one) in SENSIBLE), default=None)
 
 
 class Ticks(NamedTuple):
-    """Processor time since boot: of programs with normal priority, and of all processors together, idle or not."""
+    """CPU ticks since boot: at normal priority, and in total including idle."""
 
     normal: int
     total: int
@@ -120,21 +120,21 @@ class Ticks(NamedTuple):
 
 
 def ticks(text: str) -> Optional[Ticks]:
-    """The same from /proc/stat. A guest of this run has nice 19, so that it counts under another heading."""
+    """Parse /proc/stat. A guest's rank has nice 19, so it counts in another column."""
     found = re.search(r"^cpu +(\d+(?: +\d+)+)", text, re.M)
     times = [int(word) for word in found.group(1).split()[:8]] if found else []
     return Ticks(times[0], sum(times), max(1, len(re.findall(r"^cpu\d+ ", text, re.M)))) if times else None
 
 
 def load(before: Optional[Ticks], now: Optional[Ticks]) -> Optional[float]:
-    """Cores that such programs have kept busy between two looks."""
+    """Cores kept busy at normal priority between two looks."""
     if before is None or now is None or now.total <= before.total:
         return None
     return (now.normal - before.normal) / (now.total - before.total) * now.processors
 
 
 def metered(run_command: Run) -> Optional[bool]:
-    """Whether NetworkManager knows or guesses that traffic costs; None without it."""
+    """Whether NetworkManager knows or guesses that the connection is metered; None without it."""
     code, out, dummy = run_command(METERED)
     return out.split() in (["u", "1"], ["u", "3"]) if code == 0 else None
 
@@ -143,7 +143,7 @@ def metered(run_command: Run) -> Optional[bool]:
 
 
 class Machine:
-    """Reads again and again; the load is that between two readings."""
+    """Takes readings; load is measured between two of them."""
 
     def __init__(self, root: str = "/", run_command: Run = run) -> None:
         self.root, self.run = root, run_command
@@ -163,7 +163,7 @@ class Machine:
 
 
 def facts(run_command: Run, root: str = "/") -> Usage:
-    """The part of it that a plan needs."""
+    """The facts that a plan needs."""
     sessions = logins(run_command)
     known = (
         ("who uses it (no logind)", sessions is not None),

@@ -1,10 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A tree of small text files that is the same on every host: read on the controller, compared and written on the host.
+"""A tree of small text files, equal on every host: read on the controller, compared and written on the host.
 
-What was deployed is recorded, so that a file which is no longer part of the tree is removed without touching anything
-that somebody else put there.
+Deployed files are recorded, so that those no longer in the tree are removed without touching anybody else's.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LARGEST_TREE = 64_000_000
 
 
 class TreeError(Exception):
-    """One sentence about the folder and what is wrong with it."""
+    """A sentence about a problem with the folder."""
 
 
 class Difference(NamedTuple):
@@ -38,7 +37,7 @@ class Difference(NamedTuple):
 
 
 def read_tree(folder: str, left_out: Iterable[str] = LEFT_OUT) -> dict[str, bytes]:
-    """Every file of a folder by its path; hidden and generated ones are left out."""
+    """Every file in a folder by path, without hidden and generated ones."""
     patterns = tuple(left_out)
     found: dict[str, bytes] = {}
     total = 0
@@ -69,13 +68,13 @@ def digests_of(tree: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
-    """One short name for the whole tree."""
+    """A digest of the whole tree."""
     lines = "".join(f"{path} {digest}\n" for path, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
 def compare(folder: str, wanted: Mapping[str, str]) -> Difference:
-    """Compare a folder with the wanted digests; only files that were deployed earlier are ever removed."""
+    """Compare a folder with the wanted digests; only previously deployed files are ever removed."""
     write = [path for path, digest in sorted(wanted.items()) if _digest_at(os.path.join(folder, path)) != digest]
     stale = [path for path in _recorded(folder) if path not in wanted and os.path.lexists(os.path.join(folder, path))]
     return Difference(write, sorted(stale))
@@ -97,12 +96,12 @@ def _recorded(folder: str) -> list[str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path stays in the folder it is taken to be relative to."""
+    """Whether a relative path stays in its folder."""
     return not os.path.isabs(path) and ".." not in path.split("/")
 
 
 def users_of(folder: str) -> list[processes.Process]:
-    """Processes of sessions that run the files in a folder."""
+    """Session processes that run files of this folder."""
     places = {folder, os.path.realpath(folder)}
     inside = tuple(place + "/" for place in places)
     return [
@@ -120,7 +119,7 @@ def _place_of(pid: int) -> str:
 
 
 def refuse_in_use(folder: str) -> None:
-    """A rank that starts again would have other files than those of the hosts that go on with the old ones."""
+    """Refuse to change files in use: a restarted rank would differ from those still running the old ones."""
     for user in users_of(folder):
         raise TreeError(
             f"the files in {folder} would have to change, but {f'the run {user.run}' if user.run else 'a training'} uses them "
@@ -130,7 +129,7 @@ def refuse_in_use(folder: str) -> None:
 
 
 def apply(folder: str, wanted: Mapping[str, str], difference: Difference, contents: Mapping[str, str]) -> None:
-    """Writes and removes what differs; every file is whole or old at any time."""
+    """Write and remove what differs, each file atomically."""
     os.makedirs(folder, exist_ok=True)
     for path in difference.write:
         content = base64.b64decode(contents[path])
@@ -165,7 +164,7 @@ def _drop_empty(folder: str, inside: str) -> None:
 
 
 def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[Diff]:
-    """Changed files line by line; what is new or goes is only named, or a first deployment would fill many screens."""
+    """Line diffs of changed files; new and removed ones are only named, to keep a first deployment short."""
     changed = [path for path in difference.write if os.path.isfile(os.path.join(folder, path))]
     new = [path for path in difference.write if path not in changed]
     shown: list[Diff] = [

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which Python of this host the trainer's environment is made with, and what its owner would install where there is none."""
+"""Chooses the Python for the trainer's environment, or says what to install."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERPRETERS = (*("python%d.%d" % version for version in PYTHONS), "python3")
 
 Run = Callable[..., "tuple[int, str, str]"]
 
-# Runs on any Python 3, so that one which is too old can be named with its version.
+# Runs on any Python 3, so that one that is too old can be reported with its version.
 ASK_INTERPRETER = """
 import importlib.util, json, os, platform, sys
 has = lambda name: importlib.util.find_spec(name) is not None
@@ -26,7 +26,7 @@ print(json.dumps({"version": list(sys.version_info[:3]), "executable": sys.execu
 
 
 class VenvError(Exception):
-    """One sentence, and a word for the reason, by which a caller can choose another way."""
+    """A sentence, and a code for the reason so that callers can try something else."""
 
     def __init__(self, text: str, reason: str = "other") -> None:
         super().__init__(text)
@@ -47,7 +47,7 @@ class Interpreter(NamedTuple):
 
     @property
     def minor(self) -> str:
-        """Such as 3.11, the part of the version that compiled packages depend on."""
+        """For example 3.11, the part of the version that compiled packages depend on."""
         return f"{self.version[0]}.{self.version[1]}"
 
     @property
@@ -79,14 +79,14 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
 
 
 def ask_interpreter(run: Run, path: str) -> Interpreter | None:
-    """Ask a Python about itself; None if it is none, or does not run."""
+    """Ask a Python about itself; None if it is not one or does not run."""
     rc, out, _err = run([path, "-c", ASK_INTERPRETER])
     try:
         told = json.loads(out) if rc == 0 else None
     except ValueError:
         told = None
     version = told.get("version") if isinstance(told, dict) else None
-    # What is named python may be any program, and say anything.
+    # A file named python may be any program and print anything.
     if not isinstance(told, dict) or not isinstance(version, list) or [type(part) for part in version] != [int] * 3:
         return None
     libc = told.get("libc")
@@ -107,7 +107,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def install_hint(what: str, minor: str = "", release: str = "/etc/os-release") -> str:
-    """The command by which the owner of this host installs what is missing."""
+    """The command to install what is missing."""
     try:
         with open(release, encoding="utf-8") as file:
             text = file.read()

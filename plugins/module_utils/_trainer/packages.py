@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where packages come from: requirements, indexes, wheels for hosts that reach none, and what pip's words mean."""
+"""Sources of packages: requirements, indexes, wheels for hosts without an index, and pip's errors explained."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
     offline: bool
 
     def digest(self, minor: str) -> str:
-        """One name for what the environment is made from."""
+        """Identifies everything the environment is made from."""
         text = json.dumps([sorted(self.requirements), self.torch_index, minor])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -54,7 +54,7 @@ def name_of(requirement: str) -> str:
 
 
 def meets(requirement: str, version: str | None) -> bool:
-    """Whether an installed version is the pinned one; 2.13.0+cpu is 2.13.0, because builds are compared elsewhere."""
+    """Whether an installed version matches the pinned one; ignores +cpu, because builds are compared elsewhere."""
     if version is None:
         return False
     pinned = re.match(r"[^=<>!~;@\[]+(?:\[[^\]]*\])?\s*==\s*([^\s;,*]+)\s*(?:;.*)?$", requirement)
@@ -65,7 +65,7 @@ def meets(requirement: str, version: str | None) -> bool:
 
 
 def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
-    """Those that hold for a Python; of markers only `python_version` is known here, the rest is left to pip."""
+    """Requirements that apply to a Python version; only the marker `python_version` is evaluated, the rest is left to pip."""
     found = []
     for one in requirements:
         marker = re.match(r"(.*?)\s*;\s*python_version\s*(<|>=)\s*['\"](\d+)\.(\d+)['\"]\s*$", one)
@@ -79,9 +79,9 @@ def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
 def choose_index(
     wanted: Wanted, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """PyTorch's own index beside the user's if it answers: its builds (+cpu) outrank those of the default index.
+    """Add PyTorch's own index if it answers: its builds (+cpu) outrank those of the default index.
 
-    `target` are pip's options for another Python or architecture than its own.
+    `target` are pip's options for a different Python or architecture.
     """
     url = CPU_INDEX if wanted.torch_index == "auto" else wanted.torch_index
     if url in ("", "default") or os.environ.get("PIP_NO_INDEX"):
@@ -98,10 +98,10 @@ def choose_index(
 
 
 def refuse_cuda(wanted: Wanted, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
-    """A build for CUDA is several times as large and of no use to a CPU, so it is never taken silently."""
+    """Refuse a CUDA build, which is several times as large and useless on a CPU."""
     torch = [one for one in wanted.requirements if name_of(one) == "torch"]
     asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
-    # pip wants a folder beside the options of another target, though a dry run leaves it alone.
+    # pip requires --target with such options, though a dry run does not touch it.
     elsewhere = ["--only-binary=:all:", *target, "--target", wanted.path + ".none"] if target else []
     rc, out, err = run([*pip, *asked, *elsewhere, *torch])
     try:
@@ -123,22 +123,22 @@ def refuse_cuda(wanted: Wanted, run: Run, pip: Sequence[str], target: Sequence[s
 
 
 def pip_settings(run: Run, pip: Sequence[str]) -> dict[str, str]:
-    """The proxy, certificates and indexes that pip would use, by its files and its environment."""
+    """Proxy, certificates and indexes that pip would use, from its files and environment."""
     out = run([*pip, "config", "list"])[1]
     names = "proxy|cert|index-url|extra-index-url|find-links|no-index"
     pairs = re.findall(rf"^(\S+)\.({names})='(.*)'$", out, re.M)
-    # What the environment says wins over files.
+    # The environment overrides files.
     return {name: value for dummy, name, value in sorted(pairs, key=lambda pair: pair[0] == ":env:")}
 
 
 def answers(url: str, settings: Mapping[str, str]) -> bool:
-    """Whether an index says anything about torch."""
+    """Whether an index lists torch."""
     return page_of(url, "torch", settings) is not None
 
 
 def page_of(url: str, project: str, settings: Mapping[str, str]) -> str | None:
-    """An index's page about a project, asked the way pip would (proxies, certificates); None where it does not answer."""
-    # Only here: whoever just looks at an environment needs none of it, and it takes longer to load than the look.
+    """An index's page of a project, fetched as pip would (proxies, certificates); None if it does not answer."""
+    # Imported here because inspecting an environment needs none of it, and takes less time than loading it.
     import http.client
     import urllib.parse
     import urllib.request
@@ -163,7 +163,7 @@ def page_of(url: str, project: str, settings: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def proxied(proxy: str | None) -> Iterator[None]:
-    """For a moment the environment names this proxy, as it does where pip needs no setting for it."""
+    """Set the proxy variables for a moment."""
     before = dict(os.environ)
     try:
         if proxy:
@@ -185,7 +185,7 @@ NEEDS_PYTHON = re.compile(r"(\S+) Requires-Python (>=[\d.]+)|requires a differen
 
 
 def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
-    """Turn pip's output into one sentence with what to do."""
+    """Turn pip's output into a sentence with advice."""
     who = f"{wanted.host}: the packages could not be installed in {wanted.path}"
     if re.search(r"No space left on device|Disk quota exceeded", text):
         return VenvError(
@@ -220,7 +220,7 @@ def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
 
 
 def last_line(text: str) -> str:
-    """The line that says most: pip's last ERROR, or simply the last one."""
+    """pip's last ERROR, or the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))]
     chosen = (errors or lines or ["nothing"])[-1]
@@ -228,7 +228,7 @@ def last_line(text: str) -> str:
 
 
 def check_room(folder: str, need: int, host: str) -> None:
-    """Makes the parent folder and looks whether the packages will fit, before anything is fetched."""
+    """Make the parent folder and check free space before downloading."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as why:
@@ -260,22 +260,22 @@ def free_text(path: str) -> str:
 
 
 def platforms(machine: str) -> list[str]:
-    """Names of the platforms whose wheels run on a Linux machine with a glibc of the last ten years, newest first."""
+    """Wheel platforms that run on Linux with a glibc of the last ten years, newest first."""
     return [f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)] + [f"manylinux2014_{machine}"]
 
 
 def wheels_ready(wanted: Wanted, target: dict[str, str]) -> bool:
-    """Whether the folder of wheels was filled for these requirements and this target."""
+    """Whether the wheels folder matches these requirements and this target."""
     return bool(read_json(os.path.join(wanted.wheels, ".wheels.json")) == wheels_stamp(wanted, target))
 
 
 def wheels_stamp(wanted: Wanted, target: dict[str, str]) -> dict[str, object]:
-    """The record of a folder of wheels: for which requirements it was filled."""
+    """The file that records which requirements a wheels folder was filled for."""
     return {"requirements": sorted(wanted.requirements), "target": target, "index": wanted.torch_index}
 
 
 def fetch_wheels(wanted: Wanted, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
-    """Fills the folder of wheels for hosts with the target's Python and architecture."""
+    """Download wheels for hosts with the target's Python and architecture."""
     fresh = wanted.wheels.rstrip("/") + ".part"
     shutil.rmtree(fresh, ignore_errors=True)
     check_room(fresh, VENV_BYTES // 3, wanted.host)
@@ -287,7 +287,7 @@ def fetch_wheels(wanted: Wanted, run: Run, base: Interpreter, pip: list[str], ta
         other += [part for abi in (tag, "abi3", "none") for part in ("--abi", abi)]
         other += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
     argv += ["--dest", fresh, *choose_index(wanted, run, pip, [], other)[1], *other]
-    # pip itself comes along for hosts whose Python has no ensurepip.
+    # Include pip for hosts whose Python lacks ensurepip.
     rc, out, err = run([*argv, *applying(wanted.requirements, target["python"]), "pip"])
     if rc != 0:
         raise explain(wanted._replace(path=wanted.wheels), base, out + "\n" + err)
