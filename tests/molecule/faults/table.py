@@ -16,34 +16,34 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-HEAD = """# Faults, made for real
+HEAD = """# Reproduced faults
 
 <!-- Written by tests/molecule/faults/table.py from the results of the scenario faults and of no_false_alarm.sh. -->
 
-Faults that people met when they trained on two home machines, each made for real on two hosts reached over ssh: firewalls, orphans on
-the port, cut and slow links, frozen and full machines, killed ranks. Seconds count until the fault is named: for *preflight*, *plan* and
-*doctor* the whole command, for *watch* from the fault itself in a run that is being watched, including the default patience
-(45 s without progress). The machine was busy with other work; the last table shows how busy. docs/troubleshooting.md says what
-each code means.
+Faults that people met when training on two home machines, reproduced on two hosts reached over ssh: firewalls, orphans on
+the port, cut and slow links, frozen and full machines, killed ranks. Seconds count until the fault is named: the whole command for *preflight*,
+*plan* and *doctor*, and for *watch* the time since the fault in a watched run, including the default patience
+(45 s without progress). The machine was busy with other work; the last table shows how busy. docs/troubleshooting.md explains
+each code.
 
 | # | fault | named as | seconds | by |
 |---:|---|---|---:|---|
 """
 RUNS = """
-## Runs without any fault
+## Runs without faults
 
-Whole runs from preflight to the report, one after the other (the scenario itself makes one):
-`tests/molecule/faults/no_false_alarm.sh {count}`. A false alarm is a warning or an error of preflight or of the rehearsal, a call for the
-doctor, or an exit code: **{alarms} of {count} runs had one**. The two hosts were containers on a machine that others used, too; the last
+Whole runs from preflight to the report, one after the other (the scenario includes one):
+`tests/molecule/faults/no_false_alarm.sh {count}`. A false alarm is a warning or error of preflight or rehearsal, a call for the
+doctor, or an exit code: **{alarms} of {count} runs had one**. The two hosts were containers on a shared machine; the last
 column holds the warnings about that, which were true.
 
 | run | seconds | false alarms | true of the machine |
 |---:|---:|---|---|
 """
-# What cannot be made in a container, or is made for real without one.
+# Faults tested without a container.
 ELSEWHERE = {
-    10: ("a GPU is in the box of a CPU run, or bfloat16 is asked of a CPU without it", "bf16-not-native, or float32 chosen", "field_10"),
-    25: ("a host is on Wi-Fi (an interface of the kernel's kind wireless)", "nic-wifi", "field_25"),
+    10: ("a CPU run on a host with a GPU, or bfloat16 on a CPU without it", "bf16-not-native, or float32 chosen", "field_10"),
+    25: ("a host is on Wi-Fi", "nic-wifi", "field_25"),
 }  # fmt: skip
 
 
