@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The same model and optimizer, written as plainly as torch allows: autograd, dense masks, dense gradients.
 
-It is what the benches compare with and what the tests take as the truth. It must stay slow and obvious.
+The benches compare with it and the tests take it as the truth, so it must stay slow and obvious.
 Any object with the fields of ModelConfig serves as its config.
 """
 
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
 
 
 class BaselineGPT(nn.Module):
-    """The model as one reads it in the specification."""
+    """The model, straight from its specification."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,16 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a training with a budget ends on time, and how good its model is beside fixed steps of the same time.
+"""Tests whether a training with a budget ends on time, and compares its model with fixed steps in the same time.
 
     python bench/budget.py                              # 3 and 5 minutes undisturbed, 5 with a node lost, 10 with a stop, and a sweep
     python bench/budget.py --only 3m                    # one of them
     python bench/budget.py --only 5m-lost 10m-stopped
     python bench/budget.py --sweep 3m --points 2:4096 4:4096    # depth and batch with as many steps as the budget's training time has
 
-Two nodes of this machine train on Python's own library, by ansible-playbook, from the command to its end, set-up and collecting included.
-"lost": in the middle the second node's keeper and rank are killed for good. "stopped": in the middle all is stopped, and started again
-20 s later. Wants ansible-playbook on the PATH and the trainer's environment that ./demo.sh makes (--venv names another).
+Two nodes on this machine train on Python's own library, by ansible-playbook, including set-up and collecting. "lost": midway the second
+node's keeper and rank are killed for good. "stopped": midway the run is stopped, and restarted 20 s later. Needs ansible-playbook on
+the PATH and the trainer's environment made by ./demo.sh (or --venv).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 class Nodes:
-    """Two nodes of this machine, and the playbooks that are played on them."""
+    """Two nodes on this machine, and their playbooks."""
 
     def __init__(self, folder: Path, venv: Path, port: int) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ def seconds_of(case: str) -> float:
 
 
 def lose_second(nodes: Nodes, run: str) -> None:
-    """Kill the second node's keeper first, so that it starts nothing again, and then its rank."""
+    """Kill the second node's keeper, so that it restarts nothing, then its rank."""
     session = json.loads((nodes.run_dir(2, run) / "session.json").read_text(encoding="utf-8"))
     beat = json.loads((nodes.run_dir(2, run) / "heartbeat-rank1.json").read_text(encoding="utf-8"))
     for pid in (session["pid"], *children(session["pid"]), beat["pid"]):
@@ -91,7 +91,7 @@ def lose_second(nodes: Nodes, run: str) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """All processes below one."""
+    """All descendants of a process."""
     try:
         own = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
     except OSError:
@@ -100,7 +100,7 @@ def children(pid: int) -> list[int]:
 
 
 def measure(nodes: Nodes, case: str) -> dict[str, Any]:
-    """One budget, from the command to its end."""
+    """Measure one budget, from the command to its end."""
     budget, how = case.partition("-")[::2]
     run, begun, seconds = f"b{case}", time.time(), seconds_of(case)
     settings = {"ddp_budget": budget, "ddp_fresh": True}
@@ -138,7 +138,7 @@ def measure(nodes: Nodes, case: str) -> dict[str, Any]:
 
 
 def sweep(nodes: Nodes, of: dict[str, Any], points: list[str]) -> list[dict[str, Any]]:
-    """Fixed steps, as many as the training time of a budget has at the pace of each model."""
+    """Train each model for as many fixed steps as fit the training time of a budget."""
     found = []
     for point in points:
         depth, batch = map(int, point.split(":"))
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args()
     nodes, results = Nodes(given.folder, given.venv, given.port), []
-    # Trainer and data are there before, as on hosts that have trained before; nothing of them is measured but what was.
+    # Set up trainer and data first, as on hosts that have trained before.
     nodes.play("train.yml", "ready", ddp_iterations=1, ddp_depth=2, ddp_eval_every=-1)
     for case in given.only:
         results.append(one := measure(nodes, case))

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A callback of Ansible that counts for bench/hosts.py: tasks, and for how many hosts each was executed or skipped."""
+"""Ansible callback for bench/hosts.py: counts tasks, and the hosts for which each was executed or skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible.plugins.callback import CallbackBase
 
 
 class CallbackModule(CallbackBase):
-    """Writes [name, executions, seconds until the next task] of every task to the file that COUNT_TASKS_FILE names."""
+    """Writes [name, executions, seconds until the next task] of every task to $COUNT_TASKS_FILE."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -29,7 +29,7 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         if task.action in C._ACTION_META:
-            return  # decided in the process of ansible-playbook itself
+            return  # runs in ansible-playbook itself
         self.end_task()
         self.tasks.append([task.get_name(), 0, 0.0])
 
@@ -40,7 +40,7 @@ class CallbackModule(CallbackBase):
         self.begun = now
 
     def count(self, result: Any, ignore_errors: bool = False) -> None:
-        """Ansible starts a process for each, skipped or not; of a failed one it tells whether that is minded."""
+        """Count a result; Ansible starts a process for each, skipped or not."""
         if result.task.action not in C._ACTION_META:
             self.tasks[-1][1] += 1
 

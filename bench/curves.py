@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Curves of trainings as an SVG for bench/quality.py: the losses, and how far each way is from the one that it is compared with."""
+"""SVG of training curves for bench/quality.py: losses, and each way's difference from the reference."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Told apart also by those who see few colours.
+# A colour-blind safe palette.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b")
 WIDTH, HEIGHT, MARGIN, LEGEND = 480, 320, 60, 190
-# Loss of one training after every so many steps.
+# Loss of one training by step.
 Curve = Mapping[int, float]
 
 
 class Panel(NamedTuple):
-    """A set of axes: where it begins, and the ranges of steps and values that it shows."""
+    """A set of axes: origin, and ranges of steps and values."""
 
     left: float
     steps: tuple[float, float]
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
         return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
 
     def axes(self, title: str) -> Iterator[str]:
-        """Numbers at the ends and in the middle are enough to read a curve by."""
+        """Draw labelled axes."""
         yield text(self.left + MARGIN, 18, title)
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
             value = self.values[0] + share * (self.values[1] - self.values[0])
@@ -52,7 +52,7 @@ def text(x: float, y: float, words: str, colour: str = "#000000") -> str:
 
 
 def draw(results: Sequence[Mapping[str, Any]], reference: str) -> str:
-    """The whole picture: thick lines are means, thin ones single seeds."""
+    """Draw the picture: thick lines are means, thin ones single seeds."""
     ways = list(dict.fromkeys([reference, *(str(one["way"]) for one in results)]))
     curves = {way: {one["seed"]: curve_of(one) for one in results if one["way"] == way} for way in ways}
     base = curves[reference]
@@ -71,7 +71,7 @@ def draw(results: Sequence[Mapping[str, Any]], reference: str) -> str:
         lines.append(text(2 * WIDTH + 10, 40 + 20 * number, way, colours[way]))
     size = f'width="{2 * WIDTH + LEGEND}" height="{HEIGHT}"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
-    # On white, so that they can be read on a dark page, too.
+    # On white, to be readable on dark pages.
     return "\n".join([begin, '<rect width="100%" height="100%" fill="#ffffff"/>', *lines, "</svg>", ""])
 
 
@@ -82,7 +82,7 @@ def curve_of(result: Mapping[str, Any]) -> dict[int, float]:
 def panel(
     left: float, title: str, curves: Mapping[str, Mapping[int, Curve]], colours: Mapping[str, str]
 ) -> Iterator[str]:
-    """Axes that all curves fit into, single seeds below the means."""
+    """Axes that fit all curves, with single seeds drawn under the means."""
     every = [curve for by_seed in curves.values() for curve in by_seed.values()]
     if not every:
         return

@@ -1,18 +1,17 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cost of a number of hosts to the controller: seconds, processor time, tasks, modules that run on hosts, and memory.
+"""Cost of many hosts to the controller: seconds, CPU time, tasks, modules run on hosts, and memory.
 
     python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
     python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
     python bench/hosts.py 2 8 --write hosts.json
 
-Hosts are nodes of this machine (ansible_connection: local), so what the modules of all hosts compute is done by this machine's cores as
-well: hosts of one's own are faster. CPU seconds are those of ansible-playbook with all modules, without the training; what of them the
-hosts' Python took, which hosts of one's own take themselves, has a column of its own. A task is executed for each host, also where it is
-skipped, in a process of its own. Memory is that of the processes of ansible-playbook: the largest of them (RSS), and all of them together
-(PSS, in which what they share counts once). Wants ansible-playbook on the PATH and the trainer's environment that ./demo.sh makes (--venv
-names another). Everything else lies in a temporary folder, and goes.
+Hosts are nodes on this machine (ansible_connection: local), so this machine's cores also run all hosts' modules; real hosts are faster.
+CPU seconds are those of ansible-playbook with all modules, without the training; a separate column has the part of the hosts' Python,
+which real hosts would run themselves. Ansible runs every task in a process for each host, even if skipped. Memory is that of
+ansible-playbook's processes: the largest (RSS), and all together (PSS, which counts shared memory once). Needs ansible-playbook on the
+PATH and the trainer's environment made by ./demo.sh (or --venv). Everything else is in a temporary folder, removed at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
-# A very small model: it is the controller that is measured.
+# A very small model, because only the controller is measured.
 SETTINGS = {
     "ansible_connection": "local",
     "ddp_depth": 2,
@@ -59,8 +58,8 @@ HEAD = (
     "all processes",
 )
 SAMPLE_SECONDS = 0.5
-# Stands for the hosts' Python, so that every module that runs there leaves a word, and every look that needs none (plugin_utils/_look.py),
-# with what it took: `times` tells user and system time of the shell, and below that those of its children.
+# Replaces the hosts' Python, to log every module and every look without one (plugin_utils/_look.py) with its CPU time: `times` prints
+# user and system time of the shell, then of its children.
 INTERPRETER = """#!/bin/sh
 if [ "$*" = "-I -S -" ]; then what=look; else what=module; fi
 {python} "$@"
@@ -102,13 +101,13 @@ class Cost(NamedTuple):
 
 
 def seconds_of(word: str) -> float:
-    """Seconds of a time that the shell writes as 1m2.34s."""
+    """Parse the shell's 1m2.34s."""
     minutes, seconds = word.rstrip("s").split("m")
     return 60 * int(minutes) + float(seconds)
 
 
 class Memory(threading.Thread):
-    """Looks at the memory of a session's ansible-playbook processes until it is told to stop."""
+    """Samples the memory of a session's ansible-playbook processes until stopped."""
 
     def __init__(self, session: int) -> None:
         super().__init__(daemon=True)
@@ -123,7 +122,7 @@ class Memory(threading.Thread):
             self.together = max(self.together, sum(pss for dummy, pss in sizes))
 
     def size(self, process: Path) -> tuple[int, int] | None:
-        """(RSS, PSS) in kB; None for others, and for modules, which would be on the hosts."""
+        """(RSS, PSS) in kB; None for other processes and for modules, which would run on the hosts."""
         try:
             if os.getsid(int(process.name)) != self.session:
                 return None
@@ -137,7 +136,7 @@ class Memory(threading.Thread):
 
 
 class Bench:
-    """Some nodes of this machine below a temporary folder."""
+    """Some nodes on this machine in a temporary folder."""
 
     def __init__(self, folder: Path, hosts: int, venv: Path, each_task: bool) -> None:
         self.folder, self.hosts, self.each_task = folder, hosts, each_task
@@ -160,7 +159,7 @@ class Bench:
         shutil.copy(ROOT / "bench" / "count_tasks.py", folder)
 
     def play(self, what: str, words: Sequence[str], may_fail: bool = False) -> Cost:
-        """Run a playbook, and what it took."""
+        """Run a playbook and return its cost."""
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -216,7 +215,7 @@ class Bench:
         ]
 
     def whole(self) -> list[Cost]:
-        """A whole job, and what one does with it."""
+        """A whole job and its usual commands."""
         costs = [self.play("from empty hosts to the end of a run", ["train.yml"])]
         costs.append(self.play("the same again", ["train.yml"]))
         if "changed: nothing" not in (self.folder / "log").read_text(encoding="utf-8"):
@@ -227,7 +226,7 @@ class Bench:
             costs.append(self.play("--tags restart of a run in progress", RESTART))
             costs.append(self.play("status", ["nanochat.ddp.status"]))
         finally:
-            # Whatever happened, nothing of it goes on.
+            # Stop everything, whatever happened.
             costs.append(self.play("reset", ["nanochat.ddp.reset"]))
         return costs
 

@@ -1,21 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cost of local steps in quality: the same model and number of tokens, synchronised in every step and every so many.
+"""Cost of local steps in quality: the same model and tokens, synchronised in every step or every N steps.
 
     python bench/local_steps.py --write local_steps.json
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
-A way is what --sync takes, after a slash the --local-steps, after another one the --local-overlap, and after a third how
-many steps at the begin and at the end are made together at most, as in int8/30/15/12+6. So many ranks on this machine, of
-one thread each, train on Python's own library with the trainer as it is, common steps at begin and end included; a step has
-the same number of tokens however many ranks share it. A seed settles the first weights and the order of the text. Told are
-the bits per byte of the validation shard at the end, their mean and spread over the seeds, and how far a way is from common
-steps with the same ranks, seed by seed. Seconds tell nothing here, for the loopback is no slow link: bench/two_nodes.py
-measures those. "alone" is one rank that trains on its part of the rows: what a way with local steps has to beat, or the
-other hosts are of no use.
+A way is SYNC[/LOCAL_STEPS[/LOCAL_OVERLAP[/FIRST+LAST]]], for example int8/30/15/12+6: the trainer's flags of these names, and the
+maximum number of common steps at the beginning and the end. Ranks of one thread each train on Python's own library on this
+machine; a step has the same number of tokens for any number of ranks. A seed determines the first weights and the order of the
+text. Results are the final bits per byte on the validation shard, their mean and spread over the seeds, and the difference
+from common steps with the same ranks, seed by seed. Seconds mean nothing here, because the loopback is not a slow link:
+bench/two_nodes.py measures those. "alone" is one rank that trains on its part of the rows; a way that does not beat it makes
+the other hosts useless.
 
-Each training is one entry of the file of --write, which a second call goes on with: what is in it is not made again.
+Each training is an entry in the file of --write; a second call skips those already there.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ TRAINING_SHARDS = 6
 
 
 def prepare(folder: Path, shards: int = 3) -> None:
-    """Shards and tokenizer out of Python's own library."""
+    """Make shards and tokenizer from Python's own library."""
     library = sysconfig.get_paths()["stdlib"]
     out = ["--out", str(folder / "data"), "--shards", str(shards)]
     call("scripts.make_shards", "--from", library, *out, "--suffix", ".py")
@@ -62,7 +61,7 @@ def call(module: str, *argv: str, folder: Path | None = None) -> None:
 
 
 def order(folder: Path, seed: int) -> Path:
-    """The same shards, of which training begins with another one for each seed; the last stays that of the validation."""
+    """The same shards, rotated by seed; the last one stays the validation shard."""
     shards, ordered = sorted((folder / "data").glob("*.parquet")), folder / f"data-{seed}"
     if not ordered.exists():
         ordered.mkdir()
@@ -74,7 +73,7 @@ def order(folder: Path, seed: int) -> Path:
 
 
 def worker(seed: int, together: str, flags: list[str]) -> None:
-    """One rank: scripts.base_train, with other first weights, and where it is said with fewer steps made together."""
+    """One rank: scripts.base_train with other first weights, and fewer common steps if given."""
     sys.path.insert(0, str(TRAINER))
     from nanochat.kit.common import exit_code
     from nanochat.model.gpt import GPT
@@ -89,7 +88,7 @@ def worker(seed: int, together: str, flags: list[str]) -> None:
 
 
 def train(one: Json, folder: Path) -> Json:
-    """One training; what its evaluations and what it sent came to."""
+    """One training; returns its evaluations and bytes sent."""
     way, steps, ranks = one["way"], one["steps"], one["ranks"]
     world, rows = (1, ROWS // ranks) if way == ALONE else (ranks, ROWS)
     sync, every, overlap, together = [*(COMMON if way == ALONE else way).split("/"), "", "", ""][:4]
@@ -118,7 +117,7 @@ def train(one: Json, folder: Path) -> Json:
 
 
 def told(files: Sequence[Path], steps: int) -> Json:
-    """Out of the metrics of all ranks; bytes are those of the rank that sent most."""
+    """Summarise the metrics of all ranks; bytes are those of the rank that sent most."""
     by_rank = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
     sent = [sum(event.get("bytes_sent", 0) for event in events) for events in by_rank]
     return {
@@ -128,7 +127,7 @@ def told(files: Sequence[Path], steps: int) -> Json:
 
 
 def measure_all(arguments: argparse.Namespace) -> list[Json]:
-    """Every way with every seed and number of ranks, but those that the file has."""
+    """Train every way with every seed and number of ranks that the file lacks."""
     wanted = [
         {"ranks": ranks, "seed": seed, "way": way, "steps": arguments.steps}
         for ranks in arguments.ranks
@@ -144,7 +143,7 @@ def measure_all(arguments: argparse.Namespace) -> list[Json]:
 
 
 def table(results: Sequence[Json]) -> str:
-    """Final losses of the trainings, for each number of ranks and way."""
+    """Final losses by number of ranks and way."""
     heads = ["ranks", "way", "seeds", "bits per byte, mean", "spread over seeds"]
     heads += [f"from {COMMON}: mean", "spread", "in %", "MB a step and rank"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]

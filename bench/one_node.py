@@ -4,15 +4,14 @@
 """One node: seconds a step of the trainer, in float32 and with bf16 products, with and without C kernels, against eager torch.
 
     python bench/one_node.py [--quick] [--sizes d4 d8] [--variants V ...] [--rounds N] [--threads N] [--write one_node.json]
-    python bench/one_node.py --ops --sizes d4        # what of a float32 step goes into which operation of torch
-    python bench/one_node.py --kernels --sizes d4    # each C kernel against the operations of torch that it stands for
+    python bench/one_node.py --ops --sizes d4        # a float32 step by torch operation
+    python bench/one_node.py --kernels --sizes d4    # each C kernel against the torch operations that it replaces
 
-Each variant is a process of its own with the same weights, tokens and schedule. They take turns, step by step, so that
-what disturbs the machine disturbs all of them; a ratio is the median over rounds of two steps next to each other.
-"floor" is the time of the matrix products of a step alone, of the same shapes and types and in the same order, made in the
-same process right after each step; "share" is floor by step, the median over the rounds: what is missing to 100 % is all
-else that a step does.
-"first step" is the time from torch being imported to the end of the first step, building the model included.
+Each variant is a process with the same weights, tokens and schedule. They alternate step by step, so that other work on the
+machine slows all alike; a ratio is the median over rounds of two neighbouring steps.
+"floor" is the time of a step's matrix products alone, with the same shapes, types and order, repeated in the same process
+after each step; "share" is floor / step, the median over rounds: the rest is everything else that a step does.
+"first step" is the time from having imported torch to the end of the first step, including building the model.
 """
 
 from __future__ import annotations
@@ -58,18 +57,18 @@ VARIANTS = (
     "fp32+C",
     "bf16",
     "bf16+C",
-)  # torch takes fifty times as long for bf16 on a CPU without instructions for it
+)  # torch is fifty times slower with bf16 on a CPU without bf16 instructions
 ROWS, ACCUMULATION = 2, 2
 RATES = LearningRates().scaled(0.0625)
 SCHEDULE = StepSchedule(0.5, 0.9, 0.01)
 MicroBatches = list[tuple[Tensor, Tensor]]
 Step = Callable[[MicroBatches], float]
-# On a busy machine NANOCHAT_CPU_TIME=1 with --threads 1 counts processor time, which other work disturbs less.
+# On a busy machine, NANOCHAT_CPU_TIME=1 with --threads 1 counts CPU time, which other work disturbs less.
 clock = time.process_time if os.environ.get("NANOCHAT_CPU_TIME") else time.perf_counter
 
 
 def micro_batches(config: ModelConfig, step: int) -> MicroBatches:
-    """Tokens as frequent as words are: the n-th with a chance of 1/n."""
+    """Tokens with the frequencies of words: the n-th with probability proportional to 1/n."""
     generator = torch.Generator().manual_seed(step)
     chances = 1 / torch.arange(1, config.vocab_size + 1)
     batches = []
@@ -81,7 +80,7 @@ def micro_batches(config: ModelConfig, step: int) -> MicroBatches:
 
 
 class Products(TorchDispatchMode):
-    """Notes the matrix products that are made within this context, to make them again."""
+    """Records the matrix products made within this context, to repeat them."""
 
     NAMES = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 
@@ -98,7 +97,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _like(self, arg: Any, place: int | str) -> Any:
-        """A tensor of the same shape, type and layout, the same for all that are alike; what is no tensor is itself."""
+        """A stand-in tensor of the same shape, type and layout, shared by all alike; other values are returned as they are."""
         if not isinstance(arg, Tensor):
             return arg
         key = (place, arg.shape, arg.stride(), arg.dtype)
@@ -109,7 +108,7 @@ class Products(TorchDispatchMode):
 
     @torch.no_grad()
     def seconds(self) -> float:
-        """How long all of them take."""
+        """Seconds that all of them take."""
         start = clock()
         for call in self.calls:
             call()
@@ -162,14 +161,14 @@ def our_step(config: ModelConfig, variant: str) -> Step:
 
 
 def work(size: str, variant: str, threads: int) -> None:
-    """A variant's process: a line read is a step made, answered with its seconds and its loss."""
+    """A variant's process: for each line read it makes a step, and prints its seconds and loss."""
     torch.set_num_threads(threads)
     config = SIZES[size]
     step = baseline_step(config) if variant == "baseline" else our_step(config, variant)
     products = Products()
     for number, dummy in enumerate(sys.stdin):
         batches = micro_batches(config, number)
-        # The first is not timed, the second is the first with all buffers in their places.
+        # The first call is not timed; from the second on, all buffers exist.
         with products if number == 1 and variant != "baseline" else contextlib.nullcontext():
             start = clock()
             loss = step(batches)
@@ -184,7 +183,7 @@ def work(size: str, variant: str, threads: int) -> None:
 
 
 class Worker:
-    """One variant's process, started when it is first asked."""
+    """One variant's process, started on first use."""
 
     def __init__(self, size: str, variant: str, threads: int) -> None:
         command = [sys.executable, __file__, "--worker", size, variant, "--threads", str(threads)]
@@ -240,7 +239,7 @@ def figures(
 
 
 def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
-    """The rows of one size in the table."""
+    """The table rows of one size."""
     rows = []
     for variant, f in variants.items():
         speed = f"{f['median_seconds']:9.3f}{f['best_seconds']:9.3f}{f['tokens_per_second']:9.0f}"
@@ -251,7 +250,7 @@ def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
 
 
 def operations(size: str, threads: int, steps: int = 4) -> str:
-    """By operation, what of some steps is spent in it alone."""
+    """Self time by operation over some steps."""
     torch.set_num_threads(threads)
     config, step = SIZES[size], our_step(SIZES[size], "fp32")
     for number in range(2):
@@ -272,7 +271,7 @@ def operations(size: str, threads: int, steps: int = 4) -> str:
 
 
 def kernel_times(size: str, threads: int) -> str:
-    """Each kernel as it is tried at the start of a run."""
+    """Time each kernel as at the start of a run."""
     torch.set_num_threads(threads)
     lines = []
     for matmul in MATMUL_TYPES:

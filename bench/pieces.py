@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Helpers that several measurements share, with the standard library alone."""
+"""Helpers shared by several measurements; standard library only."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has now."""
+    """A free port on the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
-    """The events of a kind, or all, in a metrics file, as far as its lines are whole."""
+    """The events of a kind, or all, in a metrics file, skipping incomplete lines."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [event for event in map(json.loads, lines) if kind in ("", event["kind"])]
 
 
 def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A list with a row a line, whole or not at all."""
+    """Write a list atomically, one item per line."""
     fresh = file.with_suffix(".new")
     fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     fresh.replace(file)
 
 
 class Results:
-    """Finished measurements of a series: a list in a file, which grows with each measurement, so that a second call continues
-    with it. A result is what was wanted with what came out."""
+    """Finished measurements of a series: a list in a file that grows with each one, so that a second call continues it. A
+    result has the requested parameters and the measured values."""
 
     def __init__(self, file: Path | None, wanted: Sequence[dict[str, Any]]) -> None:
         self.file, self.wanted = file, wanted
@@ -47,7 +47,7 @@ class Results:
         return [one for one in self.wanted if not any(one.items() <= result.items() for result in self.results)]
 
     def completed(self, measure: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
-        """All that is wanted."""
+        """All requested results."""
         for one in self.missing:
             self.results.append(measure(one))
             print(json.dumps(self.results[-1]), file=sys.stderr, flush=True)

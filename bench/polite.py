@@ -1,14 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cost of a polite trainer to whoever uses its machine, and of politeness to the trainer (ddp_polite low).
+"""Cost of a polite trainer to other programs, and of politeness to the trainer (ddp_polite low).
 
     python bench/polite.py [--rounds 8] [--size d4]
 
-A trainer makes steps on all cores as a polite session starts it, and is stopped and continued in turn. Beside it runs in a session of its
-own, as in a terminal: "compile", a process on each core that compiles Python's own library, in seconds; and "requests", one every 20 ms
-that takes some milliseconds of a core, as the 95th percentile of the time until it is answered. Without anything beside them a polite and
-an ordinary trainer take turns, step by step. Figures are medians of pairs of neighbours.
+A trainer, started as in a polite session, trains on all cores and is stopped and continued alternately. Other programs run in a second
+session, as in a terminal: "compile", a process per core that compiles Python's own library, in seconds; and "requests", one every 20 ms
+that takes some milliseconds of a core, as the 95th percentile of the response time. Then, without other programs, a polite and an
+ordinary trainer alternate step by step. Figures are medians of neighbouring pairs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ sys.path.insert(0, str(HERE.parent / ".ansible" / "collections"))
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.priority import yield_to_others  # noqa: E402
 
-COMPILED = 60  # files of the library, by each process
+COMPILED = 60  # library files per process
 REQUESTS, EVERY = 150, 0.02
 COMPILE = f"""
 import glob, os
 for path in sorted(glob.glob(os.path.dirname(os.__file__) + "/*.py"))[:{COMPILED}]:
     compile(open(path, encoding="utf-8", errors="replace").read(), path, "exec")
 """
-# A process that answers requests, as a web server does: it sleeps until one comes.
+# A process that sleeps until a request comes, like a web server.
 SERVE = """
 import sys
 for line in sys.stdin:
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 class Trainer:
-    """Steps of the trainer in a process of its own."""
+    """A trainer in a separate process."""
 
     def __init__(self, size: str, polite: bool) -> None:
         words = [sys.executable, str(HERE / "one_node.py"), "--worker", size, "fp32", "--threads", str(os.cpu_count())]
@@ -91,7 +91,7 @@ def compiling() -> float:
 
 
 def requests() -> float:
-    """The 95th percentile of the seconds until an answer."""
+    """95th percentile of the response time in seconds."""
     words = [sys.executable, "-c", SERVE]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -110,11 +110,11 @@ def requests() -> float:
 
 
 def pairs(load: Callable[[], float], trainer: Trainer, rounds: int) -> tuple[float, float, float]:
-    """(alone, beside the trainer, how many times as long that takes)."""
+    """(alone, beside the trainer, ratio)."""
     found = []
     for number in range(rounds):
         pair = {}
-        # The order changes, so that a machine that slows down disturbs neither more.
+        # Alternate the order, so that a drifting machine affects both alike.
         for on in (False, True) if number % 2 else (True, False):
             trainer.switch(on)
             pair[on] = load()
@@ -124,7 +124,7 @@ def pairs(load: Callable[[], float], trainer: Trainer, rounds: int) -> tuple[flo
 
 
 def measure(trainers: dict[bool, Trainer], rounds: int) -> None:
-    """Print each figure as it comes."""
+    """Measure and print each figure."""
     steps = [[trainers[polite].step() for polite in (False, True)] for dummy in range(3 * rounds)]
     ordinary, own = (statistics.median(one) for one in zip(*steps, strict=True))
     ratio = statistics.median(polite / normal for normal, polite in steps)

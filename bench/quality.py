@@ -1,20 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether rounding costs quality: the same training with float32 and with bf16 products, and with each way on the wire.
+"""Cost of rounding in quality: the same training with float32 and bf16 products, and with each way on the wire.
 
     python bench/quality.py --write quality.json --plot lab/images/quality.svg
     python bench/quality.py --size d4 --seeds 0 --steps 300 --ways "fp32, exact" "fp32, int8+head" --write d4.json
 
-Two ranks on this machine train a small model on Python's own library. A seed settles the first weights and the rows of
-every step, and each way trains on the same ones, so that two ways differ by rounding alone. Told is the loss on rows
-that nobody trained on, in nats a token: its mean and spread over the seeds, and how far a way is from float32 and exact
-seed by seed. "fp32, exact+head" differs from that by the last bit of float32 only (--head shared): what it shows is what
-any difference, however small, grows to. Rounding is worth worrying about where it costs more than that and than a seed.
+Two ranks on this machine train a small model on Python's own library. A seed determines the first weights and the rows of
+every step, so two ways with the same seed differ only by rounding. Results are held-out losses in nats per token: their
+mean and spread over the seeds, and the difference from float32 and exact, seed by seed. "fp32, exact+head" (--head shared)
+differs from that only by the last bit of float32: it shows how far the smallest difference grows. Rounding matters only if
+it costs more than that, and more than the spread over seeds.
 
-Each training is two processes and one entry of the file of --write, which a second call goes on with: what is in it is
-not made again. On a CPU without bf16 instructions, where torch takes fifty times as long for a product of bf16, the same
-numbers are made of float32: operands and results are rounded to bf16, and sums are float32, as those instructions do it.
+Each training is two processes and an entry in the file of --write; a second call skips those already there. On a CPU
+without bf16 instructions, where torch's bf16 products are fifty times slower, they are emulated with float32: operands
+and results are rounded to bf16 and sums are float32, as with those instructions.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 sys.path.insert(0, str(TRAINER))
-# Products and wire; the first is compared with.
+# Products and wire; the first is the reference.
 WAYS = [
     "fp32, exact", "fp32, exact+head", "bf16, exact", "fp32, bf16+head", "fp32, int8", "fp32, int8+head", "fp32, int4+head",
     "bf16, int8+head",
 ]  # fmt: skip
 SHARED = "+head"
 TOKENS = "tokens.pt"
-CHARACTERS = 4_000_000  # of text; enough that no step of a short training sees the same rows again
+CHARACTERS = 4_000_000  # of text; enough for a short training without repeated rows
 HELD_OUT_TOKENS = 2**14
 
 
 class Size(NamedTuple):
-    """A model; rows are those of one rank in a step."""
+    """A model; rows: per rank and step."""
 
     depth: int
     aspect: int
@@ -66,11 +66,11 @@ class Size(NamedTuple):
 SIZES = {"small": Size(2, 64, 32, 64, 4), "d4": Size(4, 64, 64, 512, 2)}
 
 
-# -- what runs in a rank
+# -- in a rank
 
 
 def encode(folder: Path) -> None:
-    """Tokens of the text, once for all trainings."""
+    """Tokenize the text, once for all trainings."""
     import torch
 
     from nanochat.data import dataset, tokenizer
@@ -90,7 +90,7 @@ def encode(folder: Path) -> None:
 
 
 def read_tokens(folder: Path, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Tokens to train on, rows that are held out, and the size of the vocabulary."""
+    """Training tokens, held-out rows, and vocabulary size."""
     import torch
 
     kept = torch.load(folder / TOKENS)
@@ -100,7 +100,7 @@ def read_tokens(folder: Path, length: int) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def rounded_products() -> AbstractContextManager[Any]:
-    """Products of bf16 made of float32 ones, within this context, unless the CPU makes them itself."""
+    """Emulate bf16 products with float32 in this context, unless the CPU supports them."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -122,7 +122,7 @@ def rounded_products() -> AbstractContextManager[Any]:
 
 
 def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Tensor, int]) -> dict[int, float]:
-    """One training; the loss on the held out rows after every so many steps."""
+    """One training; returns the held-out losses along the way."""
     import torch
 
     from nanochat.rules.schedule import StepSchedule, plan_training
@@ -152,7 +152,7 @@ def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Ten
 
 
 def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -> Any:
-    """The model, its optimizer and the way that its gradients are summed."""
+    """Model, optimizer and gradient exchange."""
     from nanochat.model.fused import TrainingPass
     from nanochat.model.gpt import GPT, ModelConfig
     from nanochat.model.gradients import MATMUL_TYPES
@@ -175,7 +175,7 @@ def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -
 
 
 def held_out_loss(sync: Any, held_out: torch.Tensor) -> float:
-    """In float32, whatever the products of the training."""
+    """Loss on held-out rows, always in float32."""
     import torch
 
     sync.optimizer.catch_up()
@@ -188,7 +188,7 @@ def held_out_loss(sync: Any, held_out: torch.Tensor) -> float:
 
 
 def work(folder: Path, one: Json) -> None:
-    """One training; rank 0 tells what came out."""
+    """One training; rank 0 prints the result."""
     from nanochat.kit.common import read_ranks
     from nanochat.model import numerics
     from nanochat.parallel.comm import connect
@@ -203,11 +203,11 @@ def work(folder: Path, one: Json) -> None:
     comm.close()
 
 
-# -- all of it, and what came out
+# -- the whole series and its table
 
 
 def measure(folder: Path, one: Json) -> Json:
-    """One training by two processes."""
+    """One training with two processes."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [sys.executable, __file__, "--folder", str(folder), "--worker", json.dumps(one)]
     ranks = [
@@ -227,7 +227,7 @@ def measure(folder: Path, one: Json) -> Json:
 
 
 def measure_all(arguments: argparse.Namespace) -> list[Json]:
-    """Every way with every seed, but those that the file has."""
+    """Train every way with every seed that the file lacks."""
     common = {"size": arguments.size, "steps": arguments.steps, "every": arguments.every}
     wanted = [common | {"seed": seed, "way": way} for seed in arguments.seeds for way in arguments.ways]
     found = Results(arguments.write, wanted)
@@ -241,7 +241,7 @@ def measure_all(arguments: argparse.Namespace) -> list[Json]:
 
 
 def table(results: Sequence[Json], reference: str) -> str:
-    """The results for people: the losses at the end, and how far the mean was from the reference's on the way there."""
+    """Final losses, and the mean's difference from the reference along the way."""
     curves: dict[str, dict[int, dict[str, float]]] = {}
     for one in results:
         curves.setdefault(one["way"], {})[one["seed"]] = {str(mark): loss for mark, loss in one["losses"].items()}

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How soon a run goes on after faults, how many steps are made again, and what a storm of faults leaves of its speed.
+"""How soon a run continues after faults, how many steps it repeats, and its speed in a storm of faults.
 
     python bench/storm.py                           # single faults, three times each
-    python bench/storm.py --minutes 10 --seed 7     # drawn faults of all kinds, and the table of the whole storm
+    python bench/storm.py --minutes 10 --seed 7     # random faults of all kinds, and a table of the storm
 
-Needs root: three network namespaces on this machine, each a host with a disk (tmpfs), session, keeper and rank of its own.
+Needs root: three network namespaces on this machine, each a host with its own disk (tmpfs), session, keeper and rank.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CALM_SECONDS = 30.0
 
 
 class Story:
-    """Single faults, each from where the one before has ended; how long each takes, and which steps are made again."""
+    """Single faults, one after the other; measures the recovery time and repeated steps of each."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.rows: list[Json] = []
 
     def happen(self, what: str, do: Callable[[], object], *members: str) -> None:
-        """Do something in the midst of steps, and note when those that are left went on."""
+        """Cause a fault during a step, and record when the remaining hosts continued."""
         lab, witness = self.lab, members[0]
         made = len(lab.events(witness, "step"))
         lab.wait("30 more steps", lambda: len(lab.events(witness, "step")) > made + 30)
@@ -86,7 +86,7 @@ class Story:
 
 
 def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
-    """Where the time from the last step to the next one went, as the keeper of one host told it."""
+    """The parts of the time between two steps, as logged by one host's keeper."""
     told: list[Json] = []
 
     def is_told() -> bool:
@@ -100,7 +100,7 @@ def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
 
 
 class Storm:
-    """Drawn faults of all kinds, and the table of what they came to."""
+    """Random faults of all kinds, and the table of results."""
 
     def __init__(self, lab: Lab, seed: int, an_hour: float) -> None:
         self.lab, self.chance, self.every = lab, random.Random(seed), 3600 / an_hour
@@ -108,7 +108,7 @@ class Storm:
         self.hits: list[Json] = []
 
     def run(self, minutes: float) -> None:
-        """Some undisturbed time, the storm, and the wait until all are back."""
+        """Run undisturbed for a while, then the storm, then wait until all hosts are back."""
         lab = self.lab
         lab.first_step(0.0, *HOSTS)
         time.sleep(CALM_SECONDS)
@@ -160,7 +160,7 @@ class Storm:
 
 
 def steps_in_time(told: dict[str, list[Json]]) -> list[Json]:
-    """Each step of each attempt once, by the host that wrote it first."""
+    """Each step of each attempt once, by the host that logged it first."""
     first: dict[tuple[str, int], Json] = {}
     for event in (event for events in told.values() for event in log_of(events) if event["kind"] == "step"):
         key = (event["attempt"], event["step"])
@@ -170,7 +170,7 @@ def steps_in_time(told: dict[str, list[Json]]) -> list[Json]:
 
 
 def longest_gap(steps: Sequence[Json], begun: float, until: float) -> float:
-    """The longest time without a step that began after a moment and before another."""
+    """The longest time without a step that began within an interval."""
     times = [event["time"] for event in steps]
     gaps = [
         later - max(sooner, begun) for sooner, later in itertools.pairwise(times) if later > begun and sooner < until
@@ -179,7 +179,7 @@ def longest_gap(steps: Sequence[Json], begun: float, until: float) -> float:
 
 
 def all_back(steps: Sequence[Json], since: float) -> float:
-    """When all hosts made a step together after a moment."""
+    """When all hosts first made a common step after a given time."""
     return next((event["time"] for event in steps if event["time"] > since and event["world"] == len(HOSTS)), math.inf)
 
 
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
     parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args()
-    # Hosts are taken down also where it is ended from outside.
+    # Take the hosts down even if this process is killed.
     signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="storm-") as place:
         lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3, head=given.head)

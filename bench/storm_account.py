@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def log_of(events: Iterable[Json]) -> Iterator[Json]:
-    """The starts and steps of a host in their order, each with its attempt, which is the same on all hosts, and when that began."""
+    """A host's starts and steps in order, each with its attempt (equal on all hosts) and that attempt's start."""
     attempt: Json = {}
     for event in events:
         if event["kind"] == "start":
@@ -22,7 +22,7 @@ def log_of(events: Iterable[Json]) -> Iterator[Json]:
 
 
 def surviving(events: Iterable[Json]) -> dict[int, Json]:
-    """The steps of a host that its later starts went on from."""
+    """The steps of a host on which its later starts built."""
     made: dict[int, Json] = {}
     for event in log_of(events):
         if event["kind"] == "start":
@@ -33,7 +33,7 @@ def surviving(events: Iterable[Json]) -> dict[int, Json]:
 
 
 def rows_of_steps(lines: Mapping[str, Mapping[int, Json]]) -> dict[int, int]:
-    """Rows that all hosts together trained on in each step of the line that survived, which is what was made last."""
+    """Rows that all hosts together trained on in each surviving step, that is, its last repetition."""
     rows = {}
     for step in set().union(*lines.values()):
         newest = max((line[step] for line in lines.values() if step in line), key=lambda event: event["began"])
@@ -42,8 +42,8 @@ def rows_of_steps(lines: Mapping[str, Mapping[int, Json]]) -> dict[int, int]:
 
 
 def rows_of_host(line: Mapping[int, Json], step: int, attempt: str) -> int:
-    """Rows of one host in a step; those of the step before if the rank was killed before it wrote its line."""
-    # No rank ends a step without the gradients of all, so it took part.
+    """Rows of one host in a step; those of the previous step if the rank was killed before logging it."""
+    # It took part, because no rank finishes a step without everyone's gradients.
     for made in (line.get(step), line.get(step - 1)):
         if made is not None and made["attempt"] == attempt:
             return int(made["rows"])
@@ -51,7 +51,7 @@ def rows_of_host(line: Mapping[int, Json], step: int, attempt: str) -> int:
 
 
 def back_by(events: Iterable[Json]) -> int:
-    """Steps that a host made again."""
+    """Number of steps that a host repeated."""
     again, last = 0, -1
     for event in log_of(events):
         if event["kind"] == "start" and event["resumed_from"] is not None:
@@ -62,6 +62,6 @@ def back_by(events: Iterable[Json]) -> int:
 
 
 def from_scratch(events: Iterable[Json]) -> list[Json]:
-    """The starts after the first that went on from nothing."""
+    """Starts after the first that began at step 0."""
     starts = [event for event in log_of(events) if event["kind"] == "start"]
     return [start for start in starts[1:] if not start["resumed_from"]]

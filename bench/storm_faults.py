@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The faults of a storm, drawn by lot: each is a generator that does something, yields while it lasts, and takes it back."""
+"""Random faults of a storm: each is a generator that causes a fault, yields while it lasts, and undoes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from storm_lab import HOSTS, Lab
 
-# Seconds that a fault lasts.
+# Duration of a fault in seconds.
 LASTING = (0.0, 3.0, 8.0, 20.0, 30.0)
 FLAPS, FLAP_SECONDS = 6, 1.5
 SPOILT_AT = 5000
@@ -34,7 +34,7 @@ class Faults:
         ]  # fmt: skip
 
     def draw(self) -> tuple[str, float, Iterator[str]]:
-        """A host, how long it lasts, and the course of the fault."""
+        """Draw a host, a duration and a fault."""
         host, lasting = self.chance.choice(HOSTS), self.chance.choice(LASTING)
         return host, lasting, self.chance.choice(self.kinds)(host)
 
@@ -73,7 +73,7 @@ class Faults:
         self.lab.power(host, on=True)
 
     def shuts_down(self, host: str) -> Iterator[str]:
-        """As an init does it: all processes at once, and SIGKILL for what is left after its time."""
+        """Shut down as init does: SIGTERM for all processes, later SIGKILL for the rest."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             self.lab.send(number, *self.lab.processes(host))
         yield "an orderly shutdown, then a boot"
@@ -149,7 +149,7 @@ class Faults:
             return "flipped"
 
     def stopped_by_user(self, host: str) -> Iterator[str]:
-        """Everywhere."""
+        """A user stops the run on all hosts."""
         self.lab.stop()
         yield "stopped by the user, and started again"
         self.lab.launch()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts of a storm: each a network namespace with its own disk, session, keeper and rank, around the real trainer with a d2 model."""
+"""Hosts of a storm: network namespaces, each with its own disk, session, keeper and rank of the real trainer (d2 model)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 class Lab:
-    """The hosts, and what can be done to them and seen of them."""
+    """The hosts, with methods to observe and disturb them."""
 
     def __init__(self, folder: Path, min_hosts: int, grace: int, head: str = "whole") -> None:
         self.folder, self.min_hosts, self.grace, self.head = folder, min_hosts, grace, head
@@ -83,7 +83,7 @@ class Lab:
         }  # fmt: skip
 
     def launch(self) -> None:
-        """As the user starts the run: a new secret, and a session on every host."""
+        """Start the run as a user does: a new secret, and a session on every host."""
         secret = os.urandom(20).hex()
         for host in HOSTS:
             run_dir = str(self.folder / host)
@@ -92,7 +92,7 @@ class Lab:
             self.boot(host)
 
     def boot(self, host: str) -> None:
-        """Start the session of a host as it lies on its disk."""
+        """Start a host's session from its disk."""
         folder, number = self.folder / host / ".session", HOSTS.index(host)
         folder.mkdir(exist_ok=True)
         (folder / "stop").unlink(missing_ok=True)
@@ -113,14 +113,14 @@ class Lab:
         self.sessions[host] = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def stop(self) -> None:
-        """As the playbook stop does it."""
+        """Stop as the playbook does."""
         for host in HOSTS:
             (self.folder / host / ".session/stop").touch()
             self.sessions[host].send_signal(signal.SIGTERM)
         for host in HOSTS:
             self.sessions[host].wait()
 
-    # -- what is seen
+    # -- observing
 
     def address(self, host: str) -> str:
         return f"10.9.0.{HOSTS.index(host) + 1}"
@@ -138,7 +138,7 @@ class Lab:
         return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
     def together(self, *members: str) -> bool:
-        """Whether these, and they alone, train together."""
+        """Whether exactly these hosts train together."""
         told = [self.read(host, "members.json") for host in members]
         return all((one.get("state"), one.get("members")) == ("training", list(members)) for one in told)
 
@@ -151,7 +151,7 @@ class Lab:
             time.sleep(0.1)
 
     def first_step(self, begun: float, *members: str) -> float:
-        """When these made the first step of a generation that began after a moment."""
+        """When these hosts made the first step of a generation that began after a given time."""
         found: list[float] = []
 
         def stepped() -> bool:
@@ -165,7 +165,7 @@ class Lab:
         self.wait(f"{' and '.join(members)} to go on", stepped)
         return found[0]
 
-    # -- what is done
+    # -- disturbing
 
     def processes(self, host: str) -> list[int]:
         done = subprocess.run(
@@ -180,7 +180,7 @@ class Lab:
                     os.kill(pid, number)
 
     def rank(self, host: str) -> int | None:
-        """The process of the rank, if it lives."""
+        """The rank's process, if alive."""
         pid = self.read(host, f"heartbeat-rank{HOSTS.index(host)}.json").get("pid")
         return pid if pid in self.processes(host) else None
 
@@ -198,7 +198,7 @@ class Lab:
         subprocess.run(self.lan.inside(HOSTS.index(host), *argv), check=False, capture_output=True)
 
     def power(self, host: str, on: bool) -> None:
-        """Without a word to anybody: the cable is dead before the processes are."""
+        """Cut the power: the link dies before the processes."""
         self.on(host, "ip", "link", "set", "eth0", "up" if on else "down")
         if on:
             self.boot(host)
@@ -207,7 +207,7 @@ class Lab:
             self.sessions[host].wait()
 
     def cut(self, host: str, *sources: str) -> None:
-        """From now on a host gets nothing from the others; what it sends still arrives there."""
+        """Cut a host's incoming traffic; what it sends still arrives."""
         rules = " ".join(f"ip saddr {self.address(source)} drop;" for source in sources)
         self.on(host, "nft", f"table inet cut {{ chain i {{ type filter hook input priority -10; {rules} }}; }}")
 

@@ -1,27 +1,26 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cost of the network: two nodes with a core each, joined by a link of a known rate, for each way of --sync.
+"""Cost of the network: two nodes with a core each, joined by a link of known rate, for each way of --sync.
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
     sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
     sudo python bench/two_nodes.py --models d4 --rates 20mbit --cycles 2 --modes int8+head,int8/30,int8/30/15
-    python bench/two_nodes.py --show two_nodes.json      # all tables that were written there
+    python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
-The nodes are two network namespaces of this machine, joined by a pair of virtual interfaces that tc shapes. The ways
-take turns step by step in the same two processes, and so does "alone": both nodes train the same rows at the same
-time, but neither says a word to the other. Efficiency is the seconds per step alone by those of a step together, the
-median over all cycles, so that a busy machine treats all ways alike. Tokens are drawn so that few are frequent and
-many rare, as in a text. A way that ends in /10 makes ten steps in its turn and meets after the last (--local-steps); one that
-ends in /30/15 makes four times thirty, and the means of its meetings travel behind the next 15 steps (--local-overlap), but
-for the last, for which both wait as before a checkpoint. Such ways are measured only if asked for, and so are int8 and int4.
-exact+head, bf16+head and so on share out the head (--head shared) instead of sending its gradient. Beside each way stands
-what the rehearsal's formula expects of it, from a step measured as the rehearsal measures it, in the same processes before
-the turns, and from the rate of the link; that has --head auto, so that ways whose head is not what auto takes have none. With
---delay the link is two tun interfaces and a thread that hands on what they carry (delay_line.py), since tc delays only where
-the kernel has netem. With --write each size and rate takes the place of what the file had of it. Needs root, iproute2 and two
-cores; removes the namespaces that it made, and no others.
+The nodes are network namespaces on this machine, joined by two virtual interfaces shaped by tc. The ways alternate step by
+step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
+Efficiency is the seconds of a step alone divided by those of a common step, the median over all cycles, so that other work
+affects all ways alike. Token frequencies are those of text. A way ending in /10 makes ten steps in its turn and meets after
+the last (--local-steps); one ending in /30/15 makes four times thirty, and exchanges each mean during the next 15 steps
+(--local-overlap), except for the last, for which both wait as before a checkpoint. Such ways are measured only on request,
+and so are int8 and int4. exact+head, bf16+head and so on share the head (--head shared) instead of sending its gradient.
+Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
+the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
+is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --write
+replaces the file's results of the measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces
+that it made.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "trainer"
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
-# Meetings of a turn with --local-overlap, the last of which all wait for.
+# Meetings per turn with --local-overlap; the nodes wait for the last.
 MEETINGS = 4
-# Of a way that ends so, each node has a part of the vocabulary (--head shared).
+# Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
@@ -56,16 +55,16 @@ LOCAL = re.compile(r"(exact|bf16|int8|int4)/(\d+)(?:/(\d+))?")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
-# Bytes of a packet that carry data, of those that go over the line: what a test of the rate over TCP finds.
+# Payload share of a packet's bytes on the wire, as a TCP bandwidth test finds.
 PAYLOAD = 1448 / 1514
 HEADERS = 52  # of a packet without Ethernet, as between tun interfaces
-LATENCY_MS = 0.2  # there and back, where nothing delays
+LATENCY_MS = 0.2  # round trip without --delay
 UNITS = {"gbit": 1000.0, "mbit": 1.0, "kbit": 0.001}
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
 
 class Model(NamedTuple):
-    """A size to measure: rows are those of one node in a step."""
+    """A size to measure; rows: per node and step."""
 
     depth: int
     head_dim: int
@@ -75,12 +74,12 @@ class Model(NamedTuple):
 
 
 VOCABULARY = 32768
-# With one row a step takes little more than half as long, as on a faster processor: there is less time to hide what travels.
+# With one row a step takes little more than half as long, as on a faster processor, with less time to hide transfers.
 MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5), "d4-1row": Model(4, 64, 512, 1, 12)}
 
 
 class Local(NamedTuple):
-    """A way with local steps: how many apart, and behind how many the means travel."""
+    """A way with local steps: steps between meetings, and steps that overlap with the exchange of a mean."""
 
     kind: str
     every: int
@@ -102,7 +101,7 @@ def local_of(mode: str) -> Local | None:
 
 
 def command(*argv: str) -> str:
-    """Run a tool; what it says when it fails is what we say."""
+    """Run a tool; if it fails, exit with its message."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(argv)} failed: {done.stderr.strip() or done.returncode}")
@@ -111,7 +110,7 @@ def command(*argv: str) -> str:
 
 @contextlib.contextmanager
 def link(names: Sequence[str], delay: float) -> Iterator[None]:
-    """A link between two namespaces, which takes so many seconds one way; its ends are node0 and node1."""
+    """A link between two namespaces, with this one-way delay in seconds; its ends are node0 and node1."""
     ends = [f"bench{os.getpid()}-{rank}" for rank in range(len(names))]
     with contextlib.ExitStack() as stack:
         if delay:
@@ -142,20 +141,20 @@ def namespaces() -> Iterator[tuple[str, str]]:
 
 
 def shape(names: Sequence[str], rate: str) -> None:
-    """Let no more than the rate leave either node."""
+    """Limit the sending rate of both nodes."""
     for rank, name in enumerate(names):
         limit = ["rate", rate, "burst", "256kb", "latency", "50ms"]
         command("tc", "-n", name, "qdisc", "replace", "dev", f"node{rank}", "root", "tbf", *limit)
 
 
 def megabits(rate: str) -> float:
-    """A rate as tc writes it."""
+    """Parse a rate in tc's notation."""
     unit = next(unit for unit in UNITS if rate.endswith(unit))
     return float(rate.removesuffix(unit)) * UNITS[unit]
 
 
 def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Namespace, model: str) -> list[Any]:
-    """One process on each node; what each says of a step by itself, and of every step."""
+    """Run a process on each node; returns each one's rehearsal and steps."""
     processes = []
     for rank, name in enumerate(names):
         place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT}
@@ -171,11 +170,11 @@ def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Name
     return [json.loads(out.splitlines()[-1]) for out in outs]
 
 
-# -- what runs on a node
+# -- on a node
 
 
 def rehearse(model: Model) -> dict[str, Any]:
-    """A step as the rehearsal measures it."""
+    """Measure a step like the rehearsal."""
     from nanochat.kit.settings import parse
     from scripts.measure_step import measure
 
@@ -185,7 +184,7 @@ def rehearse(model: Model) -> dict[str, Any]:
 
 
 def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict[str, float]]]:
-    """Train as scripts.base_train does, without data and disk, each way a step in turn; what every step took."""
+    """Train like scripts.base_train, without data and disk, alternating between ways; returns the cost of every step."""
     import torch
 
     from nanochat.kit.common import read_ranks
@@ -213,7 +212,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     generator = torch.Generator().manual_seed(comm.rank)
 
     class Alone(Sync):
-        """Trains beside the other rank and not with it."""
+        """Trains beside the other rank without communicating."""
 
         def offer_ids(self, ids: Sequence[torch.Tensor], stop: bool = False) -> None:
             self.mine = torch.cat([part.flatten() for part in ids])
@@ -247,7 +246,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].rows.dtype)
 
     def head_state(sync: Sync) -> DenseAdamW:
-        """That of the whole head, or of this rank's part."""
+        """State of the whole head, or of this rank's part."""
         shared = sync.training.shared_head
         return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
@@ -259,7 +258,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
     turns = {mode: local.turn if (local := local_of(mode)) else 1 for mode in modes}
-    # One step alone is a poor measure for the mean of many.
+    # A single step is a poor measure of the mean.
     turns[ALONE] = max(1, max(turns.values()) // MEETINGS)
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
@@ -273,7 +272,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
 
 def one_step(sync: Any, rows: Any) -> dict[str, float]:
-    """One step over these rows; seconds, those of them spent waiting for the other rank, CPU seconds and bytes sent."""
+    """One step over these rows; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
     from torch import as_tensor
 
     from nanochat.rules.schedule import StepSchedule
@@ -293,11 +292,11 @@ def one_step(sync: Any, rows: Any) -> dict[str, float]:
     return {"seconds": seconds, "cpu": cpu, "waited": waited, "bytes": sent}
 
 
-# -- all of it, and what came out
+# -- the whole series and its table
 
 
 def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every model at every rate."""
+    """Measure every model at every rate."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two nodes need two cores")
@@ -320,7 +319,7 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
-    """The medians of each way over cycles (of the slower rank), and how they compare with a step alone."""
+    """Medians of each way over cycles (of the slower rank), compared with a step alone."""
 
     def cycles(mode: str, what: str) -> list[float]:
         return [max(steps[what] for steps in both) for both in zip(*(rank[mode] for rank in ranks), strict=True)]
@@ -338,7 +337,7 @@ def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, floa
 def add_expected(
     rows: Sequence[dict[str, Any]], model: Model, rate: str, delay: float, speeds: Sequence[dict[str, Any]]
 ) -> None:
-    """The rehearsal's prediction for each way, and the one that auto takes."""
+    """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
     from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
@@ -365,7 +364,7 @@ def add_expected(
 
 
 def keep(file: Path, found: Sequence[dict[str, Any]]) -> None:
-    """Put what was measured of one size and rate in the place of what the file had of it."""
+    """Replace the file's results of one size and rate."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     fresh = {(one["model"], one["rate"], one["sync"]) for one in found}
     kept = [one for one in kept if (one["model"], one["rate"], one["sync"]) not in fresh]
@@ -373,7 +372,7 @@ def keep(file: Path, found: Sequence[dict[str, Any]]) -> None:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The results for people."""
+    """The results as a Markdown table."""
     heads = ["model", "link", "sync", "s/step", "CPU s", "waited s", "MB/step", "efficiency", "expected s", "off by"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for one in results:
@@ -388,7 +387,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def several(choices: Sequence[str], also: Callable[[str], object] = lambda part: None) -> Any:
-    """A type for argparse: some of these, or of what else is right, with commas between."""
+    """An argparse type: a comma-separated list of known, or otherwise valid, values."""
 
     def read(text: str) -> list[str]:
         parts = text.split(",")
