@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Causal attention within a window, forward and backward, a block of queries at a time.
 
-Only the keys that some query of a block sees are touched, and no mask is larger than a block's. The probabilities
-are kept for the backward pass.
+A block reads only the keys that its queries see, and masks are no larger than a block. Probabilities are kept for the
+backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Triple = tuple[Tensor, Tensor, Tensor]  # q, k, v or their gradients
 
 
 def window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """0 where a query sees a key, else -inf; the last query stands at the last key."""
+    """0 where a query sees a key, else -inf; the last query is aligned with the last key."""
     query = torch.arange(keys - queries, keys, device=device)[:, None]
     distance = query - torch.arange(keys, device=device)[None, :]
     hidden = (distance < 0) | (distance > window)
@@ -40,7 +40,7 @@ class WindowAttention:
         self.probabilities: list[Tensor] = []
 
     def forward(self, q_MTD: Tensor, k_MTD: Tensor, v_MTD: Tensor, out_MTD: Tensor) -> None:
-        """q is scaled already."""
+        """q must already be scaled."""
         if not self.probabilities or len(self.probabilities[0]) != len(q_MTD):
             self.probabilities = [q_MTD.new_empty(len(q_MTD), *block[-1].shape) for block in self.blocks]
         for (start, end, first, mask), p in zip(self.blocks, self.probabilities, strict=True):
@@ -62,7 +62,7 @@ class WindowAttention:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """The same without a backward pass: q [B, Tq, H, D] are the last of the k, v [B, Tk, KV, D]; [B, Tq, H, D]."""
+    """Attention without a backward pass: q [B, Tq, H, D] belong to the last of k, v [B, Tk, KV, D]; gives [B, Tq, H, D]."""
     groups = q.size(2) // k.size(2)
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)

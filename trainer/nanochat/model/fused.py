@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The training pass: loss and gradients of one micro-batch at a time, written out by hand.
+"""The training pass: hand-written loss and gradients, one micro-batch at a time.
 
     training = TrainingPass(model)
     training.start_step(token_ids)                          # all ids of this step, of every rank
@@ -9,15 +9,14 @@
         loss += training.forward_backward(ids, targets, scale, on_ready if it is the last else None)
     training.gradients                                      # name -> tensor, see gradients.py
 
-`scale` is 1 / (targets of the whole step over all ranks): the losses and the gradients of all micro-batches and
-ranks are then simply summed.
+`scale` is 1 / (targets of the whole step over all ranks), so that losses and gradients of all micro-batches and ranks
+can be summed.
 
-`on_ready(part, gradient)` is called during the last micro-batch as soon as a part of a gradient is complete, in the order
-of `training.ready_order`: the head first, block by block and before the gradient of what went into it, then the layers
-from the last to the first, the scalars and wte at the end.
-The dense tensors are the same objects in every step and may be summed in place, those of the tables too.
+`on_ready(part, gradient)` is called during the last micro-batch as soon as a part of a gradient is complete, in
+`training.ready_order`: first the head, block by block and before the gradient of its input, then the layers from last
+to first, then scalars and wte. Gradients are the same tensor objects in every step, and may be summed in place.
 
-matmul="bf16" makes the products of the linear layers from operands rounded to bfloat16; all else stays float32.
+matmul="bf16" rounds the operands of linear layers to bfloat16; everything else stays float32.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "kernel_shape", "unique_id
 
 
 def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> Shape:
-    """What kernels work on in a pass of so many rows, or in as many of its first ones as are enough to try them with."""
+    """Tensor shapes for kernels in a pass of this many rows, limited to what a trial needs."""
     tokens = min(config.sequence_len, TRIAL_TOKENS)
     sizes = (
         max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
@@ -52,7 +51,7 @@ def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> Shape:
 
 
 class TrainingPass:
-    """Buffers and gradients of the training of one model."""
+    """Buffers and gradients for training one model."""
 
     def __init__(self, model: GPT, matmul: str = "fp32", shared_head: HeadPart | None = None) -> None:
         self.model, self.shared_head = model, shared_head
@@ -77,7 +76,7 @@ class TrainingPass:
 
     @torch.no_grad()
     def start_step(self, token_ids: Tensor) -> None:
-        """token_ids: sorted, unique, all ids of the coming step. The weights are those of the last step by now."""
+        """token_ids: sorted, unique, all ids of the coming step. All weights must be up to date."""
         self.step_gradients.start_step(token_ids)
         resid, x0 = self.model.resid_lambdas.tolist(), self.model.x0_lambdas.tolist()
         for layer, resid_lambda, x0_lambda in zip(self.layers, resid, x0, strict=True):
@@ -107,13 +106,13 @@ class TrainingPass:
 
     @torch.no_grad()
     def join_pass(self, scale: float) -> None:
-        """A micro-batch of other ranks only: this one has no more rows, but its part of a head that is shared out."""
+        """Take part with this rank's part of a shared head in a pass for which it has no rows."""
         if self.shared_head is not None:
             self.shared_head.start_pass()
             self.shared_head.take_part(scale)
 
     def _embed(self) -> Tensor:
-        """Normed embeddings, each with some of the one before."""
+        """Normed embeddings, each smeared with its predecessor."""
         model, ids, get = self.model, self.shared.ids, self.shared.buffers.get
         h = get("embedded", len(ids), model.config.n_embd)
         self.h_factor = norm_into(torch.index_select(model.transformer.wte.weight, 0, ids), h)
@@ -144,7 +143,7 @@ class TrainingPass:
             self.shared.ready(name)
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, and the gradients of x and of the backout."""
+        """The loss, and the gradients of x and the backout."""
         get, backout_lambda = self.shared.buffers.get, self.model.backout_lambda
         y = get("y", *x.shape)
         factor = norm_into(torch.addcmul(x, backout, backout_lambda, value=-1, out=get("z", *x.shape)), y)

@@ -22,7 +22,7 @@ from nanochat.rules.model_size import GATE_CHANNELS, SMEAR_CHANNELS
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a checkpoint stores as model_config."""
+    """Sizes of a model, stored in checkpoints as model_config."""
 
     sequence_len: int = 2048
     vocab_size: int = 32768
@@ -65,7 +65,7 @@ class ModelConfig:
         return model_size.has_value_embeds(layer, self.n_layer)
 
     def window(self, layer: int) -> int:
-        """How far back a query of this layer sees."""
+        """How far back a query of this layer attends."""
         return model_size.window(layer, self.n_layer, self.window_pattern, self.sequence_len)
 
     def window_sizes(self) -> list[tuple[int, int]]:
@@ -74,7 +74,7 @@ class ModelConfig:
 
 
 class Weight(nn.Module):
-    """A matrix without a bias, left uninitialised: a linear layer or a table."""
+    """An uninitialised matrix without bias: a linear layer or a table."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
 class KVCache:
     """Keys and values of the tokens so far, for generation: `logits = model(ids, cache=cache)` appends ids.
 
-    One cache serves `rows` sequences of equal length of at most `capacity` tokens.
+    Holds `rows` sequences of equal length, up to `capacity` tokens.
     """
 
     def __init__(self, model: GPT, rows: int, capacity: int) -> None:
@@ -130,10 +130,10 @@ class KVCache:
         self.values = torch.zeros(shape, device=device)
         self.capacity = capacity
         self.length = 0
-        self.last_embedding: Tensor | None = None  # of the last token, before its smear
+        self.last_embedding: Tensor | None = None  # of the last token, before smearing
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep k, v [B, T, H, D] of the new tokens; give those of all tokens."""
+        """Append k, v [B, T, H, D] of the new tokens; returns those of all tokens."""
         end = self.length + k.size(1)
         if end > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, but {end} are needed")
@@ -143,7 +143,7 @@ class KVCache:
 
 
 class GPT(nn.Module):
-    """Parameters as upstream names them. Uninitialised: call init_weights or load_state_dict."""
+    """Parameters have upstream's names and are uninitialised: call init_weights or load_state_dict."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class GPT(nn.Module):
     ) -> Tensor:
         """ids [B, T] -> logits [B, T, V]; with targets the loss: a mean, a "sum", or "none" ([B, T], 0 where ignored).
 
-        No gradients are kept: training is the matter of fused.TrainingPass.
+        No gradients: fused.TrainingPass does the training.
         """
         x = self.hidden(ids, cache)
         if targets is None:
@@ -237,7 +237,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
-        """What the head sees: [B, T, C]."""
+        """The head's input, [B, T, C]."""
         config = self.config
         x = self._embed(ids, cache)
         start = backout = x
@@ -251,7 +251,7 @@ class GPT(nn.Module):
         return ops.norm(x - self.backout_lambda * backout)
 
     def _embed(self, ids: Tensor, cache: KVCache | None) -> Tensor:
-        """Normed embeddings, each with some of the one before."""
+        """Normed embeddings, each smeared with its predecessor."""
         x = ops.norm(self.transformer.wte.weight[ids])
         before = torch.zeros_like(x)
         before[:, 1:] = x[:, :-1]
@@ -287,7 +287,7 @@ class GPT(nn.Module):
 
 
 def counted(config: ModelConfig) -> tuple[dict[str, int], int]:
-    """Parameter counts and FLOPs per token, without the memory."""
+    """Parameter counts and FLOPs per token, without allocating the model."""
     with torch.device("meta"):
         model = GPT(config)
     return model.parameter_counts(), model.flops_per_token()

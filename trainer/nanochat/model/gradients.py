@@ -1,14 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The gradients of one step: where they lie, how they grow, and which are complete.
+"""The gradients of one step: their memory, accumulation and completion.
 
-A gradient is a tensor named like its parameter. All dense ones lie in `flat`, one after the other in `ready_order`;
-those of the embedding tables (wte and the value tables) hold rows only: row n belongs to table row `token_ids[n]`,
-and token_ids (sorted, unique) serves all tables. Ranks that started a step with the same token_ids can sum
-every gradient as it is.
+A gradient is a tensor named like its parameter. Dense ones are contiguous in `flat`, in `ready_order`. Those of the
+embedding tables (wte and the value tables) hold only rows: row n belongs to table row `token_ids[n]`, and all tables
+share token_ids (sorted, unique). Ranks that started a step with the same token_ids can sum all gradients directly.
 
-What becomes complete at once is a part: a whole gradient, or a block of rows of the head's, which is the largest by far.
+A part is completed at once: a whole gradient, or a block of rows of the head's, which is by far the largest.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 
 WTE, HEAD = "transformer.wte.weight", "lm_head.weight"
-# Of a block of the head's gradient: enough that its product is made as fast as the whole one.
+# Size of a block of the head's gradient; large enough for its product to be as fast as the whole one's.
 BLOCK_BYTES = 2**22
 MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the operands of products
 
 
 class Part(NamedTuple):
-    """Rows of the gradient of a parameter that are completed, and travel, together."""
+    """Rows of a parameter's gradient that are completed and sent together."""
 
     name: str
     start: int
     stop: int
-    label: str  # what it is called in messages: the name, and the rows if they are not all
+    label: str  # for messages: the name, and the rows unless all
 
     @property
     def rows(self) -> slice:
@@ -42,18 +41,18 @@ class Part(NamedTuple):
 
 
 def is_table(name: str) -> bool:
-    """Whether the gradient of this parameter is rows."""
+    """Whether this parameter's gradient holds only rows."""
     return name == WTE or name.startswith("value_embeds.")
 
 
 def unique_ids(batches: Sequence[Tensor]) -> Tensor:
-    """The token ids of a step's batches, each once, sorted."""
+    """Sorted unique token ids of a step's batches."""
     ids: Tensor = torch.unique(torch.cat([batch.flatten() for batch in batches]))
     return ids
 
 
 def ready_order(model: GPT) -> list[str]:
-    """The names of all gradients, in the order in which the last micro-batch completes them."""
+    """Names of all gradients in the order in which the last micro-batch completes them."""
     ordered = [HEAD, "backout_lambda"]
     for layer in reversed(range(model.config.n_layer)):
         block = f"transformer.h.{layer}"
@@ -76,7 +75,7 @@ def parts(name: str, shape: torch.Size) -> list[Part]:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
-    """out = a @ b, or out += that; a and b may be of a narrower type than out."""
+    """out = a @ b, or out += a @ b; a and b may have a narrower type than out."""
     if a.dtype != out.dtype:
         result = torch.mm(a, b)
         if not add:
@@ -89,10 +88,10 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
 
 
 class Gradients:
-    """Named gradients of one model, written again in every step and grown by each micro-batch."""
+    """Named gradients of one model, overwritten in every step, to which each micro-batch adds."""
 
     def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
-        """without: parameters whose gradients are the matter of somebody else."""
+        """without: parameters whose gradients are handled elsewhere."""
         self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         device = model.lm_head.weight.device
@@ -112,7 +111,7 @@ class Gradients:
             start += size
 
     def start_step(self, token_ids: Tensor) -> None:
-        """Forget the last step; make room for the rows of token_ids."""
+        """Begin a step, with rows for token_ids."""
         self._written.clear()
         self.token_ids = token_ids
         count = len(token_ids)
@@ -126,25 +125,25 @@ class Gradients:
         return self.tensors[part.name][part.rows]
 
     def positions(self, ids: Tensor) -> Tensor:
-        """Where the rows of these ids lie in the gradients of the tables."""
+        """Row numbers of these ids in the gradients of the tables."""
         return torch.searchsorted(self.token_ids, ids.flatten())
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """Matrices that follow one another in `flat`, as one matrix."""
+        """Adjacent matrices in `flat` as one matrix."""
         rows = sum(self._shapes[name][0] for name in names)
         columns = self._shapes[names[0]][1]
         start = self._starts[names[0]]
         return self.flat[start : start + rows * columns].view(rows, columns)
 
     def add_product(self, names: str | Sequence[str], a: Tensor, b: Tensor) -> None:
-        """Add a @ b to a gradient, or to several that follow one another."""
+        """Add a @ b to a gradient, or to several adjacent ones."""
         names = [names] if isinstance(names, str) else names
         out = self.stacked(names) if len(names) > 1 else self.tensors[names[0]]
         product(a, b, out, add=self._grown(names))
 
     def add_head_product(self, part: Part, a: Tensor, b: Tensor) -> None:
-        """The same for the rows of a part of the head, of which a covers the real vocabulary only: the padding's
-        gradient stays zero."""
+        """The same for the rows of a part of the head; a covers only the real vocabulary, so the padding's gradient
+        stays zero."""
         a = a[part.rows]
         product(a, b, self.of(part)[: len(a)], add=self._grown([part.label]))
 
@@ -157,11 +156,11 @@ class Gradients:
             target.copy_(value.view_as(target))
 
     def add_rows(self, name: str, positions: Tensor, rows: Tensor) -> None:
-        """Add one row a token to the gradient of a table."""
+        """Add one row per token to the gradient of a table."""
         self.tensors[name].index_add_(0, positions, rows)
 
     def _grown(self, labels: Sequence[str]) -> bool:
-        """Whether these were written in this step before."""
+        """Whether these were already written in this step."""
         known = labels[0] in self._written
         self._written.update(labels)
         return known

@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's loss and gradients, a chunk of rows at a time: the logits of a large batch never exist together.
+"""The head's loss and gradients, a chunk of rows at a time, so that the logits of a large batch never exist at once.
 
-With t = tanh(x W' / 15) the logits are 15 t, and their exponentials e need no maximum subtracted: they are bounded. The gradient
-of x W' is (e / sum - target) * (1 - t^2). It is made times the sum of its row, by which rows of something smaller are divided.
+With t = tanh(x W' / 15) the logits 15 t are bounded, so their exponentials e need no maximum subtracted. The gradient of
+x W' is (e / sum - target) * (1 - t^2). We compute it times its row's sum, and divide the rows of a smaller tensor instead.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from nanochat.model.layers import Shared
 from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 
-# Of the gradients of logits that exist at a time. The weight's gradient is complete only when the last chunk is worked
-# off, but the last chunk must have been through the softmax before its first block can leave: larger is sooner.
+# Size of a chunk's logit gradients. The weight's gradient is complete only with the last chunk, whose softmax must be done
+# before the first block can be sent; larger chunks send it sooner.
 CHUNK_BYTES = 2**27
-# Of logits that are made at a time, so that they are still in the cache when the softmax wants them.
+# Size of logits computed at a time, so that they are still cached for the softmax.
 CACHED_BYTES = 2**25
 
 
 def row_slices(rows: int, row_bytes: int, limit: int) -> list[slice]:
-    """All rows, as many together as stay below the limit."""
+    """All rows in slices below the limit."""
     size = max(1, limit // row_bytes)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 class HeadLoss:
-    """Works with a buffer of its own, for the gradient of a chunk."""
+    """The loss and logit gradient of one chunk, in its own buffer."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
     def chunks(self, rows: int, weight: Tensor) -> list[slice]:
-        """The rows to be given to chunk() at a time."""
+        """The rows for each call of chunk()."""
         return row_slices(rows, len(weight) * weight.itemsize, CHUNK_BYTES)
 
     def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [R, C] already divided by the cap, the real rows of the weight, targets [R].
+        """x [R, C], already divided by the cap; the real rows of the weight; targets [R].
 
-        Gives the sum of the losses, and the gradient of the raw logits [R, V], valid until the next call, with the
-        factors [R, 1] that its rows lack.
+        Returns the sum of the losses, the gradient of the raw logits [R, V], valid until the next call, and the factors
+        [R, 1] by which its rows must still be multiplied.
         """
         shape = (len(x), len(weight))
         if self._buffer.shape != shape or self._buffer.dtype != x.dtype:
@@ -65,41 +65,41 @@ class HeadLoss:
 
 
 class Head(Protocol):
-    """What the training pass wants of a head: WholeHead, or one rank's part of a shared one."""
+    """The training pass's interface to WholeHead or one rank's part of a shared head."""
 
     def start_step(self) -> None:
-        """Take the weights as they are now."""
+        """Read the current weights."""
 
     def start_pass(self) -> None:
-        """A micro-batch is about to begin its forward pass."""
+        """Called before the forward pass of a micro-batch."""
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The loss times scale, and the gradient of y, which may be overwritten; the weight's gradient grows."""
+        """Returns the loss times scale and the gradient of y, which may be overwritten; adds to the weight's gradient."""
 
 
 class HeadPart(Head, Protocol):
-    """One rank's part of a head that is shared out, as parallel/shared_head.py has it."""
+    """One rank's part of a shared head, implemented in parallel/shared_head.py."""
 
     sizes: list[int]
 
     def take_part(self, scale: float) -> Tensor:
-        """Do what is this rank's to do in a pass; returns the loss of its rows, if it has any."""
+        """Do this rank's part of a pass; returns the loss of its rows, if any."""
 
     def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
-        """One of several pieces of the work postponed to the end of a step."""
+        """Do one piece of the work postponed to the end of a step."""
 
     def gather(self) -> None:
-        """Bring the weights of all parts up to date, on every rank."""
+        """Update the weights of all parts on every rank."""
 
     def settle(self) -> None:
-        """Wait until what was sent has left."""
+        """Wait until everything has been sent."""
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """AdamW's state of all parts."""
 
 
 class WholeHead:
-    """All of the vocabulary on this rank."""
+    """The whole vocabulary on this rank."""
 
     def __init__(self, shared: Shared, weight: Tensor, vocab_size: int) -> None:
         self.shared, self.real = shared, weight[:vocab_size]
@@ -110,7 +110,7 @@ class WholeHead:
         self.weight = self.shared.operand(self.real, "head_weight")
 
     def start_pass(self) -> None:
-        """Nothing to make ready."""
+        """Nothing to prepare."""
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         get, dtype = self.shared.buffers.get, self.shared.dtype
@@ -123,12 +123,12 @@ class WholeHead:
             factor.mul_(scale)
             torch.mul(y[rows], factor, out=scaled[rows])
             self._weight_backward(draw, scaled[rows], complete=rows.stop == len(y))
-            # As a product of transposes, because that is faster where the inner side is the longest by far.
+            # A product of transposes is faster if the inner dimension is by far the longest.
             torch.mul(torch.mm(self.weight.t(), draw.t()).t(), factor, out=d[rows])
         return loss * scale, d
 
     def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
-        """Block by block, each of which may leave while the next one is made."""
+        """Add the weight's gradient block by block; each may be sent while the next is computed."""
         for part in self.shared.gradients.parts[HEAD]:
             self.shared.gradients.add_head_product(part, draw.t(), scaled)
             if complete:

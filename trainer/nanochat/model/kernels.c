@@ -2,13 +2,13 @@
  * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
  * SPDX-License-Identifier: GPL-3.0-or-later
  *
- * What a step does between its matrix products, each in one pass over memory. kernels.py builds this file, compares every
- * kernel with torch's operations and calls it on torch's tensors; which arguments a kernel takes stands there beside its twin.
+ * The operations between a step's matrix products, each in one pass over memory. kernels.py builds this file, compares every
+ * kernel with torch's operations and calls it on torch's tensors; it also documents the arguments, beside each kernel's twin.
  *
- * A kernel works on some rows: p are pointers, n sizes, f factors. Rows are dealt to the threads of torch's own OpenMP, whose
- * functions are handed in by set_team: a second set of threads would fight with the first one for the cores.
- * Plain C, vectorised by the compiler. Products and sums are never contracted (-ffp-contract=off), so that a kernel
- * rounds alike on every CPU unless it says MULADD or sums in another order.
+ * A kernel works on some rows: p are pointers, n sizes, f factors. Rows are split among the threads of torch's own OpenMP,
+ * passed in by set_team, because a second set of threads would compete for the cores.
+ * Plain C, vectorised by the compiler. Products and sums are never contracted (-ffp-contract=off), so that a kernel rounds
+ * alike on every CPU unless it uses MULADD or sums in another order.
  */
 #include <float.h>
 #include <math.h>
@@ -71,7 +71,7 @@ INLINE float wide(bf16 x) {
     return result;
 }
 
-/* To the nearest, ties to even. */
+/* Round to nearest, ties to even. */
 INLINE bf16 narrow(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -79,9 +79,9 @@ INLINE bf16 narrow(float x) {
     return (bf16)(x == x ? rounded : 0x7fc0);
 }
 
-/* e^x for x up to 87; 6e-39 for what is below -87. Relative error 1e-7. */
+/* e^x for x up to 87; 6e-39 below -87. Relative error 1e-7. */
 INLINE float exponential(float x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to an integer */
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     x = x < -87.0f ? -87.0f : x;
     float shifted = MULADD(x, 1.44269504f, magic), whole = shifted - magic, scale;
     float r = MULADD(whole, -1.42860677e-6f, MULADD(whole, -0.693145752f, x));
@@ -98,7 +98,7 @@ INLINE float exponential(float x) {
     return y * scale;
 }
 
-/* Element j of a row of either type; the type is constant where it is called, so no loop asks for it. */
+/* Element j of a row of either type; callers pass a constant type, so no loop tests it. */
 INLINE float load(const void *row, int64_t j, int narrow_type) {
     return narrow_type ? wide(((const bf16 *)row)[j]) : ((const float *)row)[j];
 }
@@ -177,7 +177,7 @@ INLINE void norm(void *const *p, const int64_t *n, const float *f, int64_t start
 }
 BOTH_TYPES(norm)
 
-/* dy, y, factor [R], d: d += the gradient of what was normed */
+/* dy, y, factor [R], d: d += the gradient of the norm's input */
 void norm_backward(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0];
     (void)f;
@@ -235,7 +235,7 @@ void rotate_backward(void *const *p, const int64_t *n, const float *f, int64_t s
     }
 }
 
-/* -- attention: scores [M, Q, K], of which query q sees keys up to q + n[2] and not more than n[3] before that */
+/* -- attention: scores [M, Q, K]; query q sees keys up to q + n[2] and at most n[3] before that */
 
 void softmax(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t queries = n[0], keys = n[1], before = n[2], window = n[3];
@@ -277,7 +277,7 @@ INLINE void relu_square(void *const *p, const int64_t *n, const float *f, int64_
 }
 BOTH_TYPES(relu_square)
 
-/* -- sums of products: out [R, C] += product [R, C] of the narrow type */
+/* -- sums of products: out [R, C] += product [R, C], which has the narrow type */
 
 void accumulate(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0];
@@ -290,7 +290,7 @@ void accumulate(void *const *p, const int64_t *n, const float *f, int64_t start,
     }
 }
 
-/* -- Muon: parameter [R, C], direction [R, C]; each operation rounds once, as torch's, so that all ranks agree */
+/* -- Muon: parameter [R, C], direction [R, C]; each operation rounds once, like torch's, so that all ranks agree */
 
 void muon_apply(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0];
@@ -308,7 +308,7 @@ void muon_apply(void *const *p, const int64_t *n, const float *f, int64_t start,
 }
 
 /* -- AdamW of rows: parameter, m, v [*, C], rows [R], steps done [*] of int32, gradient [R, C] or none.
- * n: C, the step before the first in f; the last step. f: seven figures a step. Rounds as torch's kernel, so that ranks agree. */
+ * n: C, the step before the first in f; the last step. f: seven figures per step. Rounds like torch's kernel, so ranks agree. */
 
 void adamw(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0], base = n[1], last = n[2];

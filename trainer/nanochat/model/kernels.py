@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a step does between its matrix products: each of these with torch's operations, and as one kernel of kernels.c.
+"""Operations between matrix products, each as torch operations and as one kernel of kernels.c.
 
-`setup()` builds the kernels, compares each with its twin on random tensors of the run's shapes and times both; what differs
-or is slower stays off, and everything where there is no compiler. Importing this file changes nothing.
+`setup()` builds the kernels, compares each with its torch twin on random tensors of the run's shapes and times both. Kernels
+that differ or are slower stay off, and all of them without a compiler. Importing this file changes nothing.
 
-A twin and its kernel take the same tensors and write the same ones. Those marked exact give the same bits: every rank
-computes them for itself, and ranks with and without kernels must end with the same weights.
+A twin and its kernel read and write the same tensors. Kernels marked exact give the same bits, because every rank computes
+them itself, and ranks with and without kernels must end with the same weights.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 
 from nanochat.model import native, ops
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # of a value and the mean size of all
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # relative to a value plus the mean magnitude
 ROUNDS = 5
 TRIAL_ROWS = 64  # of logits
 EPSILON = 1e-10  # of AdamW
-VECTOR = 16  # elements that torch's AdamW takes at once; a row that does not divide by it is never left behind
+VECTOR = 16  # elements per vector in torch's AdamW; other widths are updated in full every step
 Rotary = tuple[Tensor, Tensor]
 
 
 class Shape(NamedTuple):
-    """Of the tensors that a run works on."""
+    """Sizes of the tensors in a run."""
 
-    rows: int  # of tokens in one pass
+    rows: int  # tokens in one pass
     tokens: int
     width: int
     heads: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 @dataclass
 class Kernel:
-    """Calls its twin or, once it is proved to be right and faster, the kernel."""
+    """Calls the twin or, if proven right and faster, the kernel."""
 
     name: str
     plain: Callable[..., None]
@@ -56,14 +56,14 @@ class Kernel:
     right: bool = field(default=False, init=False)
     seconds: tuple[float, float] = field(
         default=(math.nan, math.nan), init=False
-    )  # of the twin and of the kernel, as tried
+    )  # of the twin and the kernel in the trial
 
     def __call__(self, *args: Any) -> None:
         (self.fused if self.on else self.plain)(*args)
 
 
 class Found(NamedTuple):
-    """The kernels that a process uses, those that it does not, each with the reason, and why there are none at all."""
+    """The kernels that a process uses, those off with the reason, and why there are none at all."""
 
     on: list[str]
     off: dict[str, str]
@@ -97,7 +97,7 @@ def _normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.
 
 
 def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
-    """Of logits 15 t: their exponentials e in the sums of rows; g = e (1 - t^2); [e, t] at a column of each row."""
+    """For logits 15 t with exponentials e: the sums of e by row; g = e (1 - t^2); [e, t] at one column of each row."""
     e = torch.mul(t, ops.SOFTCAP, out=g).exp_()
     torch.sum(e, 1, dtype=torch.float32, out=sums)
     at = columns[:, None]
@@ -122,7 +122,7 @@ def _exponentials_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, 
 
 
 class Mix(NamedTuple):
-    """u = a x + b start is what is to be normed."""
+    """The norm's input, u = a x + b start."""
 
     start: Tensor
     u: Tensor
@@ -131,7 +131,7 @@ class Mix(NamedTuple):
 
 
 def _norm(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
-    """y = norm(x); factor [N, 1] is what rows were multiplied with; operand: y as products want it, or y itself."""
+    """y = norm(x); factor [N, 1]: multiplier of each row; operand: y in the type of products, or y itself."""
     if mix is not None:
         x = torch.mul(x, mix.a, out=mix.u).add_(mix.start, alpha=mix.b)
     torch.mul(x, factor.copy_(ops.norm_factor(x)), out=y)
@@ -153,13 +153,13 @@ def _norm_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
 
 
 def norm_backward_(dy: Tensor, y: Tensor, factor: Tensor, gain: float = 1.0) -> Tensor:
-    """The gradient of x in place of that of y = gain * norm(x); factor includes the gain."""
+    """Turn the gradient of y = gain * norm(x) into that of x, in place; factor includes the gain."""
     along = torch.linalg.vecdot(dy, y).unsqueeze_(-1).mul_(1 / (y.size(-1) * gain * gain))
     return dy.sub_(y * along).mul_(factor)
 
 
 def _norm_backward(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
-    """d += the gradient of x, where dy is that of y = norm(x); dy may be overwritten."""
+    """d += the gradient of x, given the gradient dy of y = norm(x); dy may be overwritten."""
     d.add_(norm_backward_(dy, y, factor))
 
 
@@ -169,12 +169,12 @@ def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> No
 
 def _norm_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
     dy, y, d = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
-    # What a kernel leaves in dy is nobody's business.
+    # dy is scratch: do not compare it.
     return _Spare(dy), y, _normal(generator, shape.rows, 1).abs_(), d
 
 
 class _Spare(NamedTuple):
-    """An argument that may be overwritten in any way."""
+    """An argument with undefined contents afterwards."""
 
     tensor: Tensor
 
@@ -183,7 +183,7 @@ class _Spare(NamedTuple):
 
 
 def _rotate(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
-    """out [B, H, T, D] = gain * norm(rotated x [N, H * D]); factor [N, H]. Rotating does not change the norm."""
+    """out [B, H, T, D] = gain * norm(rotated x [N, H * D]); factor [N, H]. Rotation does not change the norm."""
     rows, heads, tokens, size = out.shape
     x = x.unflatten(1, (heads, size)).unflatten(0, (rows, tokens))
     by_row = factor.view(rows, tokens, heads, 1).copy_(ops.norm_factor(x).mul_(gain))
@@ -196,7 +196,7 @@ def _rotate_fused(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: 
 
 
 def _rotate_backward(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
-    """out [N, H * D] = the gradient of x, where dy [B, H, T, D] is that of y; dy may be overwritten."""
+    """out [N, H * D] = the gradient of x, given the gradient dy [B, H, T, D] of y; dy may be overwritten."""
     rows, heads, tokens, size = y.shape
     by_row = factor.view(rows, tokens, heads, 1)
     dx = norm_backward_(dy.transpose(1, 2), y.transpose(1, 2), by_row, gain)
@@ -231,7 +231,7 @@ def _rotated(shape: Shape) -> tuple[tuple[int, int, int, int], Rotary]:
 
 
 def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
-    """out [M, Q, K] = softmax(q k'), where the last query stands at the last key; mask: as attention.window_mask has it."""
+    """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from attention.window_mask."""
     torch.baddbmm(mask, q, k.mT, out=out)
     torch.ops.aten._softmax.out(out, -1, False, out=out)
 
@@ -274,7 +274,7 @@ def _relu_square_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, .
 
 
 def _accumulate(out: Tensor, product: Tensor) -> None:
-    """out += product, which is of the narrow type."""
+    """out += product, which has the narrow type."""
     out.add_(product)
 
 
@@ -305,7 +305,7 @@ def _muon_apply_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ..
 
 
 class AdamWStep(NamedTuple):
-    """What one step of AdamW multiplies with."""
+    """The constants of one AdamW step."""
 
     lr: float
     beta1: float
@@ -314,7 +314,7 @@ class AdamWStep(NamedTuple):
     step: int
 
     def figures(self) -> tuple[float, ...]:
-        """As the kernel wants them."""
+        """The kernel's arguments."""
         root = math.sqrt(1 - self.beta2**self.step)
         size = -self.lr / (1 - self.beta1**self.step)
         keep = 1 - self.lr * self.weight_decay
@@ -322,7 +322,7 @@ class AdamWStep(NamedTuple):
 
 
 def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
-    """One AdamW update in place; its step counts from 1."""
+    """One AdamW update in place; steps count from 1."""
     torch._fused_adamw_(
         [p], [g], [m], [v], [], [torch.tensor(float(now.step), device=p.device)],
         lr=now.lr, beta1=now.beta1, beta2=now.beta2, weight_decay=now.weight_decay,
@@ -331,7 +331,7 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
 
 
 class Rows(NamedTuple):
-    """A table under AdamW: the parameter, its moments, and the step that each row is at."""
+    """A table under AdamW: the parameter, its moments, and each row's current step."""
 
     p: Tensor
     m: Tensor
@@ -340,7 +340,7 @@ class Rows(NamedTuple):
 
 
 def make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
-    """The updates without a gradient of rows from the steps that they are at, in rising order, to the last of steps."""
+    """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
     zero = torch.zeros_like(p)
     first, last = int(behind[0]) + 1, steps[-1].step
     missed = torch.arange(first, last + 1, dtype=torch.int32, device=behind.device)
@@ -350,7 +350,7 @@ def make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[Ada
 
 
 def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
-    """The steps that the rows lack up to the last one; gradient: of that one, where it is all that they lack."""
+    """Apply the rows' missed steps up to the last; gradient: of that step, if it is the only one missed."""
     behind, last = table.current[rows], steps[-1].step
     if gradient is None:
         order = torch.argsort(behind, stable=True)
@@ -369,7 +369,7 @@ def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[A
 
 
 def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
-    if table.p.size(1) % VECTOR:  # torch's kernel rounds the last elements in another way
+    if table.p.size(1) % VECTOR:  # torch's kernel rounds a row's last elements differently
         _adamw(table, rows, gradient, steps)
         return
     figures = [figure for step in steps for figure in step.figures()]
@@ -405,7 +405,7 @@ ALL = (
 
 
 def _copied(args: Any, wide: bool = False) -> Any:
-    """The same arguments in memory of their own, with the strides they have; wide: none of a narrower type."""
+    """Copy the arguments, keeping strides; wide: as float32."""
     if isinstance(args, Tensor):
         dtype = torch.float32 if wide and args.is_floating_point() else args.dtype
         return torch.empty_strided(args.shape, args.stride(), dtype=dtype).copy_(args)
@@ -421,7 +421,7 @@ def _bare(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _results(args: Any) -> list[Tensor]:
-    """All tensors that must be equal after both."""
+    """All tensors to compare."""
     if isinstance(args, Tensor):
         return [args]
     return (
@@ -438,7 +438,7 @@ def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
 
 
 def prove(kernel: Kernel, shape: Shape) -> str:
-    """Try a kernel and switch it on; or leave it off and say why."""
+    """Try a kernel and switch it on, or return why it stays off."""
     args = kernel.trial(shape, torch.Generator().manual_seed(0))
     mine, theirs = _copied(args), _copied(args, wide=True)
     kernel.fused(*_bare(mine))
@@ -460,7 +460,7 @@ def prove(kernel: Kernel, shape: Shape) -> str:
 
 
 def setup(choice: str, shape: Shape) -> Found:
-    """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (built by that)."""
+    """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (its compiler)."""
     global _library
     for kernel in ALL:
         kernel.on = kernel.right = False
@@ -475,12 +475,12 @@ def setup(choice: str, shape: Shape) -> Found:
 
 
 def in_use() -> list[str]:
-    """The kernels that are on and change how a step rounds."""
+    """The active kernels that change a step's rounding."""
     return [kernel.name for kernel in ALL if kernel.on and not kernel.exact]
 
 
 def keep(names: Sequence[str]) -> bool:
-    """Use just these of those that round in their own way, as far as they are right here; whether that was all."""
+    """Of the kernels that change rounding, use exactly these, if right here; returns whether all are."""
     for kernel in ALL:
         if not kernel.exact:
             kernel.on = kernel.right and kernel.name in names

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The layers of the training pass: forward keeps what backward needs, and backward says which gradients are complete.
+"""The layers of the training pass: forward stores what backward needs; backward reports completed gradients.
 
 Shapes in names: N = rows * tokens, C = n_embd, B rows, T tokens, M = rows * heads, D head_dim.
 """
@@ -24,14 +24,14 @@ OnReady = Callable[[Part, Tensor], None]
 
 
 class Buffers:
-    """Named tensors that keep their memory from step to step: fresh memory costs page faults."""
+    """Named tensors that reuse their memory in every step, because fresh memory costs page faults."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, Tensor] = {}
 
     def get(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor with unknown contents, the same one as the last time if the shape is."""
+        """A tensor with undefined contents, reused if the shape is unchanged."""
         tensor = self._tensors.get(name)
         if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
             tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
@@ -39,7 +39,7 @@ class Buffers:
 
 
 class Shared:
-    """What all layers of a pass have in common: the batch, the gradients, and buffers that no one keeps."""
+    """Shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
 
     def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str] = ()) -> None:
         self.device = model.lm_head.weight.device
@@ -59,7 +59,7 @@ class Shared:
             self.rotary = ops.rotary_tables(0, ids.size(1), head_dim, self.device)
 
     def ready(self, *names: str) -> None:
-        """Say that these gradients are complete."""
+        """Report these gradients as complete."""
         for name in names:
             for part in self.gradients.parts[name]:
                 self.part_ready(part)
@@ -69,21 +69,21 @@ class Shared:
             self.on_ready(part, self.gradients.of(part))
 
     def operand(self, x: Tensor, name: str, keep: Buffers | None = None) -> Tensor:
-        """x as the large products want it: itself, or rounded."""
+        """x as an operand of large products: itself, or rounded."""
         if x.dtype == self.dtype:
             return x
         return (keep or self.buffers).get(name, *x.shape, dtype=self.dtype).copy_(x)
 
 
 def norm_into(x: Tensor, out: Tensor) -> Tensor:
-    """out = norm(x); gives the factors, one a row."""
+    """out = norm(x); returns one factor per row."""
     factor = ops.norm_factor(x)
     torch.mul(x, factor, out=out)
     return factor
 
 
 class Normed:
-    """A normed residual stream and what its backward pass wants of it."""
+    """A normed residual stream, with the data for its backward pass."""
 
     def __init__(self, shared: Shared, buffers: Buffers) -> None:
         self.shared, self.buffers = shared, buffers
@@ -97,7 +97,7 @@ class Normed:
         kernels.norm(x, mix, self.y, self.operand, self.factor)
 
     def backward(self, dy: Tensor, d: Tensor) -> None:
-        """d grows; dy may be overwritten."""
+        """Adds to d; dy may be overwritten."""
         kernels.norm_backward(dy, self.y, self.factor, d)
 
 
@@ -125,7 +125,7 @@ class MlpPass:
         product(square, self.proj.t(), u, add=True)
 
     def _square(self) -> Tensor:
-        """Recomputed in the backward pass instead of kept: it is the largest tensor."""
+        """Recomputed in the backward pass, because it is the largest tensor."""
         return self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
 
     def backward(self, d: Tensor) -> None:
@@ -135,7 +135,7 @@ class MlpPass:
         square = torch.mul(self.hidden, self.hidden, out=self._square())
         shared.gradients.add_product(self.proj_name, d_operand.t(), square)
         shared.ready(self.proj_name)
-        # The square's factor 2 is taken where there is least to multiply.
+        # Apply the square's factor 2 to the smallest tensor.
         twice = torch.mul(d_operand, 2, out=get("twice", *d.shape, dtype=d_operand.dtype))
         dhidden = torch.mm(twice, self.proj, out=square).mul_(self.hidden)
         shared.gradients.add_product(self.fc_name, dhidden.t(), self.normed.operand)
@@ -155,13 +155,13 @@ class AttentionPass:
         self.window = model.config.window(layer)
         self.buffers = Buffers(shared.device)
         self.scores: dict[int, WindowAttention] = {}  # by length of the sequences
-        # Both gains of q and k and the scale of the softmax: multiplied into q alone.
+        # Both gains of q and k and the softmax's scale, all applied to q.
         self.q_gain = ops.QK_SCALE**2 / math.sqrt(model.config.head_dim)
         self.normed = Normed(shared, self.buffers)
         self.out = self.gate = self.values = torch.empty(0)
 
     def refresh(self) -> None:
-        """Take the weights as they are now, those of q, k and v as one matrix."""
+        """Read the current weights, with q, k and v as one matrix."""
         parts = [self.attn.c_q.weight, self.attn.c_k.weight, self.attn.c_v.weight]
         shape = (sum(map(len, parts)), self.config.n_embd)
         self.qkv_weight = self.buffers.get("qkv_weight", *shape, dtype=self.shared.dtype)
@@ -188,18 +188,18 @@ class AttentionPass:
         return self._by_head("q", self.config.n_head), self._by_head("k", kv_heads), self._by_head("v", kv_heads)
 
     def _grouped(self, x: Tensor) -> Tensor:
-        """[B, T, heads, D] as [M, T, D], the heads of k and v repeated for as many as q has."""
+        """[B, T, heads, D] as [M, T, D], with the heads of k and v repeated to match q."""
         groups = self.config.n_head // x.size(2)
         x = x.transpose(1, 2)
         return (x.repeat_interleave(groups, dim=1) if groups > 1 else x).flatten(0, 1)
 
     def _ungrouped(self, dx_MTD: Tensor, heads: int) -> Tensor:
-        """The gradient [M, T, D] as [B, T, heads, D]: what repeated heads got is summed."""
+        """The gradient [M, T, D] as [B, T, heads, D], summed over repeated heads."""
         by_row: Tensor = dx_MTD.unflatten(0, (self.shared.batch[0], heads, -1))
         return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
 
     def forward(self, x: Tensor, mix: kernels.Mix) -> None:
-        """u, the mix of x and the start, grows."""
+        """Adds to u, the mix of x and the start."""
         tokens, u = self.shared.batch[1], mix.u
         self.normed.forward(x, mix)
         qkv = self.shared.buffers.get("qkv", len(u), len(self.qkv_weight))
@@ -215,7 +215,7 @@ class AttentionPass:
         product(self.out, self.proj.t(), u, add=True)
 
     def _place_heads(self, q_NC: Tensor, k_NC: Tensor, v_NC: Tensor) -> None:
-        """From the products to what the scores are made of: gated, rotated, normed, by head."""
+        """Turn products into the inputs of attention: gated, rotated, normed, by head."""
         q, k, v = self._qkv_by_head()
         for x, out, name, gain in ((q_NC, q, "q_factor", self.q_gain), (k_NC, k, "k_factor", 1.0)):
             factor = self.buffers.get(name, len(x), out.size(2))
@@ -224,7 +224,7 @@ class AttentionPass:
         v.copy_(self._heads(v_NC))
 
     def _add_values(self, v: Tensor) -> None:
-        """v += 3 * sigmoid(gate) * value embedding, per kv head."""
+        """v += 3 * sigmoid(gate) * value embedding, by kv head."""
         if self.table is None or self.attn.ve_gate is None:
             return
         self.values = self._gathered(v)
@@ -298,14 +298,14 @@ class LayerPass:
         self.dlambdas = torch.zeros(2, device=shared.device)  # of resid and x0
 
     def refresh(self, resid: float, x0: float) -> None:
-        """Begin a step with the weights and lambdas as they are now."""
+        """Begin a step: read the current weights and lambdas."""
         self.resid, self.x0 = resid, x0
         self.dlambdas.zero_()
         self.attention.refresh()
         self.mlp.refresh()
 
     def forward(self, x_NC: Tensor, start_NC: Tensor) -> Tensor:
-        """The residual stream after this layer."""
+        """Returns the residual stream after this layer."""
         self.x, self.start = x_NC, start_NC
         u = self.buffers.get("u", *x_NC.shape)
         self.attention.forward(x_NC, kernels.Mix(start_NC, u, self.resid, self.x0))
@@ -313,7 +313,7 @@ class LayerPass:
         return u
 
     def backward(self, d_NC: Tensor, dstart_NC: Tensor) -> None:
-        """d, the gradient after this layer, becomes that before it; dstart grows."""
+        """Turn d, the gradient after this layer, into the one before it; adds to dstart."""
         self.mlp.backward(d_NC)
         self.attention.backward(d_NC)
         self.dlambdas[0] += torch.linalg.vecdot(d_NC, self.x).sum(dtype=torch.float64)

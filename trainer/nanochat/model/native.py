@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kernels.c as a library of this machine: built once with the compiler that is there, tried in a process of its own, loaded.
+"""kernels.c as a library: built once with an available compiler, tried in a separate process, then loaded.
 
-A library is named by the digest of all that it depends on, and lies beside what Python builds of the sources. It gets its
-name only after every kernel has run in another process: what would crash there never reaches a training.
+A library is named by the digest of everything it depends on, and stored in __pycache__. It gets its name only after
+every kernel has run in another process, so that a crashing kernel never reaches a training.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
 LIMIT_SECONDS = 60.0
-LEAST_ELEMENTS = 2**14  # of a thread: waking another one takes as long as it takes one to work on so many
+LEAST_ELEMENTS = 2**14  # per thread: processing them takes as long as waking a thread
 NAMES = (
     "exponentials_fp32", "exponentials_bf16", "norm_fp32", "norm_bf16", "norm_backward", "rotate", "rotate_backward",
     "softmax", "relu_square_fp32", "relu_square_bf16", "accumulate", "muon_apply", "adamw",
 )  # fmt: skip
-# Runs every kernel on a row of zeros; needs the standard library only.
+# Runs every kernel on a row of zeros; standard library only.
 CHILD = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -48,11 +48,11 @@ for name in sys.argv[2:]:
 
 
 class BuildError(Exception):
-    """One clause that says why there are no kernels."""
+    """Why there are no kernels, as a clause."""
 
 
 def compiler(choice: str) -> list[str]:
-    """The words that call the compiler: that of the system, or with "zig" the one of the ziglang wheel."""
+    """The compiler's command: the system's, or with "zig" the ziglang wheel's."""
     if choice == "zig":
         if importlib.util.find_spec("ziglang") is None:
             raise BuildError("the Python package ziglang is not installed")
@@ -64,7 +64,7 @@ def compiler(choice: str) -> list[str]:
 
 
 def run(argv: Sequence[str], what: str) -> str:
-    """The output of a command that must succeed within the limit."""
+    """Output of a command, which must succeed within the time limit."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_SECONDS, check=False
@@ -84,7 +84,7 @@ def run(argv: Sequence[str], what: str) -> str:
 
 
 def built(choice: str, folder: Path | None = None) -> Path:
-    """The library, made now if there is none yet of this source, compiler and CPU."""
+    """The library for this source, compiler and CPU, built if missing."""
     words = compiler(choice)
     if folder is None:
         folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
@@ -97,7 +97,7 @@ def built(choice: str, folder: Path | None = None) -> Path:
 
 
 def build(words: Sequence[str], path: Path) -> None:
-    """Build and try a library; several ranks of one machine may do it at the same time."""
+    """Build and try a library; several ranks of a machine may do so at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(".so.tmp", dir=path.parent)
@@ -113,7 +113,7 @@ def build(words: Sequence[str], path: Path) -> None:
 
 
 class Library:
-    """Calls kernels on the memory of tensors; ctypes lets go of the GIL meanwhile."""
+    """Calls kernels on tensors' memory; ctypes releases the GIL."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -128,7 +128,7 @@ class Library:
             team = [everything.GOMP_parallel, everything.omp_get_thread_num, everything.omp_get_num_threads]
             library.set_team(*[ctypes.cast(function, ctypes.c_void_p) for function in team])
             self.threaded = True
-        except AttributeError:  # this torch has another OpenMP: kernels that are too slow on one thread will be off
+        except AttributeError:  # torch has another OpenMP: kernels too slow with one thread will be off
             self.threaded = False
 
     def __call__(
@@ -140,7 +140,7 @@ class Library:
         sizes: Sequence[int] = (),
         factors: Sequence[float] = (),
     ) -> None:
-        """rows: to be dealt to the threads; elements: of all of them."""
+        """rows: split among the threads; elements: in all rows."""
         threads = min(torch.get_num_threads(), rows, elements // LEAST_ELEMENTS + 1) if self.threaded else 1
         self._launch(
             self._kernels[name],

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How float32 matrix products are made on this CPU, by MKL or by oneDNN, whichever is accurate and faster;
-and what becomes of freed memory.
+"""Chooses the library for float32 matrix products on this CPU, MKL or oneDNN, whichever is accurate and faster, and keeps
+freed memory.
 
-`setup()` decides once per process and sets the global switches; importing this file changes nothing. The two round
-differently, and on a busy machine either may win, so a checkpoint says which it was and `keep()` goes on with that. The same
-goes for the kernels of kernels.py: a route is "mkl" or "onednn", and "+" and the name of each kernel that rounds in its own way.
+`setup()` decides once per process and sets the global switches; importing this file changes nothing. The libraries round
+differently, and on a busy machine either may win, so checkpoints record the choice and `keep()` restores it. The same
+applies to kernels.py: a route is "mkl" or "onednn", followed by "+" and the name of each active kernel that changes rounding.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 
 from nanochat.model import kernels, ops
 
-ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names of the two
-WORST_ERROR = 5e-6  # of 1, against float64; rounding to bf16 somewhere gives 1e-3
+ROUTES = {"mkl": "none", "onednn": "bf16"}  # torch's names for them
+WORST_ERROR = 5e-6  # relative to float64; rounding to bf16 anywhere gives 1e-3
 TRIAL_SHAPE = (512, 256, 1024)
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_MAX = -1, -4  # from malloc.h
 
@@ -40,7 +40,7 @@ def select_route(route: str) -> None:
 
 
 def try_route(route: str) -> Trial:
-    """The worst relative error of a product, with and without the tanh in it, and the best of its times."""
+    """Worst relative error of a product, with and without a fused tanh, and best time."""
     rows, inner, columns = TRIAL_SHAPE
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(rows, inner, generator=generator) / math.sqrt(inner)
@@ -57,24 +57,24 @@ def try_route(route: str) -> Trial:
 
 
 def choose(trials: list[Trial]) -> Trial:
-    """The fastest of the accurate ones; MKL where none is."""
+    """The fastest accurate one; MKL if none is."""
     accurate = [trial for trial in trials if trial.error <= WORST_ERROR]
     return min(accurate, key=lambda trial: trial.seconds) if accurate else trials[0]
 
 
 def route() -> str:
-    """The library and the kernels that apply."""
+    """The current library and kernels."""
     return "+".join([library(), *kernels.in_use()])
 
 
 def library() -> str:
-    """The library that applies."""
+    """The current library."""
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return next((name for name, value in ROUTES.items() if value == precision), "mkl")
 
 
 def keep(wanted: str) -> bool:
-    """Take the route of a checkpoint, so that the bits go on as they would have, if it is accurate here, too."""
+    """Take a checkpoint's route, to continue bit-identically, if it is accurate here."""
     wanted, *names = wanted.split("+")
     kept, before = kernels.keep(names), library()
     if wanted == before or wanted not in ROUTES or not torch.backends.mkldnn.is_available():
@@ -85,9 +85,9 @@ def keep(wanted: str) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep what was freed instead of giving it back and taking it again: fresh pages cost a fault each.
+    """Make glibc keep freed memory instead of returning it to the system, because fresh pages cost a fault each.
 
-    GLIBC_TUNABLES can say the same before the start; where there is no glibc nothing happens.
+    GLIBC_TUNABLES could do the same before the start. Without glibc this does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -97,7 +97,7 @@ def keep_freed_memory() -> bool:
 
 
 def setup() -> Trial:
-    """Keep freed memory; measure both routes and take the better one for the rest of the process."""
+    """Keep freed memory; measure both routes and use the better one from now on."""
     keep_freed_memory()
     if not torch.backends.mkldnn.is_available():
         return Trial("mkl", 0.0, 0.0)

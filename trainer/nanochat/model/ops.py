@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pieces that the model is made of, without gradients; fused.py adds those."""
+"""The model's operations, without gradients; fused.py adds those."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -1  # a target that counts for nothing
+IGNORED = -1  # a target without loss
 SOFTCAP = 15.0
 QK_SCALE = 1.2
 ROTARY_BASE = 100000.0
@@ -22,13 +22,13 @@ def norm(x: Tensor) -> Tensor:
 
 
 def norm_factor(x: Tensor) -> Tensor:
-    """What norm multiplies each row with, [.., 1]."""
+    """The factor by which norm multiplies each row, [.., 1]."""
     mean_square: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1))
     return mean_square.add_(torch.finfo(torch.float32).eps).rsqrt_()
 
 
 def rotary_tables(position: int, tokens: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, D/2] of the positions position .. position + tokens - 1."""
+    """cos and sin [T, 1, D/2] for positions position .. position + tokens - 1."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(position, position + tokens, dtype=torch.float32, device=device)
     angle = torch.outer(positions, 1.0 / ROTARY_BASE**exponent).unsqueeze(1)
@@ -36,7 +36,7 @@ def rotary_tables(position: int, tokens: int, head_dim: int, device: torch.devic
 
 
 def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
-    """out = x [.., T, H, D] with its halves rotated into one another; -sin rotates back."""
+    """out = x [.., T, H, D] with its halves rotated into each other; -sin rotates back."""
     first, second = x.chunk(2, dim=-1)
     out_first, out_second = out.chunk(2, dim=-1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin)
@@ -49,14 +49,14 @@ def rotate_and_norm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def fuses_tanh(x: Tensor) -> bool:
-    """Whether oneDNN is there and knows the type."""
+    """Whether oneDNN is available and supports the type."""
     if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def tanh_product(x: Tensor, weight: Tensor) -> Tensor:
-    """tanh(x @ weight.T); oneDNN takes the tanh as it writes the product, which costs next to nothing."""
+    """tanh(x @ weight.T); oneDNN fuses the tanh into the product."""
     if fuses_tanh(x):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "tanh", [], "")
         return result
@@ -70,7 +70,7 @@ def logits(x: Tensor, head: Tensor, vocab_size: int) -> Tensor:
 
 
 def token_losses(x: Tensor, head: Tensor, vocab_size: int, targets: Tensor) -> Tensor:
-    """Cross entropy of each row of x [N, C] in float32, 0 where the target is to be ignored."""
+    """Cross entropy of each row of x [N, C] in float32, 0 if the target is IGNORED."""
     losses = torch.empty(x.size(0), device=x.device)
     for start in range(0, x.size(0), HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)

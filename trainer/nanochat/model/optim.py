@@ -1,24 +1,24 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""AdamW for embeddings, head and scalars, Muon for the matrices of the layers.
+"""AdamW for embeddings, head and scalars, Muon for the layers' matrices.
 
 One rank on its own:
 
-    optimizer.prepare(token_ids)                # before the forward pass: the rows that it reads are made current
+    optimizer.prepare(token_ids)                # before the forward pass: bring the rows that it reads up to date
     optimizer.step(gradients, token_ids, schedule)
-    optimizer.catch_up()                        # before evaluating or saving: all rows are made current
+    optimizer.catch_up()                        # before evaluating or saving: bring all rows up to date
 
-Several ranks take a step apart, in any order once `start_step` was called, so that it overlaps with communication:
+With several ranks a step is split, to overlap with communication; after `start_step`, in any order:
 
     optimizer.start_step(schedule)
     optimizer.update(name, gradient, token_ids) # AdamW; every rank, for all of every name in adamw_names
     directions = optimizer.directions({name: gradient})     # Muon; the owner of a matrix computes its direction
     optimizer.apply(name, direction)            # every rank, with the same bits of the direction
 
-The rows of an embedding table that a step does not touch have a zero gradient, but AdamW still decays them and moves
-them by their momentum. Those updates are made later, when the row is read or its turn comes (each row has one every
-REFRESH_STEPS steps), by the same kernel with the same numbers: the bits are those of a dense optimizer.
+Table rows that a step does not use have a zero gradient, but AdamW still decays them and applies their momentum. We
+postpone those updates until the row is read or its turn comes (every REFRESH_STEPS steps), using the same kernel and
+numbers, so the result is bit-identical to a dense optimizer.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
 from nanochat.model.kernels import EPSILON, VECTOR, AdamWStep
 from nanochat.rules.schedule import StepSchedule
 
-FIXED_LR = 0.2  # of smear and backout, whatever the batch
+FIXED_LR = 0.2  # of smear and backout, independent of the batch
 SECOND_MOMENT_BETA = 0.9
 REFRESH_STEPS = 32
-CATCH_UP_ROWS = 1024  # so few that they stay in the cache
+CATCH_UP_ROWS = 1024  # few enough to stay in the cache
 ALL_ROWS = slice(None)
-ELONGATED = 2  # from this ratio of the sides on, Gram matrices are cheaper
-BATCH_ELEMENTS = 2**23  # of the matrices that go through Muon at once
+ELONGATED = 2  # at this ratio of the sides or more, Gram matrices are cheaper
+BATCH_ELEMENTS = 2**23  # of matrices that Muon processes at once
 PolarCoefficients = Sequence[tuple[float, float, float]]
 POLAR_COEFFICIENTS: PolarCoefficients = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -57,7 +57,7 @@ POLAR_COEFFICIENTS: PolarCoefficients = (
 
 @dataclass(frozen=True)
 class AdamWGroup:
-    """The constants of one parameter under AdamW."""
+    """AdamW's constants for one parameter."""
 
     lr: float
     beta1: float
@@ -84,7 +84,7 @@ class LearningRates:
 
 
 def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
-    """The AdamW constants by parameter name, in upstream's order; what is missing here belongs to Muon."""
+    """AdamW's constants by parameter name, in upstream's order; Muon updates all other parameters."""
     width_scale = math.sqrt(768 / model.config.n_embd)
     groups = {
         "lm_head.weight": AdamWGroup(rates.unembedding * width_scale, 0.8, 0.96, 0.01),
@@ -105,7 +105,7 @@ def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, 
 
 
 class DenseAdamW:
-    """AdamW of one parameter, or of some of its rows: all of that in every step, at once or in blocks of rows."""
+    """AdamW of one parameter or some of its rows, updated completely in every step, at once or in blocks of rows."""
 
     def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
         self.parameter, self.group, self.part = parameter[part], group, part
@@ -118,29 +118,29 @@ class DenseAdamW:
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """The state of the whole parameter."""
+        """state: of the whole parameter."""
         self.m.copy_(state["exp_avg"][self.part])
         self.v.copy_(state["exp_avg_sq"][self.part])
 
     def keep_in(self, name: str, place: Tensor) -> None:
-        """Go on with a copy of the state that lies elsewhere; name: as state_dict has it."""
+        """Use `place`, a copy of the state in other memory; name: as in state_dict."""
         if name == "exp_avg":
             self.m = place
         else:
             self.v = place
 
     def keep_apart(self) -> None:
-        """Let go of memory that is larger than the state in it."""
+        """Copy the state out of larger shared memory."""
         self.m, self.v = (t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.m, self.v))
 
 
 class RowAdamW:
-    """AdamW of one table. Rows without a gradient fall behind and are advanced later, with the same result."""
+    """AdamW of one table. Updates of rows without a gradient are postponed, with the same result."""
 
     def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
         self.parameter, self.group = parameter, group
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        # The step that a row's state belongs to.
+        # The step to which each row is up to date.
         self.current = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
         lazy = parameter.size(1) % VECTOR == 0
         self.turn_length = -(-len(parameter) // REFRESH_STEPS) if lazy else len(parameter)
@@ -152,11 +152,11 @@ class RowAdamW:
         return torch.arange(start, end, device=self.parameter.device)
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
-        """The step `step` of the given rows, which are current to the one before."""
+        """Make step `step` of rows that are up to date with the previous one."""
         kernels.adamw(self._rows(), rows, gradient, [self.group.at(multiplier, step)])
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
-        """Make the updates without a gradient that the rows still lack, up to `step`."""
+        """Make the rows' postponed updates up to `step`."""
         first = int(self.current[rows].min()) + 1 if len(rows) else step + 1
         if first <= step:
             kernels.adamw(self._rows(), rows, None, self._steps(history, first, step))
@@ -168,14 +168,14 @@ class RowAdamW:
         return kernels.Rows(self.parameter, self.m, self.v, self.current)
 
     def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
-        """What rows without momentum that were p at the given steps, in rising order, are at `step` if left alone."""
+        """Values at `step` of rows without momentum or gradients that were p at the steps `behind`, ascending."""
         p = p.clone()
         steps = self._steps(history, int(behind[0]) + 1, step)
         kernels.make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, steps)
         return p
 
     def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
-        """Make at once what the momentum of rows that are current would still do to them, and leave none."""
+        """Apply all future effects of the momentum of up-to-date rows at once, and clear it."""
         m, v = self.m.index_select(0, rows), self.v.index_select(0, rows)
         beta1, beta2 = self.group.beta1, self.group.beta2
         tail = self.group.lr * multiplier * beta1 / (1 - beta1) / (1 - beta1**step)
@@ -184,7 +184,7 @@ class RowAdamW:
         self.m.index_fill_(0, rows, 0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Of rows that are all current."""
+        """All rows must be up to date."""
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
@@ -194,9 +194,9 @@ class RowAdamW:
 
 
 class Muon:
-    """Muon of the matrices of the layers. State exists only for matrices whose direction was computed here.
+    """Muon for the layers' matrices. Has state only for matrices whose direction was computed here.
 
-    Matrices of one shape go through the products together. dtype is that of the products' operands.
+    Matrices of one shape are processed together. dtype: of the products' operands.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], lr: float, dtype: torch.dtype = torch.float32) -> None:
@@ -224,9 +224,9 @@ class Muon:
         torch.lerp(gradient, m, momentum, out=out)
 
     def _reduced_variance(self, names: list[str], x_KRC: Tensor) -> Tensor:
-        """Each line scaled by its own size over time, the whole to the Frobenius norm sqrt(min(R, C)).
+        """Scale each line by its running magnitude, and the matrix to the Frobenius norm sqrt(min(R, C)).
 
-        All that is to be known of x are the squared norms of its lines, so it is read twice and written once.
+        This needs only the squared norms of x's lines, so x is read twice and written once.
         """
         axis = 2 if x_KRC.size(1) >= x_KRC.size(2) else 1
         norms = torch.linalg.vector_norm(x_KRC, dim=axis, keepdim=True, dtype=torch.float32)
@@ -245,7 +245,7 @@ class Muon:
         return direction
 
     def apply(self, name: str, direction: Tensor, multiplier: float, weight_decay: float) -> None:
-        """p -= lr*g, and lr*wd*p where that points the same way."""
+        """p -= lr*g, and lr*wd*p where it has the same sign."""
         p = self.parameters[name]
         rows, columns = p.shape
         lr = self.lr * multiplier * math.sqrt(max(1.0, rows / columns))
@@ -262,12 +262,12 @@ class Muon:
         self.second = {n: self._own(n, s["second_momentum_buffer"]) for n, s in state.items()}
 
     def _own(self, name: str, loaded: Tensor) -> Tensor:
-        """A copy where the parameter is: a checkpoint is read into the memory of the CPU."""
+        """A copy on the parameter's device; checkpoints are loaded into CPU memory."""
         return loaded.to(self.parameters[name].device, copy=True)
 
 
 def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names in groups of one shape, none larger than what is worth holding at once."""
+    """Group the names by shape, up to BATCH_ELEMENTS per group."""
     groups: dict[torch.Size, list[str]] = {}
     for name, matrix in matrices.items():
         groups.setdefault(matrix.shape, []).append(name)
@@ -284,7 +284,7 @@ def frobenius(g_KRC: Tensor) -> Tensor:
 
 
 def equilibrated(g_KRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Every row scaled to the same norm, and each matrix to a Frobenius norm just below 1; may overwrite g."""
+    """Scale all rows to the same norm, and each matrix to a Frobenius norm just below 1; may overwrite g."""
     norms = torch.linalg.vector_norm(g_KRC, dim=2, keepdim=True)
     scales = frobenius(norms) / math.sqrt(g_KRC.size(1)) / norms.clamp_min(1e-6)
     scales.div_(frobenius(norms * scales).mul_(1.01).add_(1e-6))
@@ -297,7 +297,7 @@ def orthogonalized(x: Tensor) -> Tensor:
     if max(rows, columns) < ELONGATED * min(rows, columns):
         x = polar_steps(x, POLAR_COEFFICIENTS)
     else:
-        # The first step is applied before the rest is worked out: errors of a Gram matrix grow from step to step.
+        # Apply the first steps before computing the rest, because errors of a Gram matrix grow with each step.
         for coefficients in (POLAR_COEFFICIENTS[:2], POLAR_COEFFICIENTS[2:]):
             q = gram_steps(gram(x), coefficients)
             x = torch.bmm(x, q) if rows > columns else torch.bmm(q, x)
@@ -320,7 +320,7 @@ def polar_steps(x: Tensor, coefficients: PolarCoefficients) -> Tensor:
 
 
 def gram_steps(g: Tensor, coefficients: PolarCoefficients) -> Tensor:
-    """What to multiply X with for the same steps, from its Gram matrix alone: cheaper where X is elongated."""
+    """The matrix by which to multiply X for the same steps, from its Gram matrix alone; cheaper if X is elongated."""
     total: Tensor | None = None
     for number, (a, b, c) in enumerate(coefficients, start=1):
         q = torch.baddbmm(g, g, g, beta=b, alpha=c)
@@ -333,11 +333,10 @@ def gram_steps(g: Tensor, coefficients: PolarCoefficients) -> Tensor:
 
 
 class Optimizer:
-    """All groups of one model. `steps` counts the steps that were made."""
+    """All groups of one model. `steps` counts completed steps."""
 
     def __init__(self, model: GPT, rates: LearningRates, matmul: str = "fp32", head_rows: slice = ALL_ROWS) -> None:
-        """matmul: as TrainingPass has it, here of the products that Muon makes; head_rows: those of a shared-out head
-        that are updated here."""
+        """matmul: as in TrainingPass, for Muon's products; head_rows: rows of a shared head that this rank updates."""
         parameters = self.parameters = {name: p.detach() for name, p in model.named_parameters()}
         groups = adamw_groups(model, rates)
         self.adamw_names = list(groups)
@@ -354,14 +353,14 @@ class Optimizer:
 
     @torch.no_grad()
     def prepare(self, token_ids: Tensor) -> None:
-        """Make the rows that the coming step reads current, and those whose turn it is."""
+        """Bring up to date the rows that the coming step reads, and those whose turn it is."""
         for table in self.tables.values():
             table.advance(token_ids, self.history, self.steps)
             table.advance(table.rows_in_turn(self.steps), self.history, self.steps)
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """Make all rows current, in slices that fit into the cache."""
+        """Bring all rows up to date, in slices that fit into the cache."""
         for table in self.tables.values():
             for rows in torch.arange(len(table.parameter), device=table.parameter.device).split(CATCH_UP_ROWS):
                 table.advance(rows, self.history, self.steps)
@@ -374,7 +373,7 @@ class Optimizer:
 
     @torch.no_grad()
     def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
-        """AdamW of one parameter; the gradient of a table is that of the rows token_ids, another one's of `rows`."""
+        """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
         if name in self.tables:
             self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
@@ -397,7 +396,7 @@ class Optimizer:
             self.apply(name, direction)
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """What upstream's optimizer calls so, in its order, with the values of the last step; parameters by name."""
+        """Like upstream's param_groups, in its order, with the last step's values; parameters by name."""
         constants = {name: state.group for name, state in (self.tables | self.dense).items()}
         groups: list[dict[str, Any]] = []
         for group, names in itertools.groupby(self.adamw_names, constants.__getitem__):
@@ -414,9 +413,8 @@ class Optimizer:
         return {"lr": lr * self.schedule.lr_multiplier, "initial_lr": lr}
 
     def state_dict(self) -> dict[str, Any]:
-        """By parameter name, with all rows made current. "muon" holds the matrices whose directions were computed on this
-        rank only, and of a head that is shared out only this rank's part is here: to resume, put those of all ranks
-        together; the rest is the same everywhere."""
+        """By parameter name, with all rows up to date. "muon" has only matrices whose directions this rank computed, and a
+        shared head only this rank's part: to resume, merge those of all ranks. The rest is equal on all ranks."""
         self.catch_up()
         adamw = {name: state.state_dict() for name, state in (self.tables | self.dense).items()}
         return {"steps": self.steps, "history": dict(self.history), "adamw": adamw, "muon": self.muon.state_dict()}
