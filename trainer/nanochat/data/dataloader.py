@@ -6,13 +6,13 @@
     loader = Loader(tokenizer, folder, "train", rows=2, length=512, rank=0, world=1)
     x, y = loader.next_batch()
     loader.position()        # upstream's three numbers, for the checkpoint's meta file
-    loader.state()           # all that is needed to go on bit-identically, for the rank's own file
+    loader.state()           # everything needed to resume bit-identically, for the rank's own file
     loader.close()
 
-Rank r of W reads the row groups r, r+W, ... of each file, forever. When a run goes on with another number of ranks,
-`deal` shares out what the old ones have not read yet, so that no document comes twice and none is left out.
-A thread prepares the next batches while the model computes; what position() and state() say always belongs to the batch
-handed out last.
+Rank r of W reads the row groups r, r+W, ... of each file, forever. When a run resumes with another number of ranks,
+`deal` distributes the documents that the old ones have not read, so that none is repeated or skipped.
+A thread prepares the next batches while the model computes; position() and state() always refer to the last batch
+returned.
 """
 
 from __future__ import annotations
@@ -321,8 +321,8 @@ def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
     """The state for one of `world` ranks to continue from a different number of ranks.
 
-    What the old ranks would still have read, up to the row group that the first of them has reached, is shared out as
-    whole groups, and so are the documents that waited for a row; beyond that group each new rank reads its own.
+    The old ranks' unread row groups, up to the one that the first of them has reached, are distributed whole, and so are
+    documents waiting for a row; beyond that group each new rank reads its own.
     """
     cursors = [Cursor(*state["cursor"]) for state in states]
     own = [cursor.then or cursor.position() for cursor in cursors]  # positions of each rank's own groups

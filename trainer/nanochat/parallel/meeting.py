@@ -5,8 +5,8 @@
 
     dense = DenseMeeting(comm, parameters, weights, wire, outer)
     dense.start()               # before the first separate step: from here on changes count
-    dense.send()                # this rank's change leaves
-    dense.take()                # the mean has come, and the weights are the same on all ranks
+    dense.send()                # send this rank's change
+    dense.take()                # receive the mean; the weights are the same on all ranks
 
 or, if the ranks continue training during the transfer:
 
@@ -220,9 +220,8 @@ class DenseMeeting:
 
     @torch.no_grad()
     def _step(self, mean: Tensor) -> Tensor:
-        """Move the anchor, and return by how much: Nesterov's, along the mean of the matrices. The scalars go to their mean:
-        their learning rates are so large that they are where they want to be after a few steps, and momentum would carry them
-        far beyond."""
+        """Move the anchor and return its change: a Nesterov step along the mean for matrices, the plain mean for scalars, whose
+        learning rates are so large that they converge within a few steps, and momentum would overshoot."""
         rate, momentum = self.outer
         matrices = mean[: self.size]
         self.momentum.mul_(momentum).add_(matrices)

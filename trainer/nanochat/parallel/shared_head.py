@@ -15,9 +15,9 @@ So the work of each step hides the transfer before it. The rows of a pass go thr
 many as may have their logits in memory. The weight gradient of a step's last round is left for the time
 when the layers' gradients are in transit: `finish()` computes it piece by piece.
 
-With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials are summed as they are, without a maximum. With S
-the sum of a row, its gradient of y W' is (e / S - target) * (1 - t^2); here it is kept S times as large, so that no pass over
-the logits has to wait for S: the products are divided by it instead.
+With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials e are summed without subtracting a maximum. The
+gradient of y W' is (e / S - target) * (1 - t^2), where S is the row's sum; we store S times that, so that no pass over the
+logits waits for S, and divide the products by S instead.
 
 In training, the weights of the other parts are out of date here: `gather()` brings them, for evaluation and saves.
 """
@@ -109,7 +109,7 @@ class Round:
         self.all = ends[-1]
         world, width, wire, get = head.comm.world, head.part.size(1), head.wire, head.buffers.get
         name = f"round {number} of {self.sizes}"
-        # What the head sees, and its targets.
+        # The head's input and targets.
         self.y = get(f"{name} y", self.all, width, dtype=wire)
         self.targets = get(f"{name} targets", self.all, dtype=torch.int32)
         self._sums = get(f"{name} sums", world, 2 * self.all)
@@ -237,7 +237,7 @@ class SharedHead:
     # -- the two halves of a round
 
     def _exponentials(self, one: Round, number: int, rank: int) -> None:
-        """Of a rank's rows in this part; sends their sums to all."""
+        """Compute the exponentials of a rank's rows in this part; sends their sums to all."""
         place, size = one.places[rank], one.sizes[rank]
         logits = self.logits[place]
         if rank != self.comm.rank:
@@ -256,7 +256,7 @@ class SharedHead:
         one.found[rank] = Target(found, columns[found], at_target[1, found], sums[1, found])
 
     def _gradient(self, one: Round, number: int, rank: int, scale: float) -> Tensor:
-        """Of a rank's rows in this part, sent to that rank; returns the loss if it is this rank."""
+        """Compute the gradient of a rank's rows in this part and send it to that rank; returns the loss of our own rows."""
         place, size, own = one.places[rank], one.sizes[rank], rank == self.comm.rank
         self.comm.wait(*(one.arriving.pop(("sums", rank, other)) for other in self.others))
         total, at_target = torch.zeros(size), torch.zeros(size)
@@ -298,7 +298,7 @@ class SharedHead:
         return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)
 
     def _weight_gradient(self, rows: slice) -> None:
-        """Of some rows of this part, from the round that was worked off last."""
+        """The weight gradient of some rows of this part, from the last round."""
         product(self.logits[:, rows].t(), self.scaled, self.gradient[rows], add=self._written)
 
     # -- the end of a step
@@ -327,8 +327,7 @@ class SharedHead:
         self._leaving.clear()
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """AdamW's state of all parts. That of this rank's moves into it until the next step, since little would be
-        saved by sharing out what a save needs beside the whole."""
+        """AdamW's state of all parts. Until the next step this rank's own state is a view of it, to save memory."""
         mine, moments = optimizer.dense[HEAD], {}
         for name in ("exp_avg", "exp_avg_sq"):
             whole = moments[name] = torch.empty_like(self.weight)

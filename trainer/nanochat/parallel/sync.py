@@ -5,20 +5,20 @@
 
     sync = make_sync("exact", comm, training, optimizer, tokens_of_ranks)
     sync.offer_ids(ids)                                  # this rank's tokens of the coming step
-    token_ids, stop = sync.take_ids()                    # those of all ranks
+    token_ids, stop = sync.take_ids()                    # the tokens of all ranks
     sync.start_step(token_ids)
     training.forward_backward(..., on_ready=sync.on_ready)
     loss = sync.step(loss, schedule)                     # gradients summed, optimizer stepped on every rank
 
-exact, bf16, int8 and int4 send each gradient, of the head's each block of rows, the moment the backward pass has completed it:
-- of the embedding tables only the rows that a rank has touched, to every other rank;
-- each matrix of the layers to the one rank that owns it, which computes its Muon update and sends that back;
-- a block of the head to the other rank, or of three and more ranks in shares to those that sum them and send that back;
-- what is small in one piece with the loss, at the end.
-Whoever sums does so in float32 and in the order of the ranks; the other three round only what travels (wire.py). Of int8 and
-int4 each rank keeps what rounding left of each of its gradients and updates, and sends it with the next. Each matrix product
-whose result must be the same everywhere is made by one rank only, for another CPU would round it another way.
-dense and ddp sum every gradient whole, tables too: after the backward pass, or in buckets while it runs.
+exact, bf16, int8 and int4 send each gradient (of the head, each block of rows) as soon as the backward pass completes it:
+- of the embedding tables, only the rows used by a rank, to every other rank;
+- each matrix of the layers to the rank that owns it, which computes its Muon update and sends that back;
+- a block of the head to the other rank, or with three or more ranks in shares to ranks that sum them and send the sum back;
+- small gradients together with the loss, at the end.
+Sums are in float32 and in rank order; bf16, int8 and int4 round only messages (wire.py). With int8 and int4 each rank keeps
+the rounding error of each of its gradients and updates, and adds it to the next. Matrix products whose result must be the
+same everywhere are made by one rank only, because another CPU would round differently.
+dense and ddp sum every gradient whole, including tables: after the backward pass, or in buckets during it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SMALL = 1024
 PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
-# Numbers before the token ids, and the unit of the seconds among them. The first has three bits, and above them the place of a timed run.
+# Numbers before the token ids, and the unit of seconds in them. The first has three flag bits, then the place of a timed run.
 TOLD = 2
 STOP, SAVE, LAST, BITS = 1, 2, 4, 3
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
@@ -95,8 +95,8 @@ class Sync:
         self.owners: dict[str, int] = {}
         # Rounding errors of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        # Before the tokens: whether this rank was asked to stop or wants a checkpoint, the place of the step and whether it is
-        # the last one (rank 0 of a timed run); and how long it was busy.
+        # Before the tokens: whether this rank was asked to stop or requests a checkpoint; the step's place and whether it is
+        # the last (rank 0 of a timed run); and this rank's busy time.
         self.device = next(training.model.parameters()).device
         self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
@@ -120,8 +120,8 @@ class Sync:
         busy: float = 0.0,
         place: tuple[int, bool] = (0, False),
     ) -> None:
-        """Send this rank's token ids of the coming step to the others, whether to stop or to save after it, and the seconds
-        in which this rank was busy in the last step that it has finished; place: as Deadline.tell has it."""
+        """Send the others this rank's token ids of the coming step, whether to stop or save after it, and its busy seconds in
+        the last finished step; place: from Deadline.tell."""
         mine = self._ids[self.comm.rank]
         mine[0] = STOP * stop + SAVE * save + LAST * place[1] + (place[0] << BITS)
         mine[1] = min(round(busy / BUSY_UNIT), MOST_BUSY)

@@ -6,8 +6,8 @@
     wire = Packed(8)
     message = torch.empty(wire.length(*values.shape), dtype=wire.dtype)
     wire.write(values, message, feedback)       # the sender
-    wire.read(message, into)                    # into = the values as they arrive, on every rank the same bits
-    wire.add(message, into)                     # into += those
+    wire.read(message, into)                    # into = the received values, bit-identical on every rank
+    wire.add(message, into)                     # into += the received values
 
 Packed: consecutive values of a row share a scale, which maps their largest to the largest integer of that many bits.
 The sender keeps each rounding error in `feedback` and adds it to the next value sent in its place, so nothing is lost
@@ -141,15 +141,14 @@ class Wires(NamedTuple):
     """The wire formats of a --sync method."""
 
     matrices: Wire
-    # Rows of the embedding tables go without feedback, since a row comes back too seldom, and to keep what was left of it would
-    # take another table. So they keep 16 bits: AdamW divides each element by its own size, and would miss the small ones that 8
-    # bits in a row round to nothing.
+    # Embedding rows have no error feedback: they recur too seldom, and it would need another table. So they are sent in 16 bits:
+    # AdamW divides each element by its own size, and 8 bits would round the small ones to zero.
     rows: Plain
-    # What a row has changed by over some local steps has been divided by its size already: 8 bits lose little of it.
+    # A row's change over some local steps is already normalised, so 8 bits lose little.
     meetings: Wire
 
 
-# Of each way that sends to those who sum; rules/ways.py has the bytes.
+# Wire formats of each point-to-point mode; rules/ways.py has the bytes.
 WIRES = {
     "exact": Wires(Plain(torch.float32), Plain(torch.float32), Plain(torch.float32)),
     "bf16": Wires(Plain(torch.bfloat16), Plain(torch.bfloat16), Plain(torch.bfloat16)),

@@ -69,13 +69,13 @@ def oom_kills() -> int | None:
 
 
 def forget_hang_up(run_dir: Path, rank: int) -> None:
-    """Remove a request that an earlier process of this rank did not live to see; it does not concern the new connections."""
+    """Remove a stale request to an earlier process of this rank; it does not concern the new connections."""
     (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)
 
 
 def hang_up(run_dir: Path, rank: int) -> str | None:
-    """End all connections if somebody left hang-up-rankN, and return why, as that says: who waits for a rank that is frozen or cut
-    off wakes up with an error."""
+    """Close all connections if hang-up-rankN exists, and return the reason in it, so that a wait for a frozen or unreachable
+    rank fails with an error."""
     request = run_dir / f"{HANG_UP}{rank}"
     if not request.exists():
         return None

@@ -5,7 +5,7 @@
 
     NANOCHAT_PROM_DIR=/var/lib/node_exporter/textfile torchrun ... -m scripts.base_train ...
 
-The file appears whole or not at all and is renewed at most once a second. Nothing listens, nothing is scraped from us.
+The file is replaced atomically, at most once a second. No port is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS = 1.0
 
 
 class Series(NamedTuple):
-    """One metric: the kind of event and its key that the value comes from, and Prometheus' help. A name in _total is a sum."""
+    """One metric: the event kind and key of its value, and Prometheus' help. A name ending in _total is a sum."""
 
     event: str
     key: str
@@ -52,7 +52,7 @@ SERIES = {
 
 
 class Textfile:
-    """Takes the events that go to the metrics file, and keeps the text file in step with them."""
+    """Receives the same events as the metrics file, and updates the text file."""
 
     def __init__(self, folder: Path, run: str, rank: int, now: Callable[[], float] = time.monotonic) -> None:
         self.path = folder / f"nanochat_{re.sub(r'[^A-Za-z0-9_-]', '_', run)}_rank{rank}.prom"
@@ -63,7 +63,7 @@ class Textfile:
         self._refused = False
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Note one event; the file follows at once for what is rare, and within a second for steps."""
+        """Record an event; rare ones update the file at once, steps within a second."""
         kind, values = event.get("kind"), self.values
         values.update(running=float(kind != "end"), last_event_timestamp_seconds=float(event["time"]))
         for name, series in SERIES.items():
@@ -74,7 +74,7 @@ class Textfile:
             self.write()
 
     def text(self) -> str:
-        """All that is known, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         lines = []
         for name, series in SERIES.items():
             if name in self.values:
@@ -84,9 +84,9 @@ class Textfile:
         return "\n".join(lines) + "\n"
 
     def write(self) -> None:
-        """Put the file there; an unwritable folder is reported once, and training continues."""
+        """Write the file; an unwritable folder is reported once, and training continues."""
         self._written = self._now()
-        # The collector reads whatever ends in .prom, so the fresh file must not.
+        # The collector reads every *.prom file, so the temporary name must differ.
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             fresh.write_text(self.text(), encoding="utf-8")
@@ -102,11 +102,11 @@ class Textfile:
 
 
 def escaped(value: str) -> str:
-    """A label's value as the format wants it."""
+    """Escape a label's value."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def listener(environment: Mapping[str, str], run: str, rank: int) -> Callable[[Mapping[str, Any]], None] | None:
-    """What wants to hear of every event if a folder is set, else None."""
+    """A listener to all events if a folder is set, else None."""
     folder = environment.get(FOLDER)
     return Textfile(Path(folder), run, rank).take if folder else None

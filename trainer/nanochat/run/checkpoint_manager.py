@@ -6,9 +6,9 @@
     model_000100.pt  meta_000100.json  optim_000100_rank0.pt      as upstream writes and reads them (optim_file.py)
     ckpt_000100_rank0.json                                        ours, written last: bytes and sha256 of what this rank wrote
 
-Every file is written beside its place, forced to the disk and renamed; the last one makes the checkpoint count. A
-disk that is full or fails raises NotSaved and leaves nothing behind: what was whole before still is, and a run goes
-on with a warning. Checkpoints of upstream have no such list; they count when each of their files is whole by itself.
+Every file is written under a temporary name, synced and renamed; the last one makes the checkpoint count. A full or failing
+disk raises NotSaved and leaves nothing behind: earlier checkpoints stay whole, and the run continues with a warning.
+Upstream's checkpoints have no such list; they count if each of their files is whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOADER_KEY, FEEDBACK_KEY = "nanochat_ddp_loader", "nanochat_ddp_feedback"
 # Errors from reading a list or meta file with arbitrary content.
 NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 STEP_FILE = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})(?:_rank\d+)?\.(?:pt|json)")
-# Partly written files, and the marks by which ranks with the same folder find each other.
+# Partly written files, and the marks with which ranks that share a folder find each other.
 LEFTOVER = re.compile(r"\..*\.rank\d+\.tmp|\.rank\d+-[0-9a-f]{16}|\.writable-[0-9a-f]{16}")
 # Suffix of a list whose files are being removed.
 GONE = ".gone"
@@ -132,7 +132,7 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse in advance what would not fit."""
+    """Refuse a checkpoint that would not fit."""
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE_BYTES:
         raise OSError(28, f"the disk has {free / 1e6:.0f} MB left, but the checkpoint needs {needed / 1e6:.0f} MB")

@@ -83,8 +83,8 @@ def _where(name: str, held: Sequence[Steps]) -> str:
 
 
 def steps_of(training: str, mine: Steps, held: Sequence[Steps], parts: Collection[int] = ()) -> list[int]:
-    """The steps in a rank's folder that are of a training, in order; parts: those of which it has no meta file, as upstream's
-    ranks leave their part of an optimizer beside the checkpoint of rank 0."""
+    """Sorted steps of a training in a rank's folder; parts: those without a meta file here, because upstream's ranks store
+    only their part of the optimizer beside rank 0's checkpoint."""
     says, unsaid = mine.keys() - {UNSAID}, mine.get(UNSAID, ())
     known = {step for steps in held for step in steps.get(training, ()) if training}
     if training in says or not (says or known):

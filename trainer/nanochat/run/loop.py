@@ -60,8 +60,8 @@ def train(run: Run) -> str:
 
 
 def pauses(run: Run, step: int, every: int) -> bool:
-    """Whether an evaluation or samples come before this step; of a timed run none shortly before the last ones, for which the time is
-    kept free."""
+    """Whether an evaluation or samples come before this step; a timed run skips them near its end, where time is reserved for
+    the last ones."""
     return due(step, every) and not (run.plan.timed and run.progress.place > LATE)
 
 
@@ -106,8 +106,8 @@ def train_step(run: Run) -> bool:
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
     goes_on = not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart
     if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
-        # The next step's token ids travel with this one's gradients; a checkpoint wants the loader where it is, and so do
-        # a change of shares and another way of training. Of a timed run nobody can tell yet whether an evaluation leaves time for it.
+        # Send the next step's token ids with this one's gradients, unless a checkpoint, a change of shares or a new phase needs
+        # the loader's current position. In a timed run, an evaluation may leave no time for the next step.
         offer(run, ahead=True)
     total = run.sync.step(loss, run.schedule())
     if not math.isfinite(total):
@@ -200,7 +200,7 @@ def saves(run: Run, step: int) -> bool:
 
 
 def evaluate(run: Run) -> bool:
-    """Bits per byte over the validation shard, which the ranks share out; whether it was broken off, since a rank is to stop."""
+    """Bits per byte over the validation shard, split among the ranks; whether a stop request interrupted it."""
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
@@ -221,8 +221,8 @@ def evaluate(run: Run) -> bool:
 
 
 def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
-    """The batches on the run's device, until any rank is asked to stop; the heartbeat tells how far the evaluation is, which
-    may take longer than all else."""
+    """The batches on the run's device, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
+    may take very long."""
     of, looked = run.stage.eval_batches(run.reader), time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
         if run.stop_asked:

@@ -77,7 +77,7 @@ def accumulations(settings: Settings, shares: Sequence[int]) -> str:
 
 
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
-    """The first event of this attempt: what runs here, with what; opening: when the process began, and when all ranks had met."""
+    """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
     steps = run.plan.num_iterations if run.stage.trains else None
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]

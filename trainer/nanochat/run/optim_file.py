@@ -3,17 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The optimizer state in optim_NNNNNN_rankR.pt, readable and writable by upstream's optimizer.
 
-Upstream's is a torch.optim.Optimizer: {"state": {parameter number: {...}}, "param_groups": [...]}, parameters numbered
+Upstream's is a torch.optim.Optimizer: {"state": {parameter number: {...}}, "param_groups": [...]}, with parameters numbered
 through the groups of `Optimizer.param_groups`. Several ranks split it, one file each:
-- AdamW: exp_avg and exp_avg_sq of parameters of SPLIT elements and more by rows, smaller ones whole on every rank;
-- Muon: the matrices of a group are stacked under the number of the first, filled up with zeros to a multiple of the ranks.
+- AdamW: exp_avg and exp_avg_sq of parameters with SPLIT elements or more by rows, smaller ones whole on every rank;
+- Muon: the matrices of a group stacked under the number of the first, padded with zeros to a multiple of the ranks.
 
     layout = OptimizerLayout.of(optimizer, world)
-    torch.save(layout.file(state, rank), path)          # state: by parameter name, as Optimizer.state_dict() has it
-    state = layout.state({rank: torch.load(path)})      # from a file of ours alone, or from those of all ranks of upstream
+    torch.save(layout.file(state, rank), path)          # state: by parameter name, from Optimizer.state_dict()
+    state = layout.state({rank: torch.load(path)})      # from any file of ours, or from the files of all upstream ranks
 
-A file of ours also holds the parts of all other ranks, so that any one of them is enough to resume, with any number
-of ranks. Parts are views of the same memory, which torch.save writes once.
+Our files also hold the parts of all other ranks, so that any one of them is enough to resume with any number of ranks.
+Parts are views of the same memory, which torch.save writes once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OptimizerLayout:
 
     @classmethod
     def of(cls, optimizer: Optimizer, world: int) -> OptimizerLayout:
-        """That of one of our own optimizers."""
+        """The layout of one of our own optimizers."""
         return cls(optimizer.param_groups(), {name: p.shape for name, p in optimizer.parameters.items()}, world)
 
     def _is_split(self, name: str) -> bool:
@@ -76,7 +76,7 @@ class OptimizerLayout:
     # -- writing
 
     def file(self, state: Mapping[str, Any], rank: int, complete: bool = True) -> Json:
-        """What one rank's file holds; complete: with the parts of all others."""
+        """The content of one rank's file; complete: with the parts of all others."""
         shards = self._split(state)
         mine = shards[rank % self.world]
         groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
@@ -122,7 +122,7 @@ class OptimizerLayout:
 
     @staticmethod
     def is_complete(file: Mapping[str, Any]) -> bool:
-        """Whether this is a file of ours that needs no other."""
+        """Whether this is one of our files with all parts."""
         return OURS_KEY in file
 
     def state(self, files: Mapping[int, Mapping[str, Any]]) -> Json:

@@ -76,7 +76,7 @@ def stop_when_asked(run: Run) -> None:
 
 
 def explained(journal: Journal, error: CommError) -> CommError:
-    """Whoever closed the connections knows better than this rank why."""
+    """The reason given by whoever closed the connections, instead of this rank's error."""
     if not journal.heartbeat.hung_up:
         return error
     text = f"rank {journal.rank} lost the others ({journal.heartbeat.hung_up})."

@@ -75,7 +75,7 @@ def unsavable(run: Run) -> str | None:
 
 
 def loader_alone(run: Run) -> Json:
-    """This rank's position in the data, and what the others' follow from."""
+    """This rank's position in the data, and the basis for deriving the others'."""
     made = run.progress.step - run.places.step
     return {
         "rank": run.comm.rank,

@@ -29,7 +29,7 @@ def change_shares(run: Run, shares: Shares) -> None:
         run.training.shared_head.settle()
     optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
     make_again(run, shares, optimizer)
-    # As it was told in the last step, after which nothing was saved yet.
+    # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
     run.stage.deal_again(run.feed.loader, run.reader, shares.rows, places)

@@ -76,7 +76,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
             "its folder with --base-checkpoints."
         )
     if leader == comm.rank and found.step not in training.steps:
-        # One of another training would be overwritten.
+        # Would overwrite another training's checkpoint.
         checkpoints.set_aside(folder, [found.step])
     files = fetch(comm, folder, found, leader)
     with understood(folder, found.step):
@@ -145,8 +145,8 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
 
 
 def set_aside(run: Run, keep: Collection[int]) -> None:
-    """Move all other steps out of this folder: they are of another training, or this one is about to make them again, and whoever
-    takes the highest step would take theirs."""
+    """Move all other steps out of this folder: they belong to another training, or will be repeated, and a reader that takes
+    the highest step would take one of them."""
     steps = [step for step in checkpoints.steps_in(run.checkpoints) if step not in keep]
     if run.writer == run.comm.rank and (place := checkpoints.set_aside(run.checkpoints, steps)):
         run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
@@ -164,8 +164,8 @@ def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapp
 
 
 def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
-    """Whose error feedback it is, and of what: with other ranks, rows or matrices of its own a rank sends something else in the
-    same place."""
+    """The rank and data to which error feedback belongs: with other ranks, rows or own matrices, a rank sends something else
+    in the same place."""
     owned = sorted(name for name, owner in sync.owners.items() if owner == sync.comm.rank)
     return [sync.comm.rank, rows, owned]
 
