@@ -225,8 +225,8 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
 
 
 def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
-    """Rank, size and sha256 of each file by name. Upstream's optimizer lies in one file a rank, and folders of their own
-    hold one each: those of all ranks are wanted."""
+    """Rank, size and sha256 of each file by name. Upstream's optimizer has a file per rank, possibly in separate folders; all
+    are wanted."""
     wanted = {name: (source, size, sha256) for name, size, sha256 in told[source].files}
     for rank, held in enumerate(told):
         for name, size, sha256 in held.files if held and not told[source].ours else ():
@@ -236,8 +236,8 @@ def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
 
 
 def _lacking(held: Held, source: Held, wanted: Mapping[str, Any]) -> set[str]:
-    """Names of the files that a folder is to be given. Parts of a run that went on apart may both have made this step with
-    weights of their own (the first file): all take the source's then."""
+    """Names of the files to send to a folder. Two parts of a split run may both have made this step with different weights
+    (the first file); then all take the source's."""
     if source.ours:
         return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
     return wanted.keys() - {name for name, dummy, dummy2 in held.files}
@@ -260,7 +260,7 @@ def _take_files(
         for name, (rank, size, sha256) in wanted.items():
             if not any(name in names for names in lacking.values()):
                 continue
-            # Ours have the same content on every rank, in another order; upstream's are parts.
+            # Our files have the same content on every rank, in different order; upstream's are parts.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
             incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
@@ -280,7 +280,7 @@ def _held(folder: Path, found: Found) -> Held:
     step, writer = found.step, found.writer
     if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
         names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
-        # The files were compared with this list when the step was chosen; large ones are not read once more.
+        # The files were verified against this list when the step was chosen; do not read large ones again.
         entries = json.loads((folder / checkpoints.list_name(step, writer)).read_bytes())["files"]
         listed_files = {entry["name"]: (entry["name"], entry["bytes"], entry["sha256"]) for entry in entries}
         return Held(True, True, [listed_files[name] for name in names])

@@ -125,8 +125,8 @@ def head_share(settings: Settings, comm: Comm) -> float:
 
 
 def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
-    """Weights, gradients and optimizer state, and what a meeting after local steps or error feedback takes; a pass needs
-    more on top. Of a head that is shared out the weights are here whole, and in a save the whole of its optimizer state."""
+    """Check the memory for weights, gradients, optimizer state, meetings and error feedback; a pass needs more. With a shared
+    head each rank holds all of its weights, and all of its optimizer state in a save."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
@@ -137,7 +137,7 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, shares: l
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" or settings.local_steps else 0))
     if settings.local_steps:
-        # The rows that can have been touched until a meeting: as they were, and as every rank sends what became of them.
+        # Rows touched until a meeting: their previous values, and the changes sent by every rank.
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
         rows = tables * min(1.0, tokens / config.vocab_size)
         wire = WIRES[settings.sync].meetings.dtype.itemsize

@@ -68,7 +68,7 @@ class Stage:
         return plan_for(settings, config)
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
-        """What all ranks must have in common about their data."""
+        """Facts about the data that must be equal on all ranks."""
         return {"shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}}
 
     def training_loader(
@@ -138,7 +138,7 @@ class Stage:
 
 
 def batches_of_evaluation(settings: Settings) -> int:
-    """Those of all ranks together."""
+    """The evaluation batches of all ranks together."""
     return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len)
 
 

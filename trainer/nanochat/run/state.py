@@ -86,7 +86,7 @@ class Run:
     progress: Progress
     feed: Feed
     balancer: Balancer
-    busy_seconds: float = 0.0  # in the last step; 0 where that says nothing of the next ones
+    busy_seconds: float = 0.0  # in the last step; 0 if that does not predict the next ones
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: Places = dataclasses.field(default_factory=Places)
@@ -95,7 +95,7 @@ class Run:
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
-    began_at: tuple[int, int] = (0, 0)  # step and place from which this process goes on
+    began_at: tuple[int, int] = (0, 0)  # step and place at which this process began
     kernels: Found = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -107,13 +107,13 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the last step is made."""
+        """Whether the last step is done."""
         progress, plan = self.progress, self.plan
         return (progress.place if plan.timed else progress.step) == plan.end
 
     @property
     def steps(self) -> int:
-        """The steps of the run; of a timed one as many as it comes to at the pace since this process began."""
+        """Number of steps in the run; for a timed one an estimate from the pace since this process began."""
         step, place = self.progress.step, self.progress.place
         if not self.plan.timed:
             return self.plan.num_iterations
@@ -127,16 +127,16 @@ class Run:
         )
 
     def schedule(self) -> StepSchedule:
-        """Of the step that is being made."""
+        """The schedule of the current step."""
         return StepSchedule.at(self.plan, self.progress.step, self.progress.place if self.plan.timed else None)
 
     def took(self, what: str, begun: float) -> None:
-        """What also comes after the last step was made, since a moment of time.perf_counter."""
+        """Record the time since `begun` (time.perf_counter) for work that also follows the last step."""
         if self.deadline is not None:
             self.deadline.took(what, time.perf_counter() - begun)
 
     def make_whole(self) -> None:
-        """Bring all weights up to date, wherever they were changed; every rank must ask for it together."""
+        """Bring all weights up to date on every rank; all ranks must call it together."""
         self.optimizer.catch_up()
         if self.training.shared_head is not None:
             self.training.shared_head.gather()
@@ -159,42 +159,41 @@ class Run:
 
     @property
     def reader(self) -> Reader:
-        """What this rank reads its data with."""
+        """This rank's means of reading its data."""
         return Reader(
             self.settings, self.tokenizer, self.data_dir, self.comm.rank, self.comm.world, lambda: self.stop_asked
         )
 
     @property
     def apart(self) -> bool:
-        """Whether the ranks make their steps apart now."""
+        """Whether the ranks currently make separate steps."""
         return isinstance(self.sync, LocalSync)
 
     def apart_at(self, step: int) -> bool:
-        """Whether the ranks make this step apart."""
+        """Whether this is a separate step."""
         return is_apart(self.settings.local_steps, self.plan.num_iterations, step)
 
     @property
     def passes(self) -> list[int]:
-        """The rows of this rank in each pass of a step."""
+        """This rank's rows in each pass of a step."""
         together = self.training.shared_head is not None
         return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
 
     def began_with(self) -> list[list[int]]:
-        """The shares as the settings have them."""
+        """The shares according to the settings."""
         settings = self.settings
         rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
         return [rows, list(settings.head_shares)]
 
     def make_again(self, shares: Shares, apart: bool = False) -> None:
-        """Continue with other shares, or with separate steps: everything that depends on it is rebuilt,
-        without its state."""
+        """Rebuild everything that depends on the shares, or on separate steps, without its state."""
         self.shares = shares
         self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)
         self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
     def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
-        """What a checkpoint's meta file says, in upstream's names."""
+        """The content of a checkpoint's meta file, with upstream's names."""
         progress = self.progress
         return {
             "step": progress.step,
