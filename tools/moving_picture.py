@@ -75,9 +75,9 @@ class Screen:
 
     def frame(self) -> Frame:
         text = OTHER_CONTROL.sub("", self.tmux("capture-pane", "-e", "-p", "-t", ":0"))
-        # Where this machine keeps the checkout and its files is nobody's concern.
+        # Hide the path of this machine's checkout and files.
         text = text.replace(str(ROOT), "~/nanochat.ddp").replace(CACHE, "~/.cache/nanochat-ddp")
-        # Which Python this machine has is nobody's business.
+        # Hide this machine's Python.
         text = text.replace(sysconfig.get_path("stdlib"), "/usr/lib/python3").replace(str(Path.home()), "~")
         return Frame(time.monotonic(), tuple(line.rstrip() for line in text.splitlines()))
 

@@ -5,8 +5,8 @@
 
     python tools/storm.py RUN_FOLDER_OF_NODE2 --steps 600
 
-Works only on processes of this run: the rank by the process id in its heartbeat, the node by the session's mark, which
-every process of the session carries in its environment.
+Affects only processes of this run: the rank by the process id in its heartbeat, the node by the session's mark in the
+environment of its processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Node:
         return beat if beat.get("time", 0.0) > self.begun else {}
 
     def wait_for_step(self, step: int, rank: int = 0) -> int:
-        """The process id of a rank that has come to a step; of another process than the last one, where that is given."""
+        """Wait until the rank reaches a step; returns its process id, which must differ from `rank` if given."""
         until = time.time() + PATIENCE_SECONDS
         while time.time() < until:
             beat = self.heartbeat()

@@ -38,7 +38,7 @@ UNREADABLE = 4  # Ansible's own exit code for an inventory or playbook that it c
 
 
 def problem_of(path: str) -> str | None:
-    """Why a file is no YAML; None of one that is, and of other kinds of inventory."""
+    """Why a file is not YAML; None if it is, and for other kinds of inventory."""
     if not path.endswith((".yml", ".yaml")):
         return None
     try:
@@ -46,7 +46,7 @@ def problem_of(path: str) -> str | None:
         if not text.lstrip().startswith("{") or not _is_json(text):
             yaml.compose(text, yaml.SafeLoader)
     except OSError:
-        return None  # which Ansible says well
+        return None  # Ansible reports this well
     except UnicodeDecodeError:
         return f"The inventory {path} is not written in UTF-8; save it in that encoding."
     except yaml.MarkedYAMLError as error:

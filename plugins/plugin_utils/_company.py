@@ -47,7 +47,7 @@ COMPANY_SECONDS = 5.0  # how often to check the children when idle
 
 @contextlib.contextmanager
 def answered_within(wait: Any) -> Iterator[None]:
-    """A connection to a frozen host carries nothing and never breaks; it is dropped a while after its answer was due."""
+    """Drop the connection a while after its answer was due, because one to a frozen host never breaks."""
     seconds = wait["timeout"] if isinstance(wait, dict) else wait
     seconds_to_wait = int(seconds or 0) + ANSWER_SECONDS
 
@@ -156,7 +156,7 @@ class FollowingAction(ActionBase):
         host_code.sources_text(cls.CODE.__name__)
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
-        """Return at once for a host that another process has followed to its end, and in a loop that nobody waits for any more."""
+        """Return at once for a host that another process has followed to its end, or in an abandoned loop."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
         host, results = str(variables["inventory_hostname"]), ledger_of(self, "results")

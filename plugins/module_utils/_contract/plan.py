@@ -125,7 +125,7 @@ class Keeper(TypedDict):
 
 
 class Guest(TypedDict):
-    """When a host leaves the run to whoever uses its machine (ddp_polite guest)."""
+    """When a host leaves the run because its machine is in use (ddp_polite guest)."""
 
     hours: Optional[str]
     quiet_minutes: float

@@ -31,7 +31,7 @@ class _Timed(TypedDict, total=False):
 
 
 class Launched(Training, _Timed):
-    """The training that a start is of. A folder goes on if it holds goes_on: an id, "" for what no id is known of, None for nothing."""
+    """The training to start. A folder continues if it holds goes_on: an id, "" for a training without a known id, None for nothing."""
 
     goes_on: Optional[str]
     base: Optional[str]  # the training of a fine-tuning's base model

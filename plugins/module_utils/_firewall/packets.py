@@ -147,7 +147,7 @@ def _nft_value(packets: Packets, left: Mapping[str, Any], right: Any) -> Answer:
         # Every connection begins with a packet of the state `new`.
         return str(right) == "new" if left["ct"].get("key") == "state" else None
     if "fib" in left:
-        # The peers' packets come by the way that leads back to them, and are sent to this host.
+        # Assume that peers' packets arrive on the interface that routes back to them, addressed to this host.
         return str(right) == "local" if left["fib"].get("result") == "type" else right is True
     if "&" in left:
         return _nft_flags(left["&"], right)

@@ -83,7 +83,7 @@ class Step(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The way from what is there to what is wanted; before and after list the job's own rules as lines."""
+    """The steps from the current to the wanted rules; before and after list the job's own rules as lines."""
 
     steps: list[Step]
     before: list[str]
@@ -93,7 +93,7 @@ class Change(NamedTuple):
 
 
 def marker(name: str) -> str:
-    """The mark by which the rules of one job are known again."""
+    """The mark that identifies a job's rules."""
     if not NAME.match(name):
         raise FirewallError(
             f"name {name!r} cannot mark firewall rules: use at most 64 letters, digits, '.', '_' and '-'"
@@ -102,7 +102,7 @@ def marker(name: str) -> str:
 
 
 def marked_names(text: str) -> set[str]:
-    """The names of all jobs whose mark stands in a text, such as a comment or a file."""
+    """Names of all jobs whose mark is in a text, such as a comment or a file."""
     found = re.findall(rf"{re.escape(MARK)}([A-Za-z0-9][A-Za-z0-9._,-]*)", text)
     return {name for names in found for name in names.split(",") if NAME.match(name)}
 

@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chooses `ddp_local_steps: auto` over a measured link: lockstep if it hides the transfers, otherwise so many local steps
-that the hosts keep nearly all of their speed. Pure functions."""
+"""Chooses `ddp_local_steps: auto` over a measured link: lockstep if it hides the transfers, otherwise enough local steps to
+keep nearly all of the hosts' speed. Pure functions."""
 
 from __future__ import annotations
 

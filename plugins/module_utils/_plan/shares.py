@@ -149,7 +149,7 @@ def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
         )
         if new != old
     ]
-    # The batch of a run that has a time to end at is no profile's.
+    # The batch of a timed run does not come from a profile.
     if not changes or run.budget or run.finish_by:
         return []
     seen = f"for {world} hosts {' and '.join(changes)}: rows {', '.join(str(rows) for rows in batch.rows)}"

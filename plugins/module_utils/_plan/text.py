@@ -116,7 +116,7 @@ def loss_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def polite_rows(plan: Plan) -> list[Sequence[str]]:
-    """The hosts on which training yields to other programs, and those that it leaves to whoever uses them."""
+    """Hosts on which training yields to other programs, and guests."""
     low = [node["host"] for node in plan["nodes"] if node["env"]["NANOCHAT_POLITE"] != "off"]
     guests = [
         node["host"] + (f" ({node['guest']['hours']})" if node["guest"]["hours"] else "")

@@ -33,7 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Dif
 
 # A run's outputs; all of them move when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
-# What the way of a module to its host makes of a difference between two clocks.
+# Error in a measured clock difference, in seconds, from the time that a module takes to reach its host.
 CLOCK_NOISE = 5
 OUTPUT_PREFIXES = ("metrics-rank", "heartbeat-rank", MEMBERS)
 
@@ -182,7 +182,7 @@ def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
 
 
 def by_this_clock(ends: int, now: Optional[float], before: int) -> int:
-    """The end of a timed run, told by the controller's clock; as it was said before, where that is as good."""
+    """Convert a timed run's end from the controller's clock to this one; the previous result if within noise."""
     end = ends if now is None else round(ends + time.time() - now)
     return before if abs(before - end) <= CLOCK_NOISE else end
 

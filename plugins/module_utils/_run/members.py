@@ -73,12 +73,12 @@ class Membership(TypedDict):
     """Who trains, from a keeper's last record."""
 
     state: Optional[str]  # `training`, or what it does while it waits for other hosts
-    generation: Optional[int]  # its number
+    generation: Optional[int]  # number of its generation
     members: List[str]
-    why: Optional[str]  # why it is so
-    since: float  # when it came to be so
+    why: Optional[str]  # reason of the state
+    since: float  # when the state began
     waits: Optional[str]  # the host for which it waits
-    rests_since: Optional[float]  # since when its machine is needed otherwise (ddp_polite guest)
+    rests_since: Optional[float]  # since when its machine is in use (ddp_polite guest)
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
@@ -144,7 +144,7 @@ def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
 
 
 def rests_since(events: Sequence[Mapping[str, Any]]) -> Optional[float]:
-    """Since when the host that wrote these has been away, since its machine is needed otherwise; None where it is not."""
+    """When the host that wrote these left because its machine is in use; None if it did not."""
     since: Optional[float] = None
     for event in events:
         if event.get("what") in STATES:

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decides whether a run makes progress, for run_watch, the status and the doctor.
 
-Three rules. What a rank itself reported outweighs what its process looks like. A process that uses CPU, or waits in a queue for a core,
-is at work, so on a busy machine nothing is called stalled that only takes long. And a run stalls as a whole: one rank that evaluates or
-saves keeps the others waiting for a good reason.
+Three rules: A rank's own report outweighs the look of its process. A process that uses CPU, or waits for a core, is working, so a slow
+run on a busy machine is not called stalled. And a run stalls as a whole: the others wait for a rank that evaluates or saves, for a
+good reason.
 
-Pure functions of what run_info returned.
+Pure functions of run_info's results.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ PATIENCE: Dict[Optional[str], Patience] = {
 
 
 def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[float, float]:
-    """The seconds without progress that a rank is given, without and with use of CPU.
+    """Timeouts without progress for a rank, without and with CPU use.
 
-    Bereft: another rank is known to be missing, so that a rank without use of CPU waits for nothing else.
+    bereft: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
     """
     idle, working = PATIENCE.get(run.get("phase"), PATIENCE[None])
     seconds = {
@@ -97,16 +97,16 @@ def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[floa
 
 
 def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
-    """The first steps set no measure."""
+    """The usual step time, ignoring the first steps."""
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
         return limits.start
     return max(limits.minimum, limits.factor * float(run["step_seconds"]))
 
 
 def state_of(run: Mapping[str, Any]) -> Optional[str]:
-    """The state of a rank; one that has reported its error has crashed, though its processes may still be ending.
+    """The state of a rank; one that has reported an error has crashed, even if its processes are still exiting.
 
-    A heartbeat in another phase than the last one is that of a trainer which was started again in the same session.
+    A heartbeat in a phase other than the last comes from a trainer restarted in the same session.
     """
     has_ended = run.get("end_reason") == "error" and run.get("phase") in (None, "end")
     if run.get("state") == RUNNING and has_ended and not keeper_lives(run):
@@ -115,29 +115,29 @@ def state_of(run: Mapping[str, Any]) -> Optional[str]:
 
 
 def waits_for_others(run: Mapping[str, Any]) -> bool:
-    """Whether a keeper runs here without a rank: it waits until enough hosts are there, which is no fault of this one."""
+    """Whether a keeper runs here without a rank, waiting for enough hosts, which is not this host's fault."""
     return keeper_lives(run) and run["membership"]["state"] != TRAINING
 
 
 def standstill(run: Mapping[str, Any]) -> Optional[float]:
-    """Seconds since the last step of a rank that runs, where that is longer than its steps take."""
+    """Seconds since a running rank's last step, if longer than its steps take."""
     age = run.get("step_age") if run.get("state") == RUNNING else None
     usual = max(QUIET_SECONDS, QUIET_STEPS * float(run.get("step_seconds") or 0.0))
     return age if age is not None and age > usual else None
 
 
 def quiet_now(run: Mapping[str, Any]) -> float:
-    """Seconds since a rank used CPU as far as a single look tells."""
+    """Seconds since a rank used CPU, as far as a single look shows."""
     return 0.0 if (run.get("busy") or 0.0) >= BUSY else math.inf
 
 
 def is_mute(run: Mapping[str, Any]) -> bool:
-    """Whether a rank has told nothing of itself: it loads its libraries or waits at the rendezvous, or is of another trainer."""
+    """Whether a rank has reported nothing: it is loading libraries, waits at the rendezvous, or belongs to another trainer."""
     return run.get("phase") is None and run.get("step") is None and run.get("idle_seconds") is None
 
 
 def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
-    """Whether the trainer of a rank has stopped renewing its heartbeat, and not for being busy."""
+    """Whether a rank's heartbeat has stopped although it is not busy."""
     if waits_for_others(rank.run):
         return False
     age = rank.run.get("heartbeat_age") or 0.0
@@ -145,7 +145,7 @@ def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
 
 
 def idle_seconds(rank: Rank) -> Optional[float]:
-    """Seconds without progress; None for a trainer that never tells its progress."""
+    """Seconds without progress; None for a trainer that does not report progress."""
     if is_mute(rank.run):
         return rank.age if rank.run.get("trainer") in TELLING else None
     idle = rank.run.get("idle_seconds")
@@ -153,7 +153,7 @@ def idle_seconds(rank: Rank) -> Optional[float]:
 
 
 def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]:
-    """Whether a rank makes no progress; None where it neither tells nor shows by its use of CPU."""
+    """Whether a rank makes no progress; None if neither its reports nor its CPU use tell."""
     if waits_for_others(rank.run):
         return None
     if has_no_heartbeat(rank, limits):
@@ -170,11 +170,10 @@ def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]
 
 
 def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
-    """Whether the run as a whole makes no progress: of the ranks that run and can be asked none does.
+    """Whether the run as a whole is stalled: no running, reachable rank makes progress.
 
-    Where keepers go on without some hosts, nobody misses those.
-    A rank that neither tells nor shows anything decides nothing, so other trainers, of which only the first rank tells its steps, are
-    judged by that one.
+    Hosts that keepers train without are ignored, and so are ranks of unknown state: other trainers, whose first rank alone reports
+    steps, are judged by that one.
     """
     members = {host for part in parts({name: rank.run for name, rank in ranks.items()}) for host in part.members}
     ranks = {name: rank for name, rank in ranks.items() if not members or name in members}
@@ -186,7 +185,7 @@ def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
 
 
 def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
-    """Remarks on the ranks of a run: those without a heartbeat, and all where the run stalls."""
+    """Remarks on the ranks of a run: those without a heartbeat, and all if the run stalls."""
     running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
     marks = dict.fromkeys(running, STALLED) if is_stalled(ranks, limits) else {}
     marks.update({name: NO_HEARTBEAT for name, rank in running.items() if has_no_heartbeat(rank, limits)})

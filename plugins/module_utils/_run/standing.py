@@ -161,12 +161,12 @@ def reason(host: str, runs: Runs) -> str:
 
 
 def rests(run: Mapping[str, Any]) -> bool:
-    """Whether a host is away by itself, and comes back by itself."""
+    """Whether a host is away and will return by itself."""
     return keeper_lives(run) and run["membership"]["state"] == RESTING
 
 
 def _rests(keeper: Mapping[str, Any]) -> str:
-    """Since when a host is away by itself, why, and when it comes back."""
+    """Since when and why a host is away, and when it returns."""
     since = keeper.get("rests_since") or keeper["since"]
     return "away since %s, %s" % (clock_text(float(since)), keeper["why"] or "it does not say why")
 

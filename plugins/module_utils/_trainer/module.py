@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared by trainer_venv and trainer_wheels: options, pip's environment, the lock, and how a failure is reported."""
+"""Shared by trainer_venv and trainer_wheels: options, pip's environment, the lock, and error reports."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SPEC: dict[str, dict[str, object]] = {
     "lock_seconds": {"type": "int", "default": 1800},
 }
 NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
-# pip must install into the environment whatever the user's settings say about other places; the rest of them stands.
+# pip must install into the environment, whatever target the user's settings name; other settings stay.
 PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
 Make = Callable[[Any, Venv], Mapping[str, object]]
 
 
 def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: bool = True) -> None:
-    """From the options to the result of `make`; to remove an environment takes no Python that could make one."""
+    """Run `make` with the options; removing an environment needs no suitable Python."""
     given = module.params
     wanted = wanted_of(given)
     run, base = runner(module), NO_PYTHON
@@ -48,7 +48,7 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
             )
         tags = base.tags
         venv = Venv(wanted, run, base)
-        # An environment of somebody else's is only read, and may lie where this user cannot even put a lock.
+        # Somebody else's environment is only read, and its folder may not be writable for a lock.
         if module.check_mode or (leaves_foreign and venv.place() == "foreign"):
             result = make(module, venv)
         else:
@@ -74,7 +74,7 @@ def wanted_of(given: Mapping[str, Any]) -> Wanted:
 
 
 def run_with(module: Any, argv: list[str], environ: Mapping[str, str]) -> tuple[int, str, str]:
-    """Runs a program with an addition to its environment; what cannot be run ends with 127."""
+    """Run a program with additional environment variables; exit code 127 if it cannot run."""
     try:
         rc, out, err = module.run_command(
             argv, environ_update={**environ, "LC_ALL": "C.UTF-8"}, handle_exceptions=False

@@ -1,11 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A virtual environment that holds exactly the pinned packages: found, built, reused, or fetched as wheels for others.
+"""The virtual environment with exactly the pinned packages: find, build, reuse it, or fetch wheels for other hosts.
 
-The stamp is written last and says from which requirements the environment was made; a mark is written first. An
-environment with a mark was left half-built and is built again; one with neither belongs to somebody else and is used if
-it has the packages, but never changed.
+A mark is written first, and last a stamp with the requirements. An environment with a mark but no stamp is half-built, and is
+rebuilt; one with neither belongs to somebody else: it is used if it has the packages, but never changed.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class _Damaged(TypedDict, total=False):
 
 
 class Installed(_Damaged):
-    """The installed versions of what was required, what torch was built for, files that are gone, and the Python."""
+    """Installed versions of the requirements, torch's build, missing files, and the Python."""
 
     packages: dict[str, str | None]
     cuda: str | None
@@ -91,10 +90,10 @@ class Installed(_Damaged):
 
 
 class Venv:
-    """One environment on this host, and what is to be done about it."""
+    """One environment on this host."""
 
     def __init__(self, wanted: Wanted, run: Run, interpreter: Interpreter) -> None:
-        # Packages that were handed on lie in a folder for each Python and architecture.
+        # Packages received from other hosts are in a folder for each Python and architecture.
         handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
         self.wanted = wanted._replace(
             wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
@@ -114,7 +113,7 @@ class Venv:
         return read_object(os.path.join(self.wanted.path, STAMP))
 
     def place(self) -> str:
-        """State of the folder, without running anything: absent, occupied, foreign, broken (left half-built) or made."""
+        """State of the folder, without running anything: absent, occupied, foreign, broken (half-built) or made."""
         path = self.wanted.path
         if not os.path.lexists(path):
             return "absent"
@@ -126,9 +125,9 @@ class Venv:
         return "foreign" if is_foreign else "broken"
 
     def look(self) -> tuple[str, Installed | None]:
-        """The state (absent, ready, other, broken, foreign or occupied), and what one that can be used holds.
+        """The state (absent, ready, other, broken, foreign or occupied), and the content of a usable environment.
 
-        `other` was finished, but of other requirements, or a package was removed or exchanged since.
+        other: finished, but for other requirements, or a package was removed or replaced since.
         """
         place = self.place()
         if place == "foreign":
@@ -153,19 +152,19 @@ class Venv:
         return "other" if self.lacking(found["packages"]) else "ready"
 
     def is_ready(self, state: str, found: Installed | None) -> bool:
-        """Whether nothing is to be done about it; one of somebody else's is used as it is if it has the packages."""
+        """Whether it can be used as it is; so can somebody else's if it has the packages."""
         return state == "ready" or (state == "foreign" and found is not None and not self.lacking(found["packages"]))
 
     def _looks_like_venv(self) -> bool:
         return any(os.path.exists(os.path.join(self.wanted.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
 
     def build(self, state: str) -> None:
-        """Makes or renews the environment; the stamp comes last."""
+        """Make or update the environment; the stamp comes last."""
         self._refuse(state)
         self.refuse_in_use()
         parent = os.path.dirname(self.wanted.path)
         check_room(parent, VENV_BYTES if self._wants("torch") else 0, self.wanted.host)
-        # A finished environment of the same Python is brought up to date, anything else is made from nothing.
+        # Update a finished environment of the same Python; rebuild any other.
         fresh = state != "other" or self.stamp().get("python") != self.base.minor or not self._has_pip()
         if fresh:
             self.discard()
@@ -183,14 +182,14 @@ class Venv:
         return self.run([*self._pip(), "--version"])[0] == 0
 
     def discard(self) -> None:
-        """Removes the environment. It loses its name at once: one that is half removed must not look like somebody else's."""
+        """Remove the environment, renaming it first: a half-removed one must not look like somebody else's."""
         trash = self.wanted.path + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
         if not os.path.lexists(self.wanted.path):
             return
         try:
             os.rename(self.wanted.path, trash)
-        except OSError:  # a file system of its own is mounted there
+        except OSError:  # it is a mount point
             with open(os.path.join(self.wanted.path, MARK), "w", encoding="utf-8"):
                 pass
             for name in sorted(os.listdir(self.wanted.path), key=lambda name: name in (MARK, STAMP)):
@@ -200,7 +199,7 @@ class Venv:
         shutil.rmtree(trash)
 
     def refuse_in_use(self) -> None:
-        """Files are not exchanged under a training that runs from them."""
+        """Refuse to replace files that a training uses."""
         inside = os.path.join(self.wanted.path, "bin", "")
         users = [
             one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
@@ -231,7 +230,7 @@ class Venv:
         return any(name_of(one) == name for one in self.wanted.requirements)
 
     def _make(self) -> list[str]:
-        """Creates the bare environment; returns how pip is called for it."""
+        """Create the bare environment; returns its pip command."""
         if not self.base.has_venv:
             raise self._no_pip()
         bare = not self.base.has_ensurepip
@@ -250,7 +249,7 @@ class Venv:
         return [self.python, "-m", "pip"]
 
     def _foreign_pip(self) -> list[str]:
-        """Without ensurepip (Debian keeps it in a package of its own) a pip from elsewhere fills the environment."""
+        """A pip from elsewhere to fill the environment, because ensurepip is missing (Debian packages it separately)."""
         wheels = self._pip_wheels()
         if wheels:
             return [self.base.path, os.path.join(wheels[-1], "pip"), "--python", self.python]
@@ -262,7 +261,7 @@ class Venv:
         raise self._no_pip()
 
     def _pip_wheels(self) -> list[str]:
-        """Wheels of pip itself: a wheel can be run as it is."""
+        """Wheels of pip itself, which can be run directly."""
         try:
             names = os.listdir(self.wanted.wheels) if self.wanted.wheels else []
         except OSError:
@@ -277,7 +276,7 @@ class Venv:
         )
 
     def _install(self, pip: list[str]) -> None:
-        """From the package index, or from wheels where there is no way to one."""
+        """Install from the package index, or from wheels if none is reachable."""
         argv = [*pip, "install", "--no-input", "--disable-pip-version-check", "--prefer-binary", "--retries", "2"]
         argv += self._sources(pip)
         rc, out, err = self.run([*argv, *self.wanted.requirements])
@@ -301,7 +300,7 @@ class Venv:
         return argv
 
     def packages(self) -> Installed:
-        """The installed versions of what was required, and what torch was built for."""
+        """Installed versions of the requirements, and torch's build."""
         names = [name_of(one) for one in self.wanted.requirements]
         rc, out, err = self.run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(names)])
         try:
@@ -313,7 +312,7 @@ class Venv:
         return cast(Installed, told)
 
     def lacking(self, packages: Mapping[str, str | None]) -> list[str]:
-        """The requirements that the installed versions do not meet."""
+        """Requirements that the installed versions do not meet."""
         return [one for one in self.wanted.requirements if not meets(one, packages.get(name_of(one)))]
 
     def _write_stamp(self) -> None:
@@ -336,7 +335,7 @@ class Venv:
 
 @contextlib.contextmanager
 def building(path: str, host: str, patience: float) -> Iterator[None]:
-    """One builder at a time for a path that several nodes of a machine share."""
+    """Lock a path that several nodes on a machine share, for one builder at a time."""
     check_room(os.path.dirname(path), 0, host)
     try:
         with locked(path + ".lock", patience):

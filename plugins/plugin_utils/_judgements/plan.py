@@ -53,7 +53,7 @@ OPTIONS: Options = {
 
 
 def judge_settings(asked: Asked) -> dict[str, object]:
-    """The settings of what the controller does, or the wrong ones among all settings."""
+    """The controller's settings, or the problems of all settings."""
     try:
         return {"controller": controller_settings(hosts_of(asked))}
     except PlanError as error:
@@ -72,13 +72,13 @@ def judge_questions(asked: Asked) -> dict[str, object]:
 
 
 def judge_plan(asked: Asked) -> dict[str, object]:
-    """The plan, or what stands against it."""
+    """The plan, or its problems."""
     tolerant = asked.options["tolerant"]
     try:
         hosts = hosts_of(asked)
         refuse_limit(asked)
         here = seen_on_the_controller(hosts, tolerant)
-        # By the first plan of this play: what it has set up since then is part of the time that was given.
+        # Recorded at the first plan of this play, because set-up counts towards the budget.
         begun = (asked.variables.get("ddp_launched") or {}).get("begun") or 0
         outcome = make_plan(
             hosts, requirements(), tolerant, here, asked.options["measured"], budget.Clock(time.time(), begun)
@@ -97,7 +97,7 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         **told,
         "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
         "controller": outcome.controller,
-        # Drawn here, as the same job has the same plan tomorrow.
+        # Drawn here, because planning must be deterministic.
         "training": {
             **outcome.training,
             "id": outcome.training["id"] or secrets.token_hex(8),
@@ -109,14 +109,14 @@ def judge_plan(asked: Asked) -> dict[str, object]:
 
 
 def refused(error: PlanError) -> dict[str, object]:
-    """A failed task with everything that is wrong."""
+    """A failed task with all problems."""
     return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
 def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     """Files and repositories that the plan depends on."""
     asked = controller_questions(hosts)
-    # A repository may take its time to answer, and looking at a run or stopping it needs none.
+    # A repository may answer slowly, and neither looking at a run nor stopping it needs one.
     here = look({**asked, "git": None} if tolerant else asked, os.environ)
     if asked["trainer"]:
         here["checkout"] = checkout_problems(asked["trainer"], asked["flags"], asked["script"])
@@ -133,13 +133,13 @@ def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
         display.display(document)
     elif how == "text":
         display.display(printable(f"\n{text}\n"))
-        # The progress display of this collection shows findings by itself.
+        # The collection's display shows findings by itself.
         if findings and not _configuration.display_is_ours():
             display.display(printable(render_findings(findings)) + "\n")
 
 
 def write(path: str | None, document: str, check: bool) -> bool:
-    """Keep the plan in a file of the controller; whether that changes anything."""
+    """Write the plan to a file on the controller; returns whether that changed it."""
     if not path:
         return False
     file = Path(path)
@@ -155,7 +155,7 @@ def write(path: str | None, document: str, check: bool) -> bool:
 
 
 def tell_what_is_lacking(hosts: int) -> None:
-    """Said once by the first play: what no play can set."""
+    """Printed once by the first play: settings that no play can make."""
     said = _configuration.lacking(
         hosts, _configuration.forks(), _configuration.display_is_chosen(), _configuration.facts_are_variables()
     )
@@ -164,7 +164,7 @@ def tell_what_is_lacking(hosts: int) -> None:
 
 
 def refuse_limit(asked: Asked) -> None:
-    """With --limit the other ranks would be missing; only looking at a run and stopping it make sense then."""
+    """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
     playing = asked.variables.get("ansible_play_hosts_all")
     left_out = [host for host in asked.options["hosts"] if playing is not None and host not in playing]
     if left_out and not asked.options["tolerant"]:
@@ -198,7 +198,7 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Given:
 
 
 def reach(name: str, known: Mapping[str, Any]) -> str | None:
-    """The name or address at which other hosts would reach this one; a local connection does not tell."""
+    """The name or address at which other hosts would reach this one; unknown for a local connection."""
     if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
         return None
     return str(known.get("ansible_host") or name)

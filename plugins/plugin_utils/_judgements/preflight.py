@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judgement on all that preflight tried, once and on the controller; the reasoning is in module_utils/_preflight/judge.py."""
+"""Judges all preflight results, once, on the controller; the reasoning is in module_utils/_preflight/judge.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OPTIONS: Options = {
 
 
 def judge_preflight(asked: Asked) -> dict[str, object]:
-    """Findings, prediction and links; fails where the run must not start."""
+    """Findings, prediction and links; fails if the run must not start."""
     options = asked.options
     seen = with_probes(options["evidence"], options["probes"])
     evidence = gather({**options, "evidence": seen})
@@ -69,7 +69,7 @@ def judge_preflight(asked: Asked) -> dict[str, object]:
         "links": links_of(evidence),
     }
     show(options["show"], evidence, document)
-    # Kept for comparing with what happens.
+    # Stored for comparison with the actual run.
     keep(None if asked.check else options["file"], document, "The findings")
     stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
     said = {"msg": summary(stopping)} if stopping else {}
@@ -81,7 +81,7 @@ def show(how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
     if how == "json":
         display.display(json.dumps(document, indent=2))
     elif how == "text":
-        # The collection's own display shows the findings of every result as they come.
+        # The collection's display shows each result's findings by itself.
         told = display_is_ours()
         parts = [links_text(evidence), "" if told else findings_text(document["findings"])]
         if document["prediction"]:
@@ -92,7 +92,7 @@ def show(how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
 
 
 def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The evidence of every host; where nothing was tried there is only what its probe told."""
+    """The evidence of every host; only its probe if nothing was tried."""
     return {
         host: {**({"probe": probes[host]} if host in probes else {}), **(evidence.get(host) or {})}
         for host in {**evidence, **probes}
@@ -100,7 +100,7 @@ def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[
 
 
 def gather(options: Mapping[str, Any]) -> Evidence:
-    """The evidence of every host in the shape that the judgement takes."""
+    """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
     hosts = [node["host"] for node in plan["nodes"]]
     tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
@@ -124,7 +124,7 @@ def gather(options: Mapping[str, Any]) -> Evidence:
 
 
 def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
-    """One piece of a host's evidence; empty where it was not tried, which `missing` looks at."""
+    """One piece of a host's evidence; empty if it was not tried, which `missing` checks."""
     found = (seen.get(host) or {}).get(name)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -142,7 +142,7 @@ def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
 
 
 def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
-    """The results of peer_responder and peer_check of a host; a failed module is an error of that host."""
+    """A host's results of peer_responder and peer_check; a failed module is that host's error."""
     if not answering or answering.get("skipped"):
         return {}
     entry = {name: answering.get(name) for name in ("responder", "holders", "error")}
@@ -153,7 +153,7 @@ def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, o
 
 
 def spoken(result: Mapping[str, Any]) -> dict[str, object]:
-    """The one JSON object that a program of the trainer printed; its last words where it printed none."""
+    """The JSON object printed by a trainer program, or its last output if there is none."""
     if not result or result.get("skipped"):
         return {}
     for line in reversed(str(result.get("stdout") or "").splitlines()):
@@ -167,19 +167,19 @@ def spoken(result: Mapping[str, Any]) -> dict[str, object]:
 
 
 def manifest_digest(result: Mapping[str, Any]) -> str:
-    """Of a manifest that was read from a host; equal data have equal manifests."""
+    """Digest of a host's manifest; equal data have equal manifests."""
     content = str(result.get("content") or "")
     return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
 
 
 def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
-    """Files of the data that shard_sync would have to bring or repair, and what is the matter with each."""
+    """Data files that need fetching or repair, with the problem of each."""
     repaired = result.get("repaired") or {}
     return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
 def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
-    """The prediction, where every host's step and some link were measured."""
+    """The prediction, if every host's step and some link were measured."""
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
     speeds = speeds_of(hosts, {host: of_products(found, matmul) for host, found in measured.items()})
@@ -200,10 +200,10 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
-    """Where the measuring of a step was tried and failed."""
+    """Hosts on which measuring a step failed."""
     found = []
     for node in plan["nodes"]:
-        # One for each set of processors that was tried.
+        # One for each set of processors tried.
         tries = piece(seen, node["host"], "step").get("results") or []
         failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
         if failed and len(failed) == len(tries):

@@ -29,7 +29,7 @@ OPTIONS: Options = {
 
 
 def judge_verdict(asked: Asked) -> dict[str, object]:
-    """The one finding of the doctor with its evidence, all of which is kept in a file."""
+    """The doctor's single finding with its evidence, stored in a file."""
     options = asked.options
     plan, evidence = options["plan"], options["evidence"]
     told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
