@@ -21,8 +21,8 @@ HEAD = """# Reproduced faults
 <!-- Written by tests/molecule/faults/table.py from the results of the scenario faults and of no_false_alarm.sh. -->
 
 Faults that people met when training on two home machines, reproduced on two hosts reached over ssh: firewalls, orphans on
-the port, cut and slow links, frozen and full machines, killed ranks. Seconds count until the fault is named: the whole command for *preflight*,
-*plan* and *doctor*, and for *watch* the time since the fault in a watched run, including the default patience
+the port, cut and slow links, frozen and full machines, killed ranks. Seconds count until the fault is named: the whole command for
+*preflight*, *plan* and *doctor*, and for *watch* the time since the fault in a watched run, including the default patience
 (45 s without progress). The machine was busy with other work; the last table shows how busy. docs/troubleshooting.md explains
 each code.
 
