@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -346,20 +347,22 @@ def add_expected(
     hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
     training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
     nodes = [{"host": host, "rows": model.rows} for host in hosts]
-    plan = {"world": 2, "model": describe(shape), "training": training, "nodes": nodes}
-    each = step_model.speeds_of(plan, dict(zip(hosts, speeds, strict=True)))
+    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way(
+        "exact", 0, "auto"
+    )
+    each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS + 2000 * delay), [model.rows] * 2
-    taken = step_model.choose_sync(plan, each, link, shares)
+    taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
         local = local_of(row["sync"])
         if local and local.overlap == step_model.local_overlap(local.every):
-            apart = plan | {"training": training | {"save_every": local.turn}}
+            apart = dataclasses.replace(job, every=(local.turn,))
             row["expected"] = step_model.predict(apart, each, link, shares, local.kind, local.every).seconds
         kind, together = str(row["sync"]).removesuffix(SHARED), not local and row["sync"] != ALONE
-        shared = step_model.head_of(plan, kind) == "shared" if together else False
+        shared = step_model.head_of(job, kind) == "shared" if together else False
         if together and shared == row["sync"].endswith(SHARED):
-            row["expected"] = step_model.predict(plan, each, link, shares, kind).seconds
+            row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
             row["auto"] = kind == taken
 
 
