@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
     VENV_BYTES,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -54,6 +55,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
         obstacles += memory(host, node, hosts)
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts)
+    findings += compilers(hosts, nodes)
     return obstacles, findings
 
 
@@ -279,14 +281,24 @@ def architectures(hosts: Sequence[Host]) -> list[Finding]:
     return [finding("architecture-differs", first, seen, remedy=remedy)]
 
 
+def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
+    """One finding about all hosts that cannot build the kernels."""
+    bare = [
+        host.name
+        for host in hosts
+        if nodes[host.name]["device"] == "cpu"
+        and nodes[host.name]["flags"].get("kernels") == AUTO
+        and host.fact("cpu", "compiler") is False
+    ]
+    return [finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")] if bare else []
+
+
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
     """Findings that do not prevent a run; once per machine."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return []
     found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
-    if node["device"] == "cpu" and "--kernels=auto" in node["argv"] and host.fact("cpu", "compiler") is False:
-        found.append(finding("no-compiler", host.name, "none of cc, gcc and clang is in its PATH"))
     reached = [other for other in here if other.reach]
     if len(reached) > 1:
         seen = f"{' and '.join(f'{other.name} (reached at {other.reach})' for other in reached)} are one machine"

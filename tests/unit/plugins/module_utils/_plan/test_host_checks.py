@@ -132,6 +132,7 @@ def test_remarks_that_do_not_stop_a_run():
 def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     bare = {"cpu": {**laptop()["cpu"], "compiler": False}}
     assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
+    assert ("no-compiler", "desktop, laptop") in codes(make_plan(hosts(one=bare, two=bare)))
     assert "no-compiler" not in [code for code, dummy in codes(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)))]
 
 
