@@ -114,4 +114,4 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
 
 def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "asked_to_stop", 2, str(tmp_path)))
-    assert "Evaluation skipped" in outs[0]
+    assert "Evaluation interrupted" in outs[0]

@@ -14,6 +14,7 @@ import functools
 from types import MappingProxyType
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import GUEST, LOW, OFF
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME, RUN_NAME_HELP
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
@@ -359,7 +360,7 @@ class HostSettings:
     polite: str = _host(
         "auto",
         "low: yield to all other programs; guest: also leave while the machine is needed; auto: low if a desktop user is logged in.",
-        choices=("auto", "off", "low", "guest"),
+        choices=(AUTO, OFF, LOW, GUEST),
     )
     hours: Optional[str] = _host(
         None, "With ddp_polite guest: time of day in which this host trains, by its own clock, such as 22:00-07:00.",

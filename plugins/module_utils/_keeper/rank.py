@@ -142,8 +142,9 @@ class Rank:
         """How it ended (FINISHED, STOPPED or FAILED), once; None while it runs or if there is none."""
         if self.process is None or any(processes.alive(one.pid, one.start) for one in self.stuck.values()):
             return None
-        self._kill_if_stopped()
-        if self._overdue():
+        beat = read_object(self._heartbeat)
+        self._kill_if_stopped(beat)
+        if self._overdue(beat):
             self._out_of_time = True
         elif self._agent_killed():
             # The rank has heard of it, and saves.
@@ -162,9 +163,9 @@ class Rank:
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
 
-    def _kill_if_stopped(self) -> None:
+    def _kill_if_stopped(self, beat: Document) -> None:
         """A rank that somebody has stopped (SIGSTOP, Ctrl-Z) holds up all; the others need not wait until their timeout."""
-        beat, now = read_object(self._heartbeat), time.monotonic()
+        now = time.monotonic()
         one = processes.process(number(beat, "pid")) if self._of_this_start(beat) else None
         # A keeper that was stopped, too, has seen nothing meanwhile.
         passed, self._looked = min(now - self._looked, LOOK_SECONDS), now
@@ -180,10 +181,9 @@ class Rank:
         code = self.process.poll() if self.process is not None else None
         return code is not None and code < 0 and bool(reaper.members(self.session))
 
-    def _overdue(self) -> bool:
+    def _overdue(self, beat: Document) -> bool:
         """Whether its time to end is up, or that of an agent without its rank."""
         now = time.monotonic()
-        beat = read_object(self._heartbeat)
         if beat.get("phase") == "end" and self._of_this_start(beat):
             stopped = self._end().get("reason") == "stopped"
             limit = now + (STOPPED_AGENT_SECONDS if stopped else AGENT_SECONDS)

@@ -11,6 +11,7 @@ import os
 import re
 from typing import Any, Dict, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings, rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
@@ -181,7 +182,7 @@ def env(run: RunSettings, decided: Decided, node: Node, polite: str) -> dict[str
         "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
         "NANOCHAT_DTYPE": node["dtype"],
         "NANOCHAT_FORCE_SDPA": "1",
-        "NANOCHAT_POLITE": polite,
+        politeness.VARIABLE: polite,
         "OMP_NUM_THREADS": str(node["threads"]),
         "GLOO_SOCKET_IFNAME": node["nic"] or "",
         "NCCL_SOCKET_IFNAME": node["nic"] or "",

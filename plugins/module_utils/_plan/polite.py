@@ -9,6 +9,7 @@ from typing import Iterator, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import GUEST, LOW, OFF
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
     AUTO,
@@ -29,7 +30,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-OFF, LOW, GUEST = "off", "low", "guest"
 LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
 
 

@@ -9,6 +9,7 @@ import itertools
 import re
 from typing import Iterator, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import OrAuto, RunSettings
@@ -33,7 +34,7 @@ PLAN_ENV = (
     "NANOCHAT_DATA_DIR",
     "NANOCHAT_DTYPE",
     "NANOCHAT_DDP_SESSION",
-    "NANOCHAT_POLITE",
+    politeness.VARIABLE,
     "GLOO_SOCKET_IFNAME",
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
@@ -117,7 +118,7 @@ def loss_rows(plan: Plan) -> list[Sequence[str]]:
 
 def polite_rows(plan: Plan) -> list[Sequence[str]]:
     """Hosts on which training yields to other programs, and guests."""
-    low = [node["host"] for node in plan["nodes"] if node["env"]["NANOCHAT_POLITE"] != "off"]
+    low = [node["host"] for node in plan["nodes"] if node["env"][politeness.VARIABLE] != politeness.OFF]
     guests = [
         node["host"] + (f" ({node['guest']['hours']})" if node["guest"]["hours"] else "")
         for node in plan["nodes"]

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage, politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
     items,
@@ -151,7 +151,8 @@ def cores_of(plan: Document) -> dict[str, list[int]]:
 def polite_of(plan: Document) -> dict[str, str]:
     """How polite that plan is on each host (ddp_polite)."""
     return {
-        str(node.get("host")): text(section(node, "env"), "NANOCHAT_POLITE") or "off" for node in items(plan, "nodes")
+        str(node.get("host")): text(section(node, "env"), politeness.VARIABLE) or politeness.OFF
+        for node in items(plan, "nodes")
     }
 
 

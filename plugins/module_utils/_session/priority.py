@@ -9,10 +9,9 @@ import contextlib
 import os
 import time
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import OFF, VARIABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 
-VARIABLE = "NANOCHAT_POLITE"
-OFF = "off"
 FIRST_TO_BE_KILLED = "1000"
 LOWEST = 19
 

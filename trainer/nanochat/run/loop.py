@@ -208,7 +208,7 @@ def evaluate(run: Run) -> bool:
         totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
-        run.journal.say(f"Step {progress.step:05d} | Evaluation skipped, because the run is stopping")
+        run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
         return True
     bpb = bits_per_byte(run.comm.all_reduce(totals, "the validation loss"))
     progress.val_bpb = bpb

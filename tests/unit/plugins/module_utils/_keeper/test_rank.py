@@ -170,17 +170,17 @@ def test_a_rank_that_was_stopped_is_killed_but_not_by_a_keeper_that_was_stopped_
     monkeypatch.setenv(processes.SESSION_VARIABLE, tmp_path.name)
     one, clock = a_rank(tmp_path), SimpleNamespace(now=1000.0)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    (tmp_path / "heartbeat-rank0.json").write_text(json.dumps({"time": time.time(), "pid": process.pid}))
+    beat = {"time": time.time(), "pid": process.pid}
     monkeypatch.setattr(rank.time, "monotonic", lambda: clock.now)
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     for passed in (100.0, 2.0, 0.5, 3.0):
         clock.now += passed
-        one._kill_if_stopped()
+        one._kill_if_stopped(beat)
     assert process.poll() is None
     for dummy in range(5):
         clock.now += 1.0
-        one._kill_if_stopped()
+        one._kill_if_stopped(beat)
     assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
