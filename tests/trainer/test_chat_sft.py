@@ -138,7 +138,7 @@ class Chat(Job):
     def argv(self, flags: Sequence[str]) -> list[str]:
         own = [
             "--conversations", str(TALKS), "--val-conversations", str(TALKS), "--num-iterations", str(STEPS),
-            "--timeout-seconds", "20", "--eval-every", "3", "--sample-every", "-1",
+            "--timeout-seconds", "20", "--eval-every", "3", "--sample-every", "-1", "--kernels", str(FLAGS["--kernels"]),
         ]  # fmt: skip
         return ["-m", "scripts.chat_sft", *self.model_flags(), *own, *flags]
 

@@ -74,6 +74,17 @@ def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
     assert common.cpu_flags(tmp_path / "none") == frozenset()
 
 
+def test_memory_that_is_left(tmp_path: Path) -> None:
+    assert common.memory_available(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       1024 kB\nMemAvailable:    512 kB\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("1024\n")
+    assert common.memory_available(tmp_path) == 2**19
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("4096\n")
+    assert common.memory_available(tmp_path) == 3072
+
+
 def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:       1024 kB\n")

@@ -28,6 +28,7 @@ from nanochat.parallel import local, meeting
 from nanochat.parallel.agreement import digests
 from nanochat.parallel.comm import connect
 from nanochat.parallel.local import LocalSync, first_meeting, first_meetings, fit
+from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 
 if TYPE_CHECKING:
@@ -360,7 +361,7 @@ def stop_apart(
             time.sleep(pause * comm.timeout)
         if comm.rank == 1 and sync.made == fast:
             comm.post("ahead")
-        sync.offer_ids([drawn[:, :-1]], stop=comm.rank == told and sync.made == stop_at)
+        sync.offer_ids([drawn[:, :-1]], Notice(stop=comm.rank == told and sync.made == stop_at))
         token_ids, stop = sync.take_ids()
         optimizer.prepare(token_ids)
         training.start_step(token_ids)

@@ -17,6 +17,7 @@ from trainings import STEPS, Job
 
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Shares
+from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.feed import Feed
 from nanochat.run.loop import train, train_step
@@ -37,10 +38,9 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
     balance.LOOK_SECONDS = 0.0
     usual = Feed.offer
 
-    def offer(self: Feed, stop: bool, save: bool, busy: float = 0.0, *more: Any) -> None:
-        usual(
-            self, stop, save, ROW_SECONDS * (0.1 + sum(self.passes)) * (10 if comm.rank else 1) if busy else 0.0, *more
-        )
+    def offer(self: Feed, notice: Notice) -> None:
+        busy = ROW_SECONDS * (0.1 + sum(self.passes)) * (10 if comm.rank else 1)
+        usual(self, notice._replace(busy=busy if notice.busy else 0.0))
 
     Feed.offer = offer  # type: ignore[method-assign,assignment]
     run = ready(comm, folder, *flags)

@@ -23,7 +23,7 @@ from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.parallel.agreement import check_identical, digests
 from nanochat.parallel.comm import Comm, connect
-from nanochat.parallel.sync import AllReduceSync, make_buckets, make_sync, share_out
+from nanochat.parallel.sync import AllReduceSync, Notice, make_buckets, make_sync, share_out
 from nanochat.parallel.wire import block
 from nanochat.rules.schedule import StepSchedule
 
@@ -66,7 +66,7 @@ def train(
     for step in range(STEPS):
         drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
         mine = drawn[sum(shares[: comm.rank]) :][: shares[comm.rank]]
-        sync.offer_ids([mine[:, :-1]], stop=step == 2 and comm.rank == comm.world - 1)
+        sync.offer_ids([mine[:, :-1]], Notice(stop=step == 2 and comm.rank == comm.world - 1))
         token_ids, stop = sync.take_ids()
         assert stop == (step == 2)
         optimizer.prepare(token_ids)

@@ -206,20 +206,39 @@ def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
     return DtypeChoice(torch.float32, "float32", f"the device is a CPU; {why}")
 
 
+CGROUP = {
+    "max": ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"),
+    "used": ("sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+}
+
+
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes of memory available to this process: the machine's, or its control group's if lower."""
-    limits = []
-    try:
-        first = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()[0]
-        limits.append(int(first.split()[1]) * 1024)
-    except (OSError, ValueError, IndexError):
-        pass
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int((root / name).read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            continue
-    return min(limits) if limits else None
+    """Bytes of memory that this process may use: the machine's, or its control group's if lower."""
+    limits = [meminfo(root, "MemTotal"), cgroup_bytes(root, "max")]
+    return min((one for one in limits if one is not None), default=None)
+
+
+def memory_available(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that are left for this process."""
+    most, used = (cgroup_bytes(root, what) for what in CGROUP)
+    left = [meminfo(root, "MemAvailable"), most - used if most is not None and used is not None else None]
+    return min((one for one in left if one is not None), default=None)
+
+
+def meminfo(root: Path, name: str) -> int | None:
+    """A line of /proc/meminfo in bytes; None where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return None
+
+
+def cgroup_bytes(root: Path, what: str) -> int | None:
+    """A figure of this process's control group; None where it has no limit."""
+    for name in CGROUP[what]:
+        with contextlib.suppress(OSError, ValueError):
+            return int((root / name).read_text(encoding="ascii"))
+    return None
 
 
 def check_memory(needed: int, what: str, limit: int | None) -> None:

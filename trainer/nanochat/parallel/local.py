@@ -37,7 +37,7 @@ from nanochat.model.gradients import is_table
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.meeting import FIRST_TAG, PIECE, DenseMeeting
-from nanochat.parallel.sync import Sync, check_ids
+from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, check_ids
 from nanochat.parallel.wire import WIRES
 from nanochat.rules.schedule import StepSchedule, outer_rates, steps_apart
 
@@ -178,19 +178,12 @@ class LocalSync(Sync):
 
     # -- a separate step
 
-    def offer_ids(
-        self,
-        ids: Sequence[Tensor],
-        stop: bool = False,
-        save: bool = False,
-        busy: float = 0.0,
-        place: tuple[int, bool] = (0, False),
-    ) -> None:
+    def offer_ids(self, ids: Sequence[Tensor], notice: Notice = NO_NOTICE) -> None:
         """Nobody else needs them, but all must see a stop request."""
         self._mine = unique_ids(list(ids)).long()
-        if stop and not self._stop:
+        if notice.stop and not self._stop:
             self.comm.post(STOP_KEY)
-        self._stop = stop
+        self._stop = notice.stop
 
     def take_ids(self) -> tuple[Tensor, bool]:
         """This rank's own token ids, and whether the run ends after this step, in which all ranks meet.

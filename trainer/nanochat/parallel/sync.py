@@ -27,7 +27,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,10 +49,31 @@ SMALL = 1024
 PORTIONS = 4
 DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
-# Numbers before the token ids, and the unit of seconds in them. The first has three flag bits, then the place of a timed run.
-TOLD = 2
-STOP, SAVE, LAST, BITS = 1, 2, 4, 3
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
+
+
+class Notice(NamedTuple):
+    """What a rank tells the others before its token ids of a step; with * only rank 0's counts."""
+
+    stop: bool = False  # it was asked to stop after the step
+    save: bool = False  # a checkpoint is due after it
+    keep: bool = False  # * so is a copy in memory
+    last: bool = False  # * it is the last one of a timed run
+    place: int = 0  # * in a timed run
+    busy: float = 0.0  # seconds in an earlier step; 0: unknown
+
+    def numbers(self) -> Tensor:
+        busy = min(round(self.busy / BUSY_UNIT), MOST_BUSY)
+        return torch.tensor([self.stop, self.save, self.keep, self.last, self.place, busy], dtype=torch.int32)
+
+    @classmethod
+    def read(cls, numbers: Tensor) -> Notice:
+        stop, save, keep, last, place, busy = numbers.tolist()
+        return cls(bool(stop), bool(save), bool(keep), bool(last), place, max(0.0, busy * BUSY_UNIT))
+
+
+NO_NOTICE = Notice()
+NOTICE = len(NO_NOTICE)
 
 
 def make_sync(
@@ -95,14 +116,14 @@ class Sync:
         self.owners: dict[str, int] = {}
         # Rounding errors of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        # Before the tokens: whether this rank was asked to stop or requests a checkpoint; the step's place and whether it is
-        # the last (rank 0 of a timed run); and this rank's busy time.
         self.device = next(training.model.parameters()).device
-        self._ids = [torch.zeros(TOLD + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
+        # A notice, then the tokens.
+        self._ids = [torch.zeros(NOTICE + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in an earlier step; 0: unknown
-        self.save_asked = False  # after the step of the last ids, by any rank
-        self.place, self.is_last = 0, False  # of the step whose ids were taken last, in a timed run
+        # Of the step whose ids were taken last.
+        self.save_asked = self.keep_asked = self.is_last = False
+        self.place = 0
         self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
@@ -112,21 +133,10 @@ class Sync:
         """Callback for the last micro-batch's gradients; None if not needed."""
         return None
 
-    def offer_ids(
-        self,
-        ids: Sequence[Tensor],
-        stop: bool = False,
-        save: bool = False,
-        busy: float = 0.0,
-        place: tuple[int, bool] = (0, False),
-    ) -> None:
-        """Send the others this rank's token ids of the coming step, whether to stop or save after it, and its busy seconds in
-        the last finished step; place: from Deadline.tell."""
+    def offer_ids(self, ids: Sequence[Tensor], notice: Notice = NO_NOTICE) -> None:
+        """Send the others this rank's token ids of the coming step."""
         mine = self._ids[self.comm.rank]
-        mine[0] = STOP * stop + SAVE * save + LAST * place[1] + (place[0] << BITS)
-        mine[1] = min(round(busy / BUSY_UNIT), MOST_BUSY)
-        if ids:
-            torch.cat([part.flatten().to("cpu", torch.int32) for part in ids], out=mine[TOLD:])
+        torch.cat([notice.numbers(), *(part.flatten().to("cpu", torch.int32) for part in ids)], out=mine)
         what = "the token ids"
         self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
@@ -134,14 +144,13 @@ class Sync:
     def take_ids(self) -> tuple[Tensor, bool]:
         """The sorted unique token ids of all ranks, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
-        flags = [int(ids[0]) for ids in self._ids]
-        stop = any(one & STOP for one in flags)
-        self.save_asked = any(one & SAVE for one in flags)
-        self.place, self.is_last = flags[0] >> BITS, bool(flags[0] & LAST)
-        self.busy = [max(0.0, float(ids[1]) * BUSY_UNIT) for ids in self._ids]
+        told = [Notice.read(ids[:NOTICE]) for ids in self._ids]
+        self.save_asked = any(one.save for one in told)
+        self.keep_asked, self.is_last, self.place = told[0].keep, told[0].last, told[0].place
+        self.busy = [one.busy for one in told]
         for rank, ids in enumerate(self._ids):
-            check_ids(ids[TOLD:], self.training.model.config.padded_vocab_size, rank)
-        return unique_ids([ids[TOLD:] for ids in self._ids]).long().to(self.device), stop
+            check_ids(ids[NOTICE:], self.training.model.config.padded_vocab_size, rank)
+        return unique_ids([ids[NOTICE:] for ids in self._ids]).long().to(self.device), any(one.stop for one in told)
 
     def start_step(self, token_ids: Tensor) -> None:
         """Prepare for the gradients of a step over these token ids."""
@@ -414,7 +423,7 @@ class OverlappedSync(Sync):
         return self._send
 
     def start_step(self, token_ids: Tensor) -> None:
-        mine = [unique_ids([ids[TOLD:]]).long() for ids in self._ids]
+        mine = [unique_ids([ids[NOTICE:]]).long() for ids in self._ids]
         self.index = [torch.searchsorted(token_ids, ids) for ids in mine]
         for rank in self.trainers:
             if rank == self.comm.rank:

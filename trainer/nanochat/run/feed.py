@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanochat.data import dataloader
 from nanochat.data.dataloader import BatchSource
-from nanochat.parallel.sync import Sync
+from nanochat.parallel.sync import Notice, Sync
 
 Batch = tuple[Tensor, Tensor]
 
@@ -35,15 +35,18 @@ class Feed:
         """Change the rows per pass."""
         self.sync, self.passes = sync, [rows for rows in passes if rows]
 
-    def offer(self, stop: bool, save: bool, busy: float = 0.0, place: tuple[int, bool] = (0, False)) -> None:
-        """Read the coming step's batches, unless done, and send their ids to the other ranks."""
-        if self._batches is not None:
-            return
+    def offer(self, notice: Notice) -> None:
+        """Read the coming step's batches and send their ids to the other ranks."""
         begun = time.perf_counter()
         self._batches = self.loader.step(self.passes)
         self._position = self.loader.position()
         self.seconds += time.perf_counter() - begun
-        self.sync.offer_ids([ids for ids, dummy in self._batches], stop, save, busy, place)
+        self.sync.offer_ids([ids for ids, dummy in self._batches], notice)
+
+    @property
+    def offered(self) -> bool:
+        """Whether the coming step's were offered."""
+        return self._batches is not None
 
     def take(self) -> tuple[list[Batch], dict[str, int]]:
         """This step's batches and their position in the data."""

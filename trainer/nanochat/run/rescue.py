@@ -4,7 +4,8 @@
 """Saving when another rank is lost, and resuming from that (--save-on-loss).
 
 After every step all ranks hold the same weights and AdamW states, so a single rank can save them, unless
-the interrupted update has begun to change them. It has only its own share of Muon's momentum and knows only its
+the interrupted update has begun to change them; then it saves a copy that it keeps in memory of a recent step, which rank 0
+chooses for all. It has only its own share of Muon's momentum and knows only its
 own position in the data. The remaining ranks combine what they saved. The momentum of a matrix that only a lost
 rank had restarts from zero; the lost rank's position in the data follows from its position at the last save and the
 steps since, by reading again.
@@ -12,12 +13,15 @@ steps since, by reading again.
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanochat.kit.common import memory_available
 from nanochat.kit.expected import listed, maybe, text
 from nanochat.model import numerics
 from nanochat.parallel.comm import Comm
@@ -27,11 +31,13 @@ from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.optim_file import MUON, OptimizerLayout
 from nanochat.run.resume import gather_states
 from nanochat.run.stage import Reader, Stage
-from nanochat.run.state import Run
+from nanochat.run.state import Finished, Run
 
 Json = dict[str, Any]
 # Names of the matrices whose momentum is in an optimizer file with only one rank's share.
 SHARE = "share"
+# Memory that must be available for a copy of a step, in sizes of the weights: weights, optimizer, and some to spare.
+COPY_SIZE = 4
 
 
 # -- saving
@@ -39,28 +45,58 @@ SHARE = "share"
 
 def save_alone(run: Run) -> str | None:
     """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
-    step = run.progress.step
-    if not run.stage.trains or step in (0, run.progress.resumed_from, *run.saved):
+    if not run.stage.trains:
         return None
-    if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
+    step, newest, why = run.progress.step, max(run.progress.resumed_from or 0, *run.saved, 0), unsavable(run)
+    lost = f"step {step} is not saved: {why}."
+    if step == newest:
+        return None
+    if why and (run.kept is None or run.kept.step <= newest):
+        return lost
+    run.comm.enter("save", step)
+    last = run.kept if why and run.kept is not None else finished(run)
+    if checkpoint_manager.is_whole(run.checkpoints, last.step, run.comm.rank, deep=False):
         # Lost during a save, after this rank's part of it.
         return None
-    if why := unsavable(run):
-        return f"step {step} is not saved: {why}."
-    run.comm.enter("save", step)
+    try:
+        saved = checkpoint_manager.save(run.checkpoints, last.step, run.comm.rank, **last.contents)
+    except NotSaved as error:
+        return str(error)
+    run.journal.record("checkpoint", last.step, **saved._asdict(), alone=True)
+    told = f"saved step {last.step} to {run.checkpoints} without the lost rank."
+    return told if last.step == step else f"{told} {lost.capitalize()}"
+
+
+def finished(run: Run) -> Finished:
+    """The last finished step; the next one changes its tensors."""
     run.optimizer.catch_up()
     layout, state = OptimizerLayout.of(run.optimizer, run.comm.world), run.optimizer.state_dict()
     owners, rank = run.sync.owners, run.comm.rank
     # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
-    optimizer = layout.file({**state, SHARE: sorted(state["muon"])}, rank)
-    meta, loader = run.meta(run.feed.finished_position()), loader_alone(run)
-    try:
-        saved = checkpoint_manager.save(run.checkpoints, step, rank, optimizer, loader, run.weights, meta)
-    except NotSaved as error:
-        return str(error)
-    run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
-    return f"saved step {step} to {run.checkpoints} without the lost rank."
+    contents = {
+        "optimizer": layout.file({**state, SHARE: sorted(state["muon"])}, rank),
+        "loader": loader_alone(run),
+        "model": run.weights,
+        "meta": run.meta(run.feed.finished_position()),
+    }
+    return Finished(run.progress.step, contents)
+
+
+def keep(run: Run) -> None:
+    """Copy the last finished step in memory, to be saved if a rank is lost while the next update changes the weights."""
+    begun = time.monotonic()
+    # Not two at a time.
+    run.kept = None
+    needed, available = COPY_SIZE * sum(one.nbytes for one in run.weights.values()), memory_available()
+    if available is not None and needed > available:
+        run.keep_seconds = None
+        run.journal.say(
+            f"No step is kept in memory: that takes {needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB are available"
+        )
+        return
+    run.kept = copy.deepcopy(finished(run))
+    run.keep_seconds = time.monotonic() - begun
 
 
 def unsavable(run: Run) -> str | None:
