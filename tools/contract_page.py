@@ -109,7 +109,7 @@ EVENTS: dict[str, dict[str, str]] = {
         "share": "only of a timed run: how much of its time was used before the step, from 0 to 1",
         "steps": "only of a timed run: the steps that it comes to at this pace",
     },
-    "eval": {"val_bpb": "", "seconds": ""},
+    "eval": {"val_bpb": "", "seconds": "", "share": "how much of the schedule was done, from 0 to 1"},
     "shares": {
         "rows": "", "head": "weights of the parts; empty of a whole head", "before": "", "before_head": "",
         "speeds": "parts of their sum", "seconds": "",

@@ -258,6 +258,7 @@ class HostQuestion(TypedDict):
     ports: List[int]
     folders: List[str]
     peers: List[str]
+    finished: bool
 
 
 class ControllerQuestion(TypedDict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, Training
 
 
 class CoreSet(TypedDict):
@@ -193,6 +193,16 @@ class PastRun(TypedDict):
     checkpoints: List[int]
 
 
+class Finished(Curve):
+    """A finished training of a base model, with what makes it comparable with another."""
+
+    training: Optional[str]  # its id
+    lineage: Dict[str, Document]
+    eval_tokens: int
+    total_batch: int
+    tokens: int
+
+
 class Route(TypedDict):
     """How packets to a peer leave a host."""
 
@@ -242,6 +252,7 @@ class Probe(TypedDict):
     venv_dir: str  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder
     base_run: Optional[PastRun]  # the run whose model this one uses
+    finished: List[Finished]  # finished trainings, if the plan asks for them
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Document]  # what was measured on this host before, or `null`

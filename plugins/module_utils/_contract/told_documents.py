@@ -75,6 +75,7 @@ FACTS: Rules = (
     ("sudo", _matching("root|passwordless|none", "root, passwordless or none")),
     ("run.lineage.data.id", told.plain_name),
     ("base_run.lineage.data.id", told.plain_name),
+    ("finished.*.run", told.plain_name),
     ("run.cores.*.*", _processor),
     ("usage.graphical.*", _word),
 )

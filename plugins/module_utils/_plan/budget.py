@@ -29,7 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     seconds_text,
     table,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan import similar, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import MEMORY_SHARE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import chosen
@@ -102,6 +102,7 @@ class Choice(NamedTuple):
     why: str
     seconds: float  # for steps
     measured_depth: Optional[int]
+    expected: str = ""  # bits per byte at the end, from similar trainings
 
 
 def wanted(run: RunSettings) -> Optional[str]:
@@ -140,12 +141,18 @@ def fit(
     return taken_settings(asked, choice.taken.run), choice, short
 
 
-def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
-    """The training with its end, if it has one."""
+def with_end(
+    launched: Launched, choice: Optional[Choice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
+) -> Tuple[Launched, Optional[Choice]]:
+    """A timed training with its end, and both with what similar trainings let expect."""
     if "timed" not in plan["training"]:
-        return launched
+        return launched, choice
+    past = similar.similar(hosts, plan, launched["id"])
     begun = launched["begun"] or round(clock.begin)
-    return {**launched, "begun": begun, "ends": ends(run, plan["model"], begun)}
+    # The trainer must be over early enough for the whole command to meet the deadline.
+    ends = round(deadline(run, begun) - collect_seconds(run, plan["model"]))
+    launched = {**launched, "begun": begun, "ends": ends, "like": similar.course(plan, past)}
+    return launched, choice and choice._replace(expected=similar.expected(plan, past))
 
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
@@ -185,11 +192,6 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
         return 0.0
     copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
     return COLLECT_SECONDS + copied
-
-
-def ends(run: RunSettings, model: Model, begun: float) -> int:
-    """When the trainer must end for the whole command to meet the deadline."""
-    return round(deadline(run, begun) - collect_seconds(run, model))
 
 
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
@@ -355,6 +357,7 @@ def render(choice: Choice, end: Optional[float]) -> str:
     if choice.taken.together is not None:
         got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
+        lines += [f"  {choice.expected}"] if choice.expected else []
         where = [row.run.depth for row in choice.rows if row.run.depth != choice.measured_depth]
         if where:
             lines.append(

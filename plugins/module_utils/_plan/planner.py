@@ -94,8 +94,8 @@ class Outcome(NamedTuple):
     plan: Plan
     findings: list[Finding]
     controller: Controller
-    training: Launched
     decided: Decided
+    training: Launched
     budget: Optional[budget.Choice]
 
 
@@ -142,8 +142,7 @@ def make_plan(
     known = [host.measured_with(basis.matmul.value) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit(asked, known, since, clock)
-    basis, run = decide_basis(asked, known), asked.run
-    shape = model_size.shape_of(run)
+    basis, run, shape = decide_basis(asked, known), asked.run, model_size.shape_of(asked.run)
     order, wrong = ranks(known)
     shared = shared_out(asked, basis, known)
     problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
@@ -170,7 +169,8 @@ def make_plan(
     findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
-    return Outcome(plan, findings, of_controller(run), budget.with_end(launched, run, plan, clock), decided, choice)
+    told = budget.with_end(launched, choice, known, run, plan, clock)
+    return Outcome(plan, findings, of_controller(run), decided, *told)
 
 
 def hosts_and_trainings(

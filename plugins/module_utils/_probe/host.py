@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.finished import finished_trainings
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
     data_sets,
     json_file,
@@ -65,6 +66,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "peers": {"type": "list", "elements": "str", "default": []},
     "folders": {"type": "list", "elements": "str", "default": []},
     "base_run": {"type": "str"},
+    "finished": {"type": "bool", "default": False},
 }
 
 
@@ -84,14 +86,14 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
+    finished: bool = False,
     remote_tmp: str = "~/.ansible/tmp",
 ) -> Probe:
     """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
-    ip_tool = find("ip")
-    interfaces = nics(run, ip_tool)
-    names, routes = names_and_routes(peers, interfaces, run, ip_tool)
+    interfaces = nics(run, find("ip"))
+    names, routes = names_and_routes(peers, interfaces, run, find("ip"))
     rights = sudo(run, find)
     prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
     return {
@@ -117,6 +119,7 @@ def probe(
         "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,
         "base_run": run_facts(os.path.join(base, "runs", base_run)) if base_run else None,
+        "finished": finished_trainings(base) if finished else [],
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": json_file(os.path.join(base, "measured.json")),

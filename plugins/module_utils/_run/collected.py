@@ -38,6 +38,7 @@ class Rank(NamedTuple):
     session: Document
     lines: List[str]
     members: Sequence[Document] = ()  # recorded by its keeper
+    training: Optional[Document] = None
 
 
 class Run(NamedTuple):
@@ -69,7 +70,8 @@ def load_rank(folder: str, plan: Document) -> Optional[Rank]:
         with open(metrics[rank], "rb") as stream:
             events = parse_events(stream.read())
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
-    return Rank(host, rank, events, session, lines, read_members(folder))
+    training = read_object(os.path.join(folder, TRAINING_FILE))
+    return Rank(host, rank, events, session, lines, read_members(folder), training)
 
 
 def folder_name(node: Document) -> str:

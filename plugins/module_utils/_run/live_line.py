@@ -16,6 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     share_text,
     speed_text,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ends_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
     batches_text,
     is_evaluation,
@@ -58,7 +59,7 @@ QUIET = 3.0  # and after this long without news
 LONGEST_PAUSE = 25.0  # longest interval between polls, unless nothing new is expected
 BAR = (8, 30)
 # Order in which parts are dropped in a narrow terminal.
-DISPENSABLE = ("waiting", "speed", "loss", "eta")
+DISPENSABLE = ("waiting", "expected", "speed", "loss", "eta")
 
 
 def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
@@ -106,7 +107,10 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
         left = max(0.0, eta - min(_age(row) for row in rows))
         parts["eta"] = "%s left" % seconds_text(left)
         if first_known(rows, "ends") is not None:
-            parts["eta"] = "ends at %s" % clock_text(time.time() + left)
+            parts["eta"] = ends_text(time.time() + left, first_known(rows, "share"))
+    expected = first_known(rows, "expected")
+    if expected is not None:
+        parts["expected"] = "about %.3g bpb by then" % expected["val_bpb"]
     return {name: text for name, text in parts.items() if text}
 
 

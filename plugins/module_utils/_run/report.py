@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
@@ -19,11 +20,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     items,
     number,
     section,
+    text,
     whole,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run, folder_name, load_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
+    ended_text,
+    ends_text,
+    expected,
+    expected_text,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import said_last
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
@@ -210,6 +218,24 @@ def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
     return sum(values) / len(values) if values else None
 
 
+def budget_lines(run: Run) -> List[str]:
+    """The end of a run with a budget, and what was expected by then while it ran."""
+    first = run.ranks[0]
+    told, given = describe_events(first.events), text(section(run.plan, "training"), "timed")
+    ends, updated = told["ends"], told["updated"]
+    if ends is None or updated is None:
+        return []
+    if told["end_reason"] is not None:
+        return [ended_text(updated, ends, given, day_text)]
+    one = expected(first.training, told)
+    return [ends_text(ends, told["share"], day_text), *([expected_text(one)] if one else [])]
+
+
+def day_text(at: float) -> str:
+    """A point in time that reads the same on any day."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
 def plan_rows(plan: Document) -> List[List[str]]:
     """The plan as pairs of words, without environment or other possible secrets."""
     if not plan:
@@ -298,6 +324,7 @@ def page_data(
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,
+        "sentences": budget_lines(run),
         "happenings": happenings(run),
         "compared": compared(run, ranks),
         "worth": worth_rows(run, worth),
@@ -315,13 +342,13 @@ def render(data: Document, parts: Dict[str, str]) -> str:
     embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     embedded = embedded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     page = parts["report.html"]
-    for mark, text in (
+    for mark, filling in (
         ("TITLE", title),
         ("STYLE", parts["report.css"]),
         ("SCRIPT", parts["report.js"]),
         ("DATA", embedded),
     ):
-        page = page.replace("{{ %s }}" % mark, text)
+        page = page.replace("{{ %s }}" % mark, filling)
     return page
 
 

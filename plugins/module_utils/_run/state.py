@@ -1,11 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of one host's share of a run, read only from its run folder.
-
-docs/contract.md describes the files. Readers never lock and never wait for the writer: an incomplete
-line is left for the next poll, and of a big file only the beginning and the newest part are read.
-"""
+"""The state of one host's share of a run, read only from its run folder, whose files docs/contract.md describes."""
 
 from __future__ import annotations
 
@@ -32,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import Expected, expected
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import StageOf, is_evaluation, stage_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
@@ -112,6 +109,7 @@ class RunState(Told, Beat, Filed, Planned):
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs
+    expected: Optional[Expected]  # at the end of a run with a budget, as a similar run lets expect, while it runs
     idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
     busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
     session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
@@ -247,6 +245,7 @@ EMPTY: RunState = {
     "died_of": None,
     **NO_BEAT,
     "eta_seconds": None,
+    "expected": None,
     "idle_seconds": None,
     "busy": None,
     "session_age": None,
@@ -328,6 +327,7 @@ def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
     run = {**run, **_beat(heartbeat, run, now)}
     run["idle_seconds"] = _idle(run, now)
     if run["state"] == RUNNING:
+        run["expected"] = expected(read_object(os.path.join(str(run["run_dir"]), TRAINING_FILE)), run)
         run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
     return run
 

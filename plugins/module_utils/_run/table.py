@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section, text
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     DASH,
     alike,
@@ -27,6 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     speed_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated, standing
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ended_text, ends_text, expected_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     NO_HEARTBEAT,
     STALLED,
@@ -162,6 +163,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         if slow is not None:
             lines.append("  the others wait for %s, which waits least" % slow["host"])
         lines += changed_rows_lines(rows)
+    lines += ["  " + line for line in budget_lines(rows)]
     return "\n".join([*lines, *_checkpoint_lines(rows), *_previous_lines(rows)])
 
 
@@ -327,9 +329,8 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
     if any(run.get("state") == "running" for run in runs):
         eta = None if stalls else first_known(rows, "eta_seconds")
         left = "" if eta is None else ", %s left, until about %s" % (seconds_text(eta), clock_text(now + eta))
-        share = first_known(rows, "share")
-        if share is not None and first_known(rows, "ends") is not None and eta is not None:
-            left = ", ends at %s, %.0f %% done" % (clock_text(now + eta), 100 * share)
+        if first_known(rows, "ends") is not None and eta is not None:
+            left = ", " + ends_text(now + eta, first_known(rows, "share"))
         return ", began %s, %s ago%s" % (clock_text(began), seconds_text(max(0.0, now - began)), left)
     ended = max((run["ended"] for run in runs if run.get("ended")), default=None)
     if ended is None:
@@ -339,6 +340,18 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
         clock_text(ended),
         seconds_text(max(0.0, now - ended)),
     )
+
+
+def budget_lines(rows: Sequence[Row]) -> List[str]:
+    """The expected result of a run with a budget or, once it has finished, when that was."""
+    one = first_known(rows, "expected")
+    if one is not None:
+        return [expected_text(one)]
+    over = [
+        row["run"] for row in by_rank(rows) if row["run"].get("end_reason") == "finished" and row["run"].get("ends")
+    ]
+    given = text(section(first_known(rows, "plan_facts"), "training"), "timed")
+    return [ended_text(over[0]["updated"], over[0]["ends"], given)] if over else []
 
 
 def of_newest_training(rows: Sequence[Row]) -> List[Row]:
@@ -393,7 +406,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
     marked = marks(rows, stall_factor)
     evaluates = evaluated.are_evaluations([row["run"] for row in rows])
     heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
-    lines = _other_runs(rows)
+    lines = [*budget_lines(current), *_other_runs(rows)]
     lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
     slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
     if slow is not None:

@@ -363,6 +363,7 @@
       if (!measured) tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
       tile('weights identical on all ranks', ...identical());
     }
+    if (!data.live) byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
     for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
     if (data.given_up) byId('notices').append(make('div', { class: 'notice' }, `The run was given up: ${data.given_up}`));
     for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));

@@ -225,7 +225,8 @@ def evaluate(run: Run) -> bool:
     run.took("eval", begun)
     run.journal.say(f"Step {progress.step:05d} | Validation bpb: {bpb:.6f}")
     if run.comm.rank == 0:
-        run.journal.record("eval", progress.step, val_bpb=bpb, seconds=time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        run.journal.record("eval", progress.step, val_bpb=bpb, seconds=seconds, share=run.share_done)
     return False
 
 

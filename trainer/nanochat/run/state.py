@@ -145,6 +145,11 @@ class Run:
             else max(step + 1, self.plan.num_iterations)
         )
 
+    @property
+    def share_done(self) -> float:
+        """Fraction of the schedule: of the time in a timed run, otherwise of the steps."""
+        return (self.progress.place if self.plan.timed else self.progress.step) / self.plan.end
+
     def schedule(self) -> StepSchedule:
         """The schedule of the current step."""
         return StepSchedule.at(self.plan, self.progress.step, self.progress.place if self.plan.timed else None)
