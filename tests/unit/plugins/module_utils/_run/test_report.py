@@ -116,6 +116,27 @@ def test_steps_made_again_after_a_restart_count_once() -> None:
     assert [step["time"] for step in fresh] == [61.0]
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_end_of_a_run_with_a_budget_is_said(tmp_path: Path, over: bool) -> None:
+    run = collected(tmp_path, hosts=("node1",))
+    metrics = run / "node1" / "metrics-rank0.jsonl"
+    events = lines_of(metrics) if over else lines_of(metrics)[:-1]
+    last = events[-1]["time"]
+    for event in events:
+        event.update(
+            {"start": {"ends": last + 60}, "step": {"share": 0.612}, "eval": {"share": 0.5}}.get(event["kind"], {})
+        )
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    like = {"run": "old", "evals": [[0.4, 2.0], [1.0, 1.0]]}
+    fake_run.write_json(run / "node1" / "training.json", {"id": "a" * 16, "number": 1, "begun": 1, "like": like})
+    said = data_of(report.make_report([str(run)], PAGE))["sentences"]
+    if over:
+        assert len(said) == 1 and re.fullmatch(r"ended at 20.*, 1 min 00 s early, of a budget", said[0])
+    else:
+        assert re.fullmatch(r"ends at 20.*, 61 % done", said[0])
+        assert re.match("expected at the end: about .* if it goes on like old", said[1])
+
+
 def test_a_missing_rank_and_a_crash_are_said(tmp_path: Path) -> None:
     run = collected(tmp_path)
     for path in (run / "node2").rglob("*.js*"):
