@@ -14,7 +14,7 @@ import dataclasses
 import datetime
 import math
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
@@ -65,17 +65,13 @@ SAVES, MOST_SAVE_MINUTES = 10, 30
 
 
 class Clock(NamedTuple):
-    """The controller's clock now, and when this play began with the job (0: now)."""
+    """The controller's clock now, and when this play began with the job."""
 
-    now: float
+    now: float = 0.0
     began: float = 0.0
 
-    @property
-    def begin(self) -> float:
-        return self.began or self.now
 
-
-NO_CLOCK = Clock(0.0)
+NO_CLOCK = Clock()
 
 
 class Row(NamedTuple):
@@ -89,9 +85,18 @@ class Row(NamedTuple):
     together: Optional[float]
 
     @property
-    def seconds(self) -> Optional[float]:
-        """Time of all steps according to the laws."""
-        return None if self.together is None else self.together * self.run.iterations
+    def parameters(self) -> int:
+        """Those that the tokens follow: of the matrices and the head."""
+        return self.model["parameters"]["transformer_matrices"] + self.model["parameters"]["lm_head"]
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per parameter."""
+        return self.run.iterations * self.run.total_batch / self.parameters
+
+    def share(self, seconds: float) -> float:
+        """Fraction of the steps in this time."""
+        return max(1.0, seconds) / (self.run.iterations * (self.together or 1.0))
 
 
 class Choice(NamedTuple):
@@ -127,18 +132,17 @@ def fit(
 ) -> Tuple[Asked, Optional[Choice], List[Finding]]:
     """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
     model; later changes by the user are reported as a difference."""
-    late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.begin)]
+    late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.began)]
     if wanted(asked.run) is None or late:
         return asked, None, late
     kept = kept_model(hosts) if since else {}
     if kept:
-        left_open = {name: value for name, value in kept.items() if f"ddp_{name}" not in asked.given}
-        return taken_settings(asked, asked.run, left_open), None, []
-    left = deadline(asked.run, since or clock.begin) - clock.now
+        return taken_settings(asked, asked.run, kept), None, []
+    left = deadline(asked.run, since or clock.began) - clock.now
     choice = choose(asked, hosts, left)
     seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
     short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
-    return taken_settings(asked, choice.taken.run), choice, short
+    return taken_settings(asked, choice.taken.run, {}), choice, short
 
 
 def with_end(
@@ -148,7 +152,7 @@ def with_end(
     if "timed" not in plan["training"]:
         return launched, choice
     past = similar.similar(hosts, plan, launched["id"])
-    begun = launched["begun"] or round(clock.begin)
+    begun = launched["begun"] or round(clock.began)
     # The trainer must be over early enough for the whole command to meet the deadline.
     ends = round(deadline(run, begun) - collect_seconds(run, plan["model"]))
     launched = {**launched, "begun": begun, "ends": ends, "like": similar.course(plan, past)}
@@ -194,25 +198,21 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
     return COLLECT_SECONDS + copied
 
 
+def work(model: Any, device_batch: int) -> Tuple[float, float, float]:
+    """Measures that the time of a pass, of AdamW and of Muon grow with."""
+    sizes, tokens = section(model, "parameters"), device_batch * number(model, "sequence")
+    muon = number(sizes, "transformer_matrices") * number(model, "n_embd")
+    return number(model, "flops_per_token") * tokens, number(sizes, "lm_head"), muon
+
+
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     """A host's speed at a depth, scaled from the measured one."""
-    found, was = host.measured, section(host.measured, "model")
-    parts = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
-    if not all(isinstance(part, float) and part >= 0 for part in parts) or not found["pass_seconds"]:
+    found, now = host.measured, work(model, device_batch)
+    before = work(found.get("model"), number(found, "device_batch"))
+    parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
+    if not all(isinstance(part, float) and part >= 0 for part in parts) or not parts[0] or not all(before):
         return None
-    sizes, now = section(was, "parameters"), model["parameters"]
-    tokens = number(found, "device_batch") * number(was, "sequence")
-    before = (number(was, "flops_per_token") * tokens, number(sizes, "lm_head"))
-    matrices = number(sizes, "transformer_matrices") * number(was, "n_embd")
-    if not all((*before, matrices)):
-        return None
-    work = model["flops_per_token"] * device_batch * model["sequence"] / before[0]
-    return Speed(
-        host.name,
-        found["pass_seconds"] * work,
-        found["adamw_seconds"] * now["lm_head"] / before[1],
-        found["muon_seconds"] * now["transformer_matrices"] * model["n_embd"] / matrices,
-    )
+    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
 
 
 def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
@@ -267,16 +267,14 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: 
         is_open, False, (run.eval_every, run.sample_every, run.save_every),
     ).with_way("exact" if is_open else run.sync, 0, head)  # fmt: skip
     way = chosen(job, speeds, link, rows)
-    if way is not None:
-        job = job.with_way(way.sync, 0, head)
-    return mean_step(job, speeds, link, rows).seconds
+    return mean_step(job.with_way(way.sync, 0, head) if way else job, speeds, link, rows).seconds
 
 
-def after_seconds(row: Row) -> float:
-    """Seconds between the last step and the deadline."""
+def seconds_for_steps(row: Row, left: float) -> float:
+    """Seconds between the first and the last step."""
     run, size = row.run, row.model["parameters"]["total"]
     evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (row.together or 0.0) if run.eval_every > 0 else 0.0
-    return evaluation + 12 * size / SAVE_RATE + collect_seconds(run, row.model)
+    return left - START_SECONDS - evaluation - 12 * size / SAVE_RATE - collect_seconds(run, row.model)
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
@@ -290,13 +288,11 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
         why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
         return Choice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
-    times = {row.run.depth: left - START_SECONDS - after_seconds(row) for row in able}
-    shares = {row.run.depth: max(1.0, times[row.run.depth]) / (row.seconds or 1.0) for row in able}
-    taken = min(able, key=lambda row: abs(math.log(shares[row.run.depth])))
-    seconds = times[taken.run.depth]
+    taken = min(able, key=lambda row: abs(math.log(row.share(seconds_for_steps(row, left)))))
+    seconds = seconds_for_steps(taken, left)
     if "ddp_depth" in asked.given:
         why = "its depth is set"
-    elif taken is able[0] and shares[taken.run.depth] < TOO_FEW:
+    elif taken is able[0] and taken.share(seconds) < TOO_FEW:
         why = "the smallest, but the time is too short even for that: it gets far too few tokens"
     else:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
@@ -313,26 +309,20 @@ def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: fl
     return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 
 
-def taken_settings(asked: Asked, run: RunSettings, kept: Optional[Dict[str, Any]] = None) -> Asked:
-    """The settings with a model and batch filled in; kept: those of the resumed run."""
+def taken_settings(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:
+    """The settings with a model and batch filled in; kept: those of the resumed run, if any."""
     seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
-    more: Dict[str, Any] = {
-        "save_every": -1 if "ddp_save_every" not in asked.given else run.save_every,
-        "save_minutes": minutes if "ddp_save_minutes" not in asked.given else run.save_minutes,
-        "local_steps": 0,
-    }
-    return dataclasses.replace(asked, run=dataclasses.replace(run, **{**more, **(kept or {})}))
+    more: Dict[str, Any] = {"save_every": -1, "save_minutes": minutes, **kept}
+    left_open = {name: value for name, value in more.items() if f"ddp_{name}" not in asked.given}
+    return dataclasses.replace(asked, run=dataclasses.replace(run, local_steps=0, **left_open))
 
 
 def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
     """Depth, batch and estimated steps of the resumed run; empty if there is none."""
     for host in hosts:
-        model = section(section(host.kept, "lineage"), "model")
-        found = {
-            "depth": number(model, "depth"),
-            **{name: number(host.kept, name) for name in ("total_batch", "iterations")},
-        }
+        found = {name: number(host.kept, name) for name in ("total_batch", "iterations")}
+        found["depth"] = number(section(section(host.kept, "lineage"), "model"), "depth")
         if all(0 < value <= MOST_KEPT for value in found.values()) and found["depth"] <= max(DEPTHS) * 25:
             return found
     return {}
@@ -343,44 +333,44 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
 
 def render(choice: Choice, end: Optional[float]) -> str:
     """The table, the chosen row, and the reason."""
-    hosts = list(choice.taken.alone)
-    at = [row.run.depth for row in choice.rows].index(choice.taken.run.depth) if choice.rows else 0
-    shown = choice.rows[max(0, at - 2) : at + 3]
-    head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch", *(f"{host} alone" for host in hosts)]
+    taken = choice.taken
+    at = [row.run.depth for row in choice.rows].index(taken.run.depth)
+    head = [
+        "depth",
+        "parameters",
+        "tokens",
+        "a parameter",
+        "steps",
+        "batch",
+        *(f"{host} alone" for host in taken.alone),
+    ]
     head += ["together", "memory", "gets in time"]
-    lines = table(head, [cells(row, choice) for row in shown])
-    taken, total = choice.taken.run, choice.taken.model["parameters"]
-    tokens = taken.iterations * taken.total_batch
-    ratio = tokens / (total["transformer_matrices"] + total["lm_head"])
+    lines = ["What fits the time (parameters of matrices and head; hours for the wanted tokens)"]
+    lines += table(head, [cells(row, choice) for row in choice.rows[max(0, at - 2) : at + 3]])
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
-    lines.append(f"  {when}; takes depth {taken.depth}: {choice.why}")
-    if choice.taken.together is not None:
-        got = f"about {plural(taken.iterations, 'step')} of {taken.total_batch} tokens, {ratio:.1f} per parameter"
+    lines.append(f"  {when}; takes depth {taken.run.depth}: {choice.why}")
+    if taken.together is not None:
+        got = f"about {plural(taken.run.iterations, 'step')} of {taken.run.total_batch} tokens, {taken.ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
         lines += [f"  {choice.expected}"] if choice.expected else []
-        where = [row.run.depth for row in choice.rows if row.run.depth != choice.measured_depth]
-        if where:
-            lines.append(
-                f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"
-            )
-    return "\n".join(["What fits the time (parameters of matrices and head; hours for the wanted tokens)", *lines])
+        if any(row.run.depth != choice.measured_depth for row in choice.rows):
+            lines += [f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"]
+    return "\n".join(lines)
 
 
 def cells(row: Row, choice: Choice) -> list[str]:
     """A line of the table."""
-    run, sizes = row.run, row.model["parameters"]
-    counted = sizes["transformer_matrices"] + sizes["lm_head"]
-    tokens = run.iterations * run.total_batch
+    run, known = row.run, row.together is not None
 
     def hours(step: Optional[float]) -> str:
         return "not measured" if step is None else f"{step * run.iterations / 3600:.2g} h"
 
-    gets = "?" if row.seconds is None else f"{tokens / counted * choice.seconds / row.seconds:.3g} a parameter"
+    gets = f"{row.ratio * row.share(choice.seconds):.3g} a parameter" if known else "?"
     return [
         f"{run.depth}{' *' if run.depth == choice.taken.run.depth else ''}",
-        f"{counted / 1e6:.1f}M",
-        f"{tokens / 1e6:.0f}M",
-        f"{tokens / counted:.1f}",
+        f"{row.parameters / 1e6:.1f}M",
+        f"{run.iterations * run.total_batch / 1e6:.0f}M",
+        f"{row.ratio:.1f}",
         str(run.iterations),
         str(run.total_batch),
         *(hours(step) for step in row.alone.values()),

@@ -79,10 +79,9 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         refuse_limit(asked)
         here = seen_on_the_controller(hosts, tolerant)
         # Recorded at the first plan of this play, because set-up counts towards the budget.
-        begun = (asked.variables.get("ddp_launched") or {}).get("begun") or 0
-        outcome = make_plan(
-            hosts, requirements(), tolerant, here, asked.options["measured"], budget.Clock(time.time(), begun)
-        )
+        began = (asked.variables.get("ddp_launched") or {}).get("begun") or time.time()
+        clock = budget.Clock(time.time(), began)
+        outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], clock)
     except PlanError as error:
         return refused(error)
     text = render(outcome.plan)

@@ -49,7 +49,7 @@ def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
 
 def made(time_given: dict[str, Any], *more: dict[str, Any]) -> Outcome:
     facts = list(more) or [measured(), measured()]
-    return make_plan(hosts({"ddp_profile": "real", **time_given}, *facts), clock=budget.Clock(NOW))
+    return make_plan(hosts({"ddp_profile": "real", **time_given}, *facts), clock=budget.Clock(NOW, NOW))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,9 @@ def test_trainer_is_told_and_the_plan_is_the_same_at_any_time():
     plan = made({"ddp_finish_by": "07:30"}, {}, {}).plan
     assert all(flag(node, "timed") is True for node in plan["nodes"])
     assert plan["run"] == "by-0730"
-    later = make_plan(hosts({"ddp_profile": "real", "ddp_finish_by": "07:30"}), clock=budget.Clock(NOW + 60)).plan
+    later = make_plan(
+        hosts({"ddp_profile": "real", "ddp_finish_by": "07:30"}), clock=budget.Clock(NOW + 60, NOW + 60)
+    ).plan
     assert later["digest"] == plan["digest"]
     assert "until 07:30, about" in render(plan)
     assert flag(make_plan(hosts({"ddp_profile": "real"})).plan["nodes"][0], "timed") is None
@@ -161,4 +163,4 @@ def test_run_that_goes_on_keeps_model_and_end():
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], said: str):
-    assert any(said in one for one in refusal(hosts(settings), clock=budget.Clock(NOW)))
+    assert any(said in one for one in refusal(hosts(settings), clock=budget.Clock(NOW, NOW)))
