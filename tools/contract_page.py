@@ -345,7 +345,7 @@ def page() -> str:
         "",
         *renamed(of_types("_session/record.py", "Record"), "Record", "Session"),
     ]
-    lines += renamed(of_types("_contract/training.py", "Training", "Launched"), "Training", "training.json")
+    lines += renamed(of_types("_contract/training.py", "Training", "Launched", "Curve"), "Training", "training.json")
     lines += of_types("_contract/manifest.py", "Manifest", "ManifestFile")
     lines += ["## What the trainer writes", "", *metrics()]
     return "\n".join(lines).rstrip() + "\n"
@@ -353,9 +353,9 @@ def page() -> str:
 
 def run_state() -> Iterator[str]:
     """The result of run_info; its types stand in several files."""
-    files = ("metrics", "members", "evaluated", "state")
+    files = ("metrics", "members", "evaluated", "ending", "state")
     found = {name: one for file in files for name, one in documents(UTILS / "_run" / f"{file}.py").items()}
-    for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf"):
+    for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf", "Expected"):
         yield from (line.replace("(#training)", "(#trainingjson)") for line in table(found[name], found))
 
 

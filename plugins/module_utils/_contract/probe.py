@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, Training
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training
 
 
 class CoreSet(TypedDict):
@@ -193,9 +193,11 @@ class PastRun(TypedDict):
     checkpoints: List[int]
 
 
-class Finished(Curve):
+class Finished(TypedDict):
     """A finished training of a base model, with what makes it comparable with another."""
 
+    run: str
+    evals: List[List[float]]  # each the fraction of the schedule that was done, and bits per byte
     training: Optional[str]  # its id
     lineage: Dict[str, Document]
     eval_tokens: int

@@ -1,0 +1,100 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A training with a budget on two local nodes: what the plan says before, status during and after it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local import ROOT, one_line, until
+from two_nodes import command, end_sessions, environment, need_trainer, write_inventory
+
+BUDGET = 120
+MODEL = {
+    "ddp_depth": 2, "ddp_total_batch": 256, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64,
+    "ddp_iterations": None, "ddp_eval_every": 20, "ddp_eval_tokens": 4096, "ddp_sample_every": -1,
+    "preflight_measure_seconds": 2, "ddp_run": "night",
+}  # fmt: skip
+PLAN = "playbooks/plan.yml"
+Play = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def play(tmp_path):
+    need_trainer()
+    inventory, env = write_inventory(tmp_path, **MODEL), environment(tmp_path)
+
+    def run(playbook: str, **settings: object) -> subprocess.CompletedProcess[str]:
+        argv = command(inventory, playbook, "-e", json.dumps(settings))
+        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+
+    yield run
+    end_sessions(tmp_path)
+
+
+def past(folder: Path, plan: dict[str, Any]) -> None:
+    """Finished trainings of that plan's model, the tokens of each four times those of the one before."""
+    for number in range(-6, 7):
+        run = folder / f"one/runs/old{number + 6}"
+        run.mkdir(parents=True)
+        (run / "plan.json").write_text(json.dumps(plan))
+        steps = max(2, round(plan["training"]["iterations"] * 4.0**number))
+        shares = ((1, 1 / steps), (steps, 1.0))
+        evals = [{"kind": "eval", "step": step, "share": share, "val_bpb": 3 - 2 * share} for step, share in shares]
+        (run / "metrics-rank0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evals))
+
+
+@pytest.mark.long
+def test_training_fits_its_budget_and_says_what_to_expect(play: Play, tmp_path: Path) -> None:
+    kept = tmp_path / "plan.json"
+    first = play(PLAN, ddp_budget="2m", ddp_plan_file=str(kept)).stdout
+    assert "not measured" in first and "takes depth 2: some hosts or links are not measured yet" in one_line(first)
+    past(tmp_path, json.loads(kept.read_text())["plan"])
+    begun, run_dir = time.time(), tmp_path / "one/runs/night"
+    argv = command(tmp_path / "hosts.yml", "train.yml", "-e", "ddp_budget=2m")
+    with subprocess.Popen(argv, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as training:
+        until(lambda: training.poll() is not None or '"eval"' in text_of(run_dir / "metrics-rank0.jsonl"), 100)
+        during = play("playbooks/status.yml", ddp_run="night").stdout
+        closing = training.communicate()[0]
+    took = time.time() - begun
+    assert training.returncode == 0, closing
+    assert re.search(r"ends at .*\d\d:\d\d, \d+ % done\n", during), during
+    assert re.search(r"about \S+ bits per byte, if it goes on like old\d", one_line(during)), during
+    assert 0.75 * BUDGET < took < 1.25 * BUDGET
+    said = r"ended at .*\d\d:\d\d, \S+ s (early|late), of a budget of 2m"
+    assert re.search(said, closing), closing
+    assert re.search(said, next((tmp_path / "results/night").glob("*.html")).read_text())
+    table = one_line(play(PLAN, ddp_budget="2m", ddp_fresh=True).stdout)
+    assert "gets in time" in table and "not measured" not in table
+    assert re.search(r"expected at the end: about \S+ bits per byte; with this model and data \w+ at", table), table
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_impossible_budgets_are_refused_before_anything_changes(play: Play, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    refused = {
+        "ddp_finish_by is 2020-01-01 07:30, but that was": {"ddp_finish_by": "2020-01-01 07:30"},
+        'ddp_finish_by is "7 o\'clock"': {"ddp_finish_by": "7 o'clock"},
+        "ddp_budget leaves 1 min 00 s, but setting up and checking the hosts": {
+            "ddp_budget": "1m",
+            "ddp_venv_dir": "/none",
+        },
+        "ddp_budget needs this collection's own trainer": {"ddp_budget": "8h", "ddp_trainer_source": str(tmp_path)},
+    }
+    for said, settings in refused.items():
+        done = play("train.yml", **settings)
+        assert done.returncode != 0
+        assert said in one_line(done.stdout), done.stdout
+        assert "Traceback" not in done.stdout + done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
