@@ -74,7 +74,9 @@ def test_training_fits_its_budget_and_says_what_to_expect(play: Play, tmp_path: 
     assert re.search(said, next((tmp_path / "results/night").glob("*.html")).read_text())
     table = one_line(play(PLAN, ddp_budget="2m", ddp_fresh=True).stdout)
     assert "gets in time" in table and "not measured" not in table
-    assert re.search(r"expected at the end: about \S+ bits per byte; with this model and data \w+ at", table), table
+    assert re.search(r"expected at the end: about \S+ bits per byte; with this model and data, \w+ ended at", table), (
+        table
+    )
 
 
 def text_of(path: Path) -> str:

@@ -75,7 +75,5 @@ def expected(plan: Plan, found: Sequence[Similar]) -> str:
         bits = sources[0].bits if sources else 0.0
     if not sources:
         return ""
-    named = " and ".join(
-        f"{one.curve['run']} at {one.bits:.4f} after {one.tokens / 1e6:.3g}M tokens" for one in sources
-    )
-    return f"expected at the end: about {bits:.3g} bits per byte; with this model and data {named} ended"
+    said = [f"{one.curve['run']} ended at {one.bits:.4f} after {one.tokens / 1e6:.3g}M tokens" for one in sources]
+    return f"expected at the end: about {bits:.3g} bits per byte; with this model and data, {' and '.join(said)}"

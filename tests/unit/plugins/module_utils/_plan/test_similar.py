@@ -32,7 +32,7 @@ def found(*past: dict[str, Any], training: str = "") -> list[similar.Similar]:
 def test_expected_result_is_that_of_about_as_many_tokens_and_names_its_run():
     said = similar.expected(PLAN, found(finished(times=1.2)))
     assert "about 1.2 bits per byte" in said
-    assert "old at 1.2000 after" in said
+    assert "old ended at 1.2000 after" in said
     assert similar.expected(PLAN, found(finished(times=1.5))) == ""
     assert similar.expected(PLAN, []) == ""
 
@@ -40,7 +40,7 @@ def test_expected_result_is_that_of_about_as_many_tokens_and_names_its_run():
 def test_between_two_it_follows_a_power_of_the_tokens():
     said = similar.expected(PLAN, found(finished("few", 0.25, 1.6), finished("many", 4.0, 0.9)))
     assert "about 1.2 bits per byte" in said
-    assert "few at 1.6000" in said and "many at 0.9000" in said
+    assert "few ended at 1.6000" in said and "many ended at 0.9000" in said
 
 
 def test_course_is_that_of_the_nearest_with_the_same_batch():
