@@ -82,7 +82,7 @@ def test_model_that_comes_nearest_to_its_tokens_is_taken():
     assert depths == sorted(set(depths))
     outcome = made({"ddp_budget": "3d"})
     choice, taken = outcome.budget, outcome.budget.taken
-    shares = {row.run.depth: choice.seconds / row.seconds for row in choice.rows}
+    shares = {row.run.depth: row.share(choice.seconds) for row in choice.rows}
     assert 0.3 < shares[taken.run.depth] < 3
     assert shares[taken.run.depth - 2] > 1 > shares[taken.run.depth + 2]
     assert outcome.plan["training"]["iterations"] * taken.together == pytest.approx(choice.seconds, rel=0.01)
