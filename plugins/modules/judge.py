@@ -118,9 +118,10 @@ options:
         that the host kept, as C(ddp_probe) has them.
     type: dict
   show:
-    description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight).
+    description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(budget) is only the table of the
+      models that fit a budget.
     type: str
-    choices: [text, json, none]
+    choices: [text, json, none, budget]
   file:
     description:
       - File on the controller to keep as JSON the plan, its findings and its decisions (O(of=plan)), or findings, prediction and links

@@ -36,7 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOW, Asked, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import Asked, Options
 
 display = Display()
 REQUIREMENTS = Path(__file__).parents[3] / "trainer" / "requirements.txt"
@@ -47,7 +47,7 @@ TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
 OPTIONS: Options = {
     **TOLERANT,
     "measured": {"type": "dict", "default": {}},
-    "show": {**SHOW, "default": "none"},
+    "show": {"type": "str", "choices": ["text", "json", "none", "budget"], "default": "none"},
     "file": {"type": "path"},
 }
 
@@ -84,12 +84,13 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], clock)
     except PlanError as error:
         return refused(error)
-    text = render(outcome.plan)
-    if outcome.budget:
-        text += "\n\n" + budget.render(outcome.budget, outcome.training.get("ends"))
+    fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
+    text = "\n\n".join([render(outcome.plan), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
+    if asked.options["show"] == "budget" and fit:
+        display.display(printable(f"\n{fit}\n"))
     show(asked.options["show"], document, text, outcome.findings)
     return {
         "changed": write(asked.options["file"], document, asked.check),
