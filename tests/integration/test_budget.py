@@ -41,12 +41,12 @@ def play(tmp_path):
 
 
 def past(folder: Path, plan: dict[str, Any]) -> None:
-    """Finished trainings of that plan's model, the tokens of each four times those of the one before."""
-    for number in range(-6, 7):
-        run = folder / f"one/runs/old{number + 6}"
+    """Finished trainings of that plan's model, the tokens of each twice those of the one before."""
+    for number in range(-10, 9):
+        run = folder / f"one/runs/old{number + 10}"
         run.mkdir(parents=True)
         (run / "plan.json").write_text(json.dumps(plan))
-        steps = max(2, round(plan["training"]["iterations"] * 4.0**number))
+        steps = max(2, round(plan["training"]["iterations"] * 2.0**number))
         shares = ((1, 1 / steps), (steps, 1.0))
         evals = [{"kind": "eval", "step": step, "share": share, "val_bpb": 3 - 2 * share} for step, share in shares]
         (run / "metrics-rank0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evals))

@@ -121,7 +121,7 @@ def ends_in(job: Job, seconds: float) -> float:
 def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ends = ends_in(job, 40.0)
-    flags = ("--timed", "--resume", "--num-iterations", "50")
+    flags = ("--timed", "--resume", "--num-iterations", "50", "--eval-every", "10000", "--eval-tokens", "128")
     processes = job.start(*flags)
     job.wait_for_step(5)
     processes[0].send_signal(signal.SIGTERM)
@@ -141,6 +141,7 @@ def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     assert shares[-1] > 0.8
     assert each[0][-1][2] < 0.3
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 1
+    assert [event["share"] for event in job.events("eval")] == [1.0]
     over = job.events("end")[-1]
     assert over["reason"] == "finished"
     assert job.events("step")[-1]["steps"] == job.events("step")[-1]["step"] + 1

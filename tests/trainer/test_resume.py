@@ -253,6 +253,7 @@ def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
     meta: dict[str, Any] = json.loads((job.checkpoints(0) / f"meta_{STEPS:06d}.json").read_text())
     assert meta["step"] == STEPS
     assert meta["loop_state"]["min_val_bpb"] == pytest.approx(min(event["val_bpb"] for event in job.events("eval")))
+    assert [event["share"] for event in job.events("eval")] == [0.5, 1.0]
     assert meta["dataloader_state_dict"].keys() == {"pq_idx", "rg_idx", "epoch"}
     assert meta["total_batch_size"] == 768
 

@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training im
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
 # Factors between the tokens of two trainings: for the same result, and for the same course.
-SAME_RESULT, SAME_COURSE = 1.25, 2.0
+SAME_RESULT, SAME_COURSE = 1.25, 1.5
 
 
 class Similar(NamedTuple):

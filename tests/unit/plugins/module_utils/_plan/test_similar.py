@@ -44,9 +44,9 @@ def test_between_two_it_follows_a_power_of_the_tokens():
 
 
 def test_course_is_that_of_the_nearest_with_the_same_batch():
-    past = [finished("far", 1.9), finished("near", 0.9), finished("other", total_batch=2 * BATCH)]
+    past = [finished("far", 1.4), finished("near", 0.9), finished("other", total_batch=2 * BATCH)]
     assert similar.course(PLAN, found(*past)) == {"run": "near", "evals": EVALS}
-    assert similar.course(PLAN, found(finished(times=2.5))) is None
+    assert similar.course(PLAN, found(finished(times=1.6))) is None
 
 
 @pytest.mark.parametrize(
