@@ -14,8 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, curve_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-# Factors between the tokens of two trainings: for the same result, and for the same course.
-SAME_RESULT, SAME_COURSE = 1.25, 1.5
+# Factors between the tokens of two trainings: for the same result, for the same course, and to interpolate.
+SAME_RESULT, SAME_COURSE, COMPARABLE = 1.25, 1.5, 4.0
 
 
 class Similar(NamedTuple):
@@ -31,7 +31,7 @@ class Similar(NamedTuple):
 
     def factor(self, tokens: int) -> float:
         """How many times more or fewer tokens that is."""
-        return math.exp(abs(math.log(tokens / self.tokens)))
+        return max(tokens / self.tokens, self.tokens / tokens)
 
 
 def similar(hosts: Sequence[Host], plan: Plan, training: str) -> List[Similar]:
@@ -65,8 +65,9 @@ def expected(plan: Plan, found: Sequence[Similar]) -> str:
     Between one with fewer and one with more tokens they follow a power of the tokens.
     """
     tokens = plan["training"]["tokens"]
-    below = max((one for one in found if one.tokens <= tokens), key=lambda one: one.tokens, default=None)
-    above = min((one for one in found if one.tokens > tokens), key=lambda one: one.tokens, default=None)
+    found = sorted((one for one in found if one.factor(tokens) <= COMPARABLE), key=lambda one: one.factor(tokens))
+    below = next((one for one in found if one.tokens <= tokens), None)
+    above = next((one for one in found if one.tokens > tokens), None)
     if below and above:
         part = math.log(tokens / below.tokens) / math.log(above.tokens / below.tokens)
         sources, bits = [below, above], below.bits ** (1 - part) * above.bits**part

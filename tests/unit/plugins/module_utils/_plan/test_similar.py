@@ -40,6 +40,7 @@ def test_expected_result_is_that_of_about_as_many_tokens_and_names_its_run():
 def test_between_two_it_follows_a_power_of_the_tokens():
     said = similar.expected(PLAN, found(finished("few", 0.25, 1.6), finished("many", 4.0, 0.9)))
     assert "about 1.2 bits per byte" in said
+    assert similar.expected(PLAN, found(finished("few", 0.25, 1.6), finished("many", 5.0, 0.9))) == ""
     assert "few ended at 1.6000" in said and "many ended at 0.9000" in said
 
 
