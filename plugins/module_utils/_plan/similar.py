@@ -14,8 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, curve_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-# Factors between the tokens of two trainings: for the same result, for the same course, and to interpolate.
-SAME_RESULT, SAME_COURSE, COMPARABLE = 1.25, 1.5, 4.0
+# Factors between the tokens of two trainings: to go alike, and to interpolate between them.
+NEAR, COMPARABLE = 1.5, 4.0
 
 
 class Similar(NamedTuple):
@@ -55,7 +55,7 @@ def compares(one: Mapping[str, object], plan: Plan) -> bool:
 def course(plan: Plan, found: Sequence[Similar]) -> Optional[Curve]:
     """The evaluations to compare the run's own with: those of the most similar training, with the same batch."""
     tokens, batch = plan["training"]["tokens"], plan["training"]["total_batch"]
-    near = [one for one in found if one.total_batch == batch and one.factor(tokens) <= SAME_COURSE]
+    near = [one for one in found if one.total_batch == batch and one.factor(tokens) <= NEAR]
     return min(near, key=lambda one: one.factor(tokens)).curve if near else None
 
 
@@ -72,7 +72,7 @@ def expected(plan: Plan, found: Sequence[Similar]) -> str:
         part = math.log(tokens / below.tokens) / math.log(above.tokens / below.tokens)
         sources, bits = [below, above], below.bits ** (1 - part) * above.bits**part
     else:
-        sources = [one for one in (below, above) if one and one.factor(tokens) <= SAME_RESULT]
+        sources = [one for one in (below, above) if one and one.factor(tokens) <= NEAR]
         bits = sources[0].bits if sources else 0.0
     if not sources:
         return ""

@@ -33,7 +33,7 @@ def test_expected_result_is_that_of_about_as_many_tokens_and_names_its_run():
     said = similar.expected(PLAN, found(finished(times=1.2)))
     assert "about 1.2 bits per byte" in said
     assert "old ended at 1.2000 after" in said
-    assert similar.expected(PLAN, found(finished(times=1.5))) == ""
+    assert similar.expected(PLAN, found(finished(times=1.6))) == ""
     assert similar.expected(PLAN, []) == ""
 
 
