@@ -7,6 +7,7 @@
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
     sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
     sudo python bench/two_nodes.py --models d4 --rates 20mbit --cycles 2 --modes int8+head,int8/30,int8/30/15
+    sudo python bench/two_nodes.py --models d4 --rates 1gbit,100mbit --as-fast-as 8 --modes exact+head,int8+head,int4+head
     python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
 The nodes are network namespaces on this machine, joined by two virtual interfaces shaped by tc. The ways alternate step by
@@ -18,9 +19,10 @@ the last (--local-steps); one ending in /30/15 makes four times thirty, and exch
 and so are int8 and int4. exact+head, bf16+head and so on share the head (--head shared) instead of sending its gradient.
 Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
-is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --write
-replaces the file's results of the measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces
-that it made.
+is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
+foresees hosts eight times as fast as this machine's core by slowing down time: the link is eight times as slow and --delay
+eight times as long as given, and an eighth of all measured seconds is reported. --write replaces the file's results of the
+measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces that it made.
 """
 
 from __future__ import annotations
@@ -141,10 +143,11 @@ def namespaces() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
-def shape(names: Sequence[str], rate: str) -> None:
-    """Limit the sending rate of both nodes."""
+def shape(names: Sequence[str], rate: str, times: float) -> None:
+    """Limit the sending rate of both nodes, with a queue of as many bytes on a link slowed down that many times."""
     for rank, name in enumerate(names):
-        limit = ["rate", rate, "burst", "256kb", "latency", "50ms"]
+        slowed = f"{megabits(rate) / times:g}mbit"
+        limit = ["rate", slowed, "burst", "256kb", "latency", f"{50 * times:g}ms"]
         command("tc", "-n", name, "qdisc", "replace", "dev", f"node{rank}", "root", "tbf", *limit)
 
 
@@ -302,21 +305,39 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if len(cores) < 2:
         raise SystemExit("two nodes need two cores")
     results = []
-    delay = arguments.delay / 1000
-    with namespaces() as names, link(names, delay):
+    delay, times = arguments.delay / 1000, arguments.as_fast_as
+    with namespaces() as names, link(names, delay * times):
         for model in arguments.models:
             for rate in arguments.rates:
-                label = f"{rate}, {arguments.delay:g} ms" if delay else rate
+                label = label_of(rate, arguments.delay, times)
                 print(f"{model} at {label} ...", file=sys.stderr, flush=True)
-                shape(names, rate)
-                told = measure(names, cores, arguments, model)
+                shape(names, rate, times)
+                told = [sped_up(one, times) for one in measure(names, cores, arguments, model)]
                 found = summary(model, label, [steps for dummy, steps in told])
-                add_expected(found, MODELS[model], rate, delay, [speed for speed, dummy in told])
+                add_expected(found, MODELS[model], rate, delay, [speed for speed, dummy in told], times)
                 results += found
                 print(table(found), file=sys.stderr, flush=True)
                 if arguments.write:
                     keep(arguments.write, found)
     return results
+
+
+def label_of(rate: str, delay: float, times: float) -> str:
+    """The link as it would be on the foreseen hosts."""
+    return rate + (f", {delay:g} ms" if delay else "") + (f", hosts {times:g} times as fast" if times != 1 else "")
+
+
+def sped_up(told: Any, times: float) -> Any:
+    """Everything that a node measured in seconds, on a host that many times as fast."""
+    if isinstance(told, list):
+        return [sped_up(one, times) for one in told]
+    if not isinstance(told, dict):
+        return told
+    timed = ("seconds", "cpu", "waited")
+    return {
+        key: value / times if key.endswith(timed) and isinstance(value, (int, float)) else sped_up(value, times)
+        for key, value in told.items()
+    }
 
 
 def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
@@ -336,7 +357,12 @@ def summary(model: str, rate: str, ranks: Sequence[dict[str, list[dict[str, floa
 
 
 def add_expected(
-    rows: Sequence[dict[str, Any]], model: Model, rate: str, delay: float, speeds: Sequence[dict[str, Any]]
+    rows: Sequence[dict[str, Any]],
+    model: Model,
+    rate: str,
+    delay: float,
+    speeds: Sequence[dict[str, Any]],
+    times: float = 1.0,
 ) -> None:
     """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
@@ -352,7 +378,7 @@ def add_expected(
     )
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
-    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS + 2000 * delay), [model.rows] * 2
+    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [model.rows] * 2
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
         local = local_of(row["sync"])
@@ -410,6 +436,7 @@ def main() -> None:
         "--modes", type=several(MODES, local_of), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
     )
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
+    parser.add_argument("--as-fast-as", type=float, default=1.0, help="foresee hosts this many times as fast as a core")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")

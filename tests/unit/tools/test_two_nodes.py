@@ -28,3 +28,22 @@ def test_each_way_has_a_prediction_and_one_is_that_of_auto():
     assert expected["ddp"] > expected["exact+head"] > expected["int8+head"] > expected["int4+head"]
     assert expected["int8/30/15"] > 0
     assert [row["sync"] for row in rows if row.get("auto")] == ["int4+head"]
+
+
+def test_hosts_eight_times_as_fast_are_a_link_eight_times_as_slow_in_an_eighth_of_the_time(monkeypatch):
+    shaped = []
+    monkeypatch.setattr(two_nodes, "command", lambda *argv: shaped.append(" ".join(argv[8:])))
+    two_nodes.shape(["a"], "100mbit", 8)
+    assert shaped == ["tbf rate 12.5mbit burst 256kb latency 400ms"]
+    assert two_nodes.label_of("100mbit", 2.0, 8) == "100mbit, 2 ms, hosts 8 times as fast"
+    told = [{**SPEED, "tokens_per_second": 3}, {"exact": [{"seconds": 4.0, "cpu": 2.0, "waited": 1.0, "bytes": 7}]}]
+    speed, steps = two_nodes.sped_up(told, 8)
+    assert (speed["pass_seconds"], speed["tokens_per_second"]) == (0.2 / 8, 3)
+    assert steps == {"exact": [{"seconds": 0.5, "cpu": 0.25, "waited": 0.125, "bytes": 7}]}
+
+
+def test_the_prediction_for_faster_hosts_is_that_of_the_slowed_link():
+    fast, slow = ([{"sync": "int8+head"}] for dummy in range(2))
+    two_nodes.add_expected(fast, two_nodes.MODELS["d4"], "100mbit", 0.002, [two_nodes.sped_up(SPEED, 8)] * 2, 8)
+    two_nodes.add_expected(slow, two_nodes.MODELS["d4"], "12.5mbit", 0.016, [SPEED, SPEED])
+    assert abs(8 * fast[0]["expected"] / slow[0]["expected"] - 1) < 1e-9
