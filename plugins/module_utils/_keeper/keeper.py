@@ -296,8 +296,8 @@ class Keeper:
         now, before = time.clock_gettime(time.CLOCK_BOOTTIME), self.awake
         self.awake = now
         if now - before > self.rules.lost + self.rules.grace:
-            # An answer that lay here meanwhile is read within seconds.
-            self.woke = time.monotonic() + talk.SECONDS
+            # An answer to a question from before may still come.
+            self.woke = time.monotonic() + talk.LATE_SECONDS
             self.own = self.own._replace(word=self.own.word._replace(returned=True))
             self._tell("awake", "after %.0f s" % (now - before))
         self.own = memory.woken(self.own, self.heard, self.woke)

@@ -2,7 +2,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How keepers hear of each other: each asks every other one for its word, once a second, over TCP. The question says which word
-the asker knows already; the answer comes as soon as there is news, or after a second.
+the asker knows already; the answer comes as soon as there is news, or after a second. On a link that the ranks saturate an
+answer may take many seconds, so the next question does not wait for it: answers are late, but come as often as ever.
 
 The asker sends a signed one-time nonce; the answer is the other's state, signed together with the nonce. So
 no recorded message is accepted later, and the run's secret never crosses the network. A keeper listens
@@ -25,14 +26,15 @@ import socket
 import socketserver
 import threading
 import time
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 
 LONGEST = 65536
 QUESTION = 4096  # bytes; limit for unauthenticated data
-SECONDS = 2.0  # for a question and its answer
+SECONDS = 2.0  # without an answer, ask again
+LATE_SECONDS = 10.0  # an answer later than this is not waited for
 RETRY_SECONDS = 2.0  # between attempts to listen
 FRESH_SECONDS = (
     6.0  # a state is published for this long after the keeper last confirmed it; a hanging keeper falls silent
@@ -40,6 +42,7 @@ FRESH_SECONDS = (
 # Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
 PEERS, STRANGERS = 256, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
+NO_ANSWER = "%s does not answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
 FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
@@ -50,6 +53,15 @@ class Peer(NamedTuple):
     host: str
     address: str
     port: int
+
+
+class _Answer(NamedTuple):
+    """The outcome of a question, numbered in the order of asking: a message and the key of its news, or why there is none."""
+
+    number: int = 0
+    word: Optional[membership.Word] = None
+    news: str = ""
+    silent: str = ""
 
 
 def sign(secret: str, *parts: str) -> str:
@@ -117,19 +129,28 @@ class Talk:
                 self._over.wait(RETRY_SECONDS)
 
     def _ask_for_ever(self, peer: Peer) -> None:
-        known = ""
+        answers: queue.Queue[_Answer] = queue.Queue()
+        number, latest = 0, _Answer()
         while not self._over.is_set():
-            begun, before = time.monotonic(), known
-            silent, known = self._hear(peer, before)
-            if silent:
-                self.silent[peer.host] = silent
-            else:
-                self.silent.pop(peer.host, None)
-            pause = PAUSE_SECONDS if known not in ("", before) else max(0.1, self.every - (time.monotonic() - begun))
-            self._over.wait(pause)
+            begun, before, number = time.monotonic(), latest.news, number + 1
+            threading.Thread(target=self._put_answer, args=(answers, number, peer, before), daemon=True).start()
+            answer = _newest(answers)
+            if answer is None or answer.silent:
+                self.silent[peer.host] = answer.silent if answer else NO_ANSWER % peer.host
+            # Otherwise it has been overtaken by the answer to a later question.
+            if answer is not None and answer.number > latest.number:
+                latest = answer
+                if answer.word is not None:
+                    self.silent.pop(peer.host, None)
+                    self.heard.put(answer.word)
+            waited = time.monotonic() - begun
+            self._over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
 
-    def _hear(self, peer: Peer, known: str = "") -> Tuple[str, str]:
-        """Ask a peer: why there is no answer, and the key of its news."""
+    def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: Peer, known: str) -> None:
+        answers.put(self._hear(peer, known)._replace(number=number))
+
+    def _hear(self, peer: Peer, known: str = "") -> _Answer:
+        """Ask a peer whose news are known up to this key."""
         word = None
         silent = ""
         try:
@@ -137,7 +158,7 @@ class Talk:
         except ConnectionRefusedError:
             silent = "%s is up, but no keeper runs there" % peer.host
         except OSError as error:
-            silent = "%s does not answer" % peer.host
+            silent = NO_ANSWER % peer.host
             if error.errno == errno.EADDRNOTAVAIL:
                 silent = "this host does not have its address %s yet" % self.me.address
         except NoWord as error:
@@ -148,10 +169,9 @@ class Talk:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
             silent = "%s sent an invalid answer" % peer.host
-        if word is None or word.host != peer.host:
-            return silent, ""
-        self.heard.put(word)
-        return "", news_of(word)
+        return (
+            _Answer(silent=silent) if word is None or word.host != peer.host else _Answer(word=word, news=news_of(word))
+        )
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
         """A peer's state, at once if it differs from the known one.
@@ -166,9 +186,10 @@ class Talk:
             "proof": sign(self.secret, "ask", self.me.host, peer.host, nonce),
         }
         # Firewalls admit the planned addresses.
-        with socket.create_connection((peer.address, peer.port), SECONDS, (self.me.address, 0)) as link:
+        until = time.monotonic() + LATE_SECONDS + self.every
+        with socket.create_connection((peer.address, peer.port), LATE_SECONDS, (self.me.address, 0)) as link:
             link.sendall(json.dumps(question).encode() + b"\n")
-            answer = json.loads(_line(link, LONGEST, SECONDS + self.every))
+            answer = json.loads(_line(link, LONGEST, until))
         if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
             # Unsigned, so it is used only in text for people.
             raise NoWord(answer["launch"])
@@ -191,13 +212,23 @@ class Talk:
         return json.dumps({"word": text, "proof": signed}).encode() + b"\n"
 
 
+def _newest(answers: queue.Queue[_Answer]) -> Optional[_Answer]:
+    """The answer to the latest question, among those that come now."""
+    found = []
+    with contextlib.suppress(queue.Empty):
+        found.append(answers.get(timeout=SECONDS))
+        while True:
+            found.append(answers.get_nowait())
+    return max(found, key=lambda one: one.number, default=None)
+
+
 class NoWord(Exception):
     """The peer belongs to another start of the run, or hangs; contains the id of its start."""
 
 
-def _line(link: socket.socket, longest: int, seconds: float = SECONDS) -> bytes:
-    """One line, within the timeout of a question."""
-    until, data = time.monotonic() + seconds, b""
+def _line(link: socket.socket, longest: int, until: float) -> bytes:
+    """One line, if it comes until then."""
+    data = b""
     while not data.endswith(b"\n") and len(data) < longest:
         link.settimeout(max(0.01, until - time.monotonic()))
         piece = link.recv(4096)
@@ -212,7 +243,8 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.request.sendall(self.server.talk.answer(json.loads(_line(self.request, QUESTION))))
+            question = _line(self.request, QUESTION, time.monotonic() + LATE_SECONDS)
+            self.request.sendall(self.server.talk.answer(json.loads(question)))
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -52,11 +52,11 @@ def test_nobody_is_told_without_the_secret():
         stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
         with pytest.raises(talk.NoWord):
             stranger.ask(told.me)
-        assert stranger._hear(told.me)[0].startswith("desktop is of another start of the run (12ab, here 34cd)")
+        assert stranger._hear(told.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
         with socket.create_connection(("127.0.0.1", told.me.port)) as link:
             link.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert link.recv(100) == b""
-        assert asker._hear(told.me._replace(port=free_port()))[0] == "desktop is up, but no keeper runs there"
+        assert asker._hear(told.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
     finally:
         told.close()
 
@@ -99,7 +99,7 @@ def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
     try:
         assert until_answered(asker, told.me).host == "desktop"
         monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
-        assert asker._hear(told.me)[0] == "the keeper of desktop hangs"
+        assert asker._hear(told.me).silent == "the keeper of desktop hangs"
     finally:
         told.close()
 
@@ -139,7 +139,7 @@ def test_strangers_are_bounded_and_keep_no_peer_out():
         # Those beyond the bound are sent away at once, and not after the time of a question.
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
-        assert time.monotonic() - begun < talk.SECONDS
+        assert time.monotonic() - begun < talk.LATE_SECONDS
         assert asker.ask(told.me).host == "desktop"
 
 
@@ -170,7 +170,7 @@ def test_an_address_that_comes_late_is_listened_on_already(address, other):
     told = talk.Talk(late, (talk.Peer("laptop", other, free_port()),), SECRET, LAUNCH)
     with talk._Server(told) as server:
         assert server.server_address[:2] == (address, late.port)
-    assert told._hear(told.others[0])[0] == f"this host does not have its address {address} yet"
+    assert told._hear(told.others[0]).silent == f"this host does not have its address {address} yet"
 
 
 def test_why_a_peer_is_not_heard_is_told_until_it_is_heard():
@@ -206,13 +206,13 @@ def answered_by(reply):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        said = asker._hear(peer)[0]
+        said = asker._hear(peer).silent
         thread.join()
         return said
 
 
 def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop sent an invalid answer"
-    monkeypatch.setattr(talk, "SECONDS", 0.3)
+    monkeypatch.setattr(talk, "LATE_SECONDS", 0.3)
     # One that takes its time does not hold a thread for longer.
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
