@@ -22,11 +22,12 @@ import json
 import queue
 import re
 import secrets
+import select
 import socket
 import socketserver
 import threading
 import time
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
@@ -95,6 +96,7 @@ class Talk:
         self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
+        self._links: Dict[Peer, List[socket.socket]] = {}
         self._said = (0.0, "")
         self._news = ""
         self._changed = threading.Condition()
@@ -113,6 +115,9 @@ class Talk:
 
     def close(self) -> None:
         self._over.set()
+
+    def is_over(self) -> bool:
+        return self._over.is_set()
 
     def _listen(self) -> None:
         """Answer until the end. A port that another process holds may be free a moment later."""
@@ -185,9 +190,8 @@ class Talk:
             "known": known,
             "proof": sign(self.secret, "ask", self.me.host, peer.host, nonce),
         }
-        # Firewalls admit the planned addresses.
         until = time.monotonic() + LATE_SECONDS + self.every
-        with socket.create_connection((peer.address, peer.port), LATE_SECONDS, (self.me.address, 0)) as link:
+        with self._link_to(peer) as link:
             link.sendall(json.dumps(question).encode() + b"\n")
             answer = json.loads(_line(link, LONGEST, until))
         if "word" not in answer and LAUNCH.fullmatch(str(answer["launch"])):
@@ -196,6 +200,30 @@ class Talk:
         if not hmac.compare_digest(sign(self.secret, "word", peer.host, nonce, answer["word"]), answer["proof"]):
             raise ValueError("not signed by a keeper of this run")
         return to_word(answer["word"])
+
+    @contextlib.contextmanager
+    def _link_to(self, peer: Peer) -> Iterator[socket.socket]:
+        """A connection for one question: one that an earlier question has left open, which saves two of four trips, or a new one."""
+        # Firewalls admit the planned addresses.
+        link = self._left_open(peer) or socket.create_connection(
+            (peer.address, peer.port), LATE_SECONDS, (self.me.address, 0)
+        )
+        try:
+            yield link
+        except BaseException:
+            link.close()
+            raise
+        self._links[peer].append(link)
+
+    def _left_open(self, peer: Peer) -> Optional[socket.socket]:
+        left = self._links.setdefault(peer, [])
+        while left:
+            with contextlib.suppress(IndexError):  # another question has just taken the last one
+                link = left.pop()
+                if not _has_ended(link):
+                    return link
+                link.close()
+        return None
 
     def answer(self, question: Document) -> bytes:
         """Our state for those who know the secret; otherwise only the id of this start."""
@@ -238,13 +266,22 @@ def _line(link: socket.socket, longest: int, until: float) -> bytes:
     return data
 
 
+def _has_ended(link: socket.socket) -> bool:
+    """Whether the peer has closed a connection on which nothing is expected."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            question = _line(self.request, QUESTION, time.monotonic() + LATE_SECONDS)
-            self.request.sendall(self.server.talk.answer(json.loads(question)))
+            while question := _line(self.request, QUESTION, time.monotonic() + LATE_SECONDS):
+                if self.server.talk.is_over():
+                    return
+                self.request.sendall(self.server.talk.answer(json.loads(question)))
 
 
 class _Server(socketserver.ThreadingTCPServer):

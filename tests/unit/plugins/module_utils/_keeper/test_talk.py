@@ -216,3 +216,45 @@ def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     monkeypatch.setattr(talk, "LATE_SECONDS", 0.3)
     # One that takes its time does not hold a thread for longer.
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
+
+
+def test_questions_go_over_one_connection_until_the_peer_ends_it():
+    told, asker = two_talks()
+    told.say(membership.Word("desktop"))
+    told.start()
+    try:
+        until_answered(asker, told.me)
+        (link,) = asker._links[told.me]
+        asker.ask(told.me)
+        assert asker._links[told.me] == [link]
+        link.shutdown(socket.SHUT_WR)
+        assert link.recv(1, socket.MSG_PEEK) == b""
+        asker.ask(told.me)
+        assert asker._links[told.me] != [link]
+    finally:
+        told.close()
+
+
+def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(monkeypatch):
+    monkeypatch.setattr(talk, "SECONDS", 0.05)
+    asker = two_talks()[1]
+    asker.every = 0.05
+    asked, several = [], threading.Event()
+
+    def ask(peer, known=""):
+        asked.append(peer)
+        number = len(asked)
+        if number < 4:
+            several.wait(PATIENCE)
+            time.sleep(0.5 - number / 10)  # the first answer comes last
+        several.set()
+        return membership.Word("desktop", steps=number)
+
+    asker.ask = ask
+    asker.start()
+    try:
+        steps = [asker.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
+        assert steps == sorted(steps)
+        assert steps[0] >= 4
+    finally:
+        asker.close()
