@@ -174,6 +174,15 @@ KINDS: Dict[str, Kind] = {
         "Check what else uses the link, and whether ethtool NIC reports full duplex.",
         (3, 16),
     ),
+    "half-duplex": Kind(
+        WARNING,
+        "A link carries both directions on one medium",
+        "Every exchange of a step sends both ways at once, so each direction gets about half of its rate. Wi-Fi does this; "
+        "between two hosts on Wi-Fi each packet also crosses the air twice. The prediction and ddp_sync=auto reckon with the "
+        "rate measured while both send.",
+        "Connect one of the two hosts by cable, better both.",
+        (16, 25),
+    ),
     "link-delay": Kind(
         WARNING,
         "Round trips to a peer are slow",

@@ -14,6 +14,8 @@ SLOW_MBIT = 300.0
 LATE_MS = 5.0
 # Below this fraction of the nominal speed something is wrong.
 NOMINAL_SHARE = 0.5
+# Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
+SHARED_MEDIUM, FASTEST_AIR = 0.7, 700.0
 OPEN = ("", "stranger")
 WORDS = {
     "dropped": "no answer (dropped)",
@@ -49,7 +51,7 @@ def judge_links(evidence: Evidence) -> list[Finding]:
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
                 found += [*carrier(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
-    return found
+    return [*found, *shared_media(evidence)]
 
 
 # Ports
@@ -168,6 +170,19 @@ def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
     if late and late > LATE_MS:
         yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
+
+
+def shared_media(evidence: Evidence) -> Iterable[Finding]:
+    """Pairs of hosts whose directions share one medium, each pair once."""
+    links = {(host, link["host"]): link for host, tried in evidence.tries.items() for link in tried.get("links") or []}
+    for (host, peer), there in links.items():
+        back = links.get((peer, host)) if host < peer else None
+        alone = [float(one.get("bandwidth_mbit") or 0.0) for one in (there, back or {})]
+        # Each host measures what arrives while both send.
+        both = [float(one.get("duplex_mbit") or 0.0) for one in (back or {}, there)]
+        if all(alone + both) and max(alone) < FASTEST_AIR and sum(both) < SHARED_MEDIUM * sum(alone):
+            rates = "{:.0f} and {:.0f} Mbit/s one after the other, {:.0f} and {:.0f} at the same time"
+            yield finding("half-duplex", host, f"to {peer} and back: {rates.format(*alone, *both)}", peer)
 
 
 def nominal_speed(evidence: Evidence, pair: Pair) -> int:

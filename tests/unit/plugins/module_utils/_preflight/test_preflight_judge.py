@@ -560,3 +560,15 @@ def test_what_was_found_of_many_hosts_alike_takes_a_few_lines():
     assert text_utils.summary(found) == (
         "Preflight found 50 errors, so nothing was started: no-tmux (node10 and 49 more, node11 ... node59)."
     )
+
+
+@pytest.mark.parametrize(
+    ("alone", "both", "told"),
+    [((90.0, 80.0), (44.0, 41.0), True), ((90.0, 20.0), (88.0, 19.0), False), ((930.0, 930.0), (500.0, 500.0), False)],
+)
+def test_a_medium_that_carries_one_direction_at_a_time_is_told_once(alone, both, told):
+    there = link("desktop", "laptop", bandwidth_mbit=alone[0], duplex_mbit=both[1])
+    back = link("laptop", "desktop", bandwidth_mbit=alone[1], duplex_mbit=both[0])
+    findings = judge.judge(evidence(tried={"desktop": {"links": [there]}, "laptop": {"links": [back]}}))
+    seen = "to laptop and back: 90 and 80 Mbit/s one after the other, 44 and 41 at the same time"
+    assert [one["seen"] for one in findings if one["code"] == "half-duplex"] == [seen] * told
