@@ -16,6 +16,7 @@ LATE_MS = 5.0
 NOMINAL_SHARE = 0.5
 # Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
 SHARED_MEDIUM, FASTEST_AIR = 0.7, 700.0
+ONE_BY_ONE = 3  # up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links
 OPEN = ("", "stranger")
 WORDS = {
     "dropped": "no answer (dropped)",
@@ -51,7 +52,7 @@ def judge_links(evidence: Evidence) -> list[Finding]:
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
                 found += [*carrier(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
-    return [*found, *shared_media(evidence)]
+    return [*found, *(shared_media(evidence) if len(evidence.plan["nodes"]) <= ONE_BY_ONE else ())]
 
 
 # Ports
