@@ -401,6 +401,15 @@ KINDS: Dict[str, Kind] = {
         "Set ddp_local_steps=auto if the link cannot be made faster.",
         (16, 25),
     ),
+    "use-larger-batch": Kind(
+        INFO,
+        "A larger batch would hide a slow link",
+        "A step of more rows computes longer and sends little more. The suggested batch is within nanochat's law for this depth "
+        "and number of tokens, which also adapts the learning rate. The weights are updated less often, so a short run may "
+        "learn less from the same text.",
+        "Set ddp_total_batch for a new run.",
+        (16, 25),
+    ),
     "use-cable": Kind(
         INFO,
         "A cable would make each step shorter",

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.larger_batch import larger_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import choose_way, chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
@@ -176,6 +177,9 @@ def better(
         apart = mean_step(job, speeds, link, rows, way.sync, way.local_steps)
         if way.local_steps and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
             consider("use-local-steps", apart, local_steps=way.local_steps)
+    larger = larger_batch(job, speeds, link, rows) if "stage" not in plan and job.sync in WAYS else None
+    if larger and larger.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
+        found["use-larger-batch"] = dict(larger._asdict())
     if radio and link.mbit < GIGABIT:
         consider("use-cable", mean_step(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     # If shares follow the speeds, they already use the measurements as far as possible.
@@ -211,6 +215,8 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
         seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet only every {steps} steps"
         remedy = f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md shows the cost."
         found.append(finding("use-local-steps", master, seen, remedy=remedy))
+    if "use-larger-batch" in words and not predicted["began"]:
+        found.append(of_larger_batch(plan, predicted["better"]["use-larger-batch"], now))
     if "use-cable" in words:
         hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
         found.append(finding("use-cable", hosts, f"{words['use-cable']} tok/s instead of {now} over one gigabit"))
@@ -219,6 +225,18 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
         seen = f"rows {split} would give {words['rows-unbalanced']} tok/s instead of {now}"
         found.append(finding("rows-unbalanced", master, seen))
     return found
+
+
+def of_larger_batch(plan: Plan, larger: Mapping[str, Any], now: str) -> Finding:
+    """A larger batch, with its gain and its cost in steps."""
+    batch, steps, training = larger["total_batch"], larger["iterations"], plan["training"]
+    seen = (
+        f"the link takes {1 - larger['kept_now']:.0%} of a step; with a total batch of {batch} the hosts keep {larger['kept']:.0%} of "
+        f"their speed ({speed_text(larger['tokens_per_second'])} tok/s instead of {now}), and the same tokens make {steps} steps "
+        f"instead of {training['iterations']}"
+    )
+    settings = f"ddp_total_batch={batch}" + ("" if training.get("timed") else f" and ddp_iterations={steps}")
+    return finding("use-larger-batch", plan["master"]["host"], seen, remedy=f"For a new run, set {settings}.")
 
 
 def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:

@@ -207,6 +207,17 @@ def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
     assert codes(predicted, document)["use-cable"]["host"] == "laptop"
 
 
+def test_field_16_a_larger_batch_is_advised_with_what_it_gives_and_costs():
+    document = plan(D8, "int4")
+    document["training"]["iterations"] = 10_000
+    predicted = predict.outlook(document, speeds(0.6, 0.6), Link(200.0, 1.0))
+    told = codes(predicted, document)["use-larger-batch"]
+    assert "with a total batch of 32768 the hosts keep" in told["seen"]
+    assert "the same tokens make 1250 steps instead of 10000" in told["seen"]
+    assert told["remedy"] == "For a new run, set ddp_total_batch=32768 and ddp_iterations=1250."
+    assert "use-larger-batch" not in codes({**predicted, "began": True}, document)
+
+
 def test_field_17_rows_by_speed_are_advised_with_the_split():
     document = plan(rows=(8, 8))
     predicted = predict.outlook(document, speeds(0.5, 1.5), GIGABIT)
