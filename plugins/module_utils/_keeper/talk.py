@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How keepers hear of each other: each asks every other one for its word, once a second, over TCP. The question says which word
 the asker knows already; the answer comes as soon as there is news, or after a second. On a link that the ranks saturate an
-answer may take many seconds, so the next question does not wait for it: answers are late, but come as often as ever.
+answer may take many seconds, so the next question does not wait for it: answers are late, but as frequent as on other links.
 
 The asker sends a signed one-time nonce; the answer is the other's state, signed together with the nonce. So
 no recorded message is accepted later, and the run's secret never crosses the network. A keeper listens
