@@ -138,7 +138,8 @@ class Talk:
         number, latest = 0, _Answer()
         while not self._over.is_set():
             begun, before, number = time.monotonic(), latest.news, number + 1
-            threading.Thread(target=self._put_answer, args=(answers, number, peer, before), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # at the user's limit of threads: try again
+                threading.Thread(target=self._put_answer, args=(answers, number, peer, before), daemon=True).start()
             answer = _newest(answers)
             if answer is None or answer.silent:
                 self.silent[peer.host] = answer.silent if answer else NO_ANSWER % peer.host
