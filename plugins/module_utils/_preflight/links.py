@@ -15,7 +15,7 @@ LATE_MS = 5.0
 # Below this fraction of the nominal speed something is wrong.
 NOMINAL_SHARE = 0.5
 # Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
-SHARED_MEDIUM, FASTEST_AIR = 0.7, 700.0
+SHARED_MEDIUM, FASTEST_AIR = 0.75, 700.0
 ONE_BY_ONE = (
     3  # up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links
 )
