@@ -41,7 +41,7 @@ FRESH_SECONDS = (
     6.0  # a state is published for this long after the keeper last confirmed it; a hanging keeper falls silent
 )
 # Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
-PEERS, STRANGERS = 256, 8
+PEERS, STRANGERS = 1024, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
 NO_ANSWER = "%s does not answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
@@ -141,12 +141,14 @@ class Talk:
             with contextlib.suppress(RuntimeError):  # at the user's limit of threads: try again
                 threading.Thread(target=self._put_answer, args=(answers, number, peer, before), daemon=True).start()
             answer = _newest(answers)
-            if answer is None or answer.silent:
-                self.silent[peer.host] = answer.silent if answer else NO_ANSWER % peer.host
+            if answer is None:
+                self.silent[peer.host] = NO_ANSWER % peer.host
             # Otherwise it has been overtaken by the answer to a later question.
-            if answer is not None and answer.number > latest.number:
+            elif answer.number > latest.number:
                 latest = answer
-                if answer.word is not None:
+                if answer.word is None:
+                    self.silent[peer.host] = answer.silent
+                else:
                     self.silent.pop(peer.host, None)
                     self.heard.put(answer.word)
             waited = time.monotonic() - begun
@@ -175,9 +177,9 @@ class Talk:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
             silent = "%s sent an invalid answer" % peer.host
-        return (
-            _Answer(silent=silent) if word is None or word.host != peer.host else _Answer(word=word, news=news_of(word))
-        )
+        if word is None or word.host != peer.host:
+            return _Answer(silent=silent)
+        return _Answer(word=word, news=news_of(word))
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
         """A peer's state, at once if it differs from the known one.
