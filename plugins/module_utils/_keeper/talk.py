@@ -43,7 +43,7 @@ FRESH_SECONDS = (
 # Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
 PEERS, STRANGERS = 1024, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
-NO_ANSWER = "%s does not answer"
+NO_ANSWER, INVALID = "%s does not answer", "%s sent an invalid answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
 FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
@@ -176,9 +176,9 @@ class Talk:
             if str(error) == self.launch:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
-            silent = "%s sent an invalid answer" % peer.host
+            silent = INVALID % peer.host
         if word is None or word.host != peer.host:
-            return _Answer(silent=silent)
+            return _Answer(silent=silent or INVALID % peer.host)
         return _Answer(word=word, news=news_of(word))
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
