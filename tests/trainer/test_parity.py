@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from routes import always
 
-from nanochat.model import numerics
+from nanochat.model import kernels, numerics
+from nanochat.model.fused import kernel_shape
+from nanochat.model.gpt import ModelConfig
 from scripts import parity
 
 PATH = Path(__file__).parent / "golden" / "model.json"
@@ -53,6 +55,24 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_golden_figures(replayed: dict[str, Any]) -> None:
     assert differences(GOLDEN, replayed) == []
+
+
+@pytest.fixture
+def all_kernels() -> Iterator[kernels.Found]:
+    """All C kernels, also those that this machine finds slower."""
+    shape = kernel_shape(ModelConfig(**GOLDEN["cases"][0]["config"]), 2, "fp32")
+    found = kernels.setup("auto", shape)
+    for kernel in kernels.ALL:
+        kernel.on = kernel.right
+    yield found
+    kernels.setup("torch", shape)
+
+
+def test_golden_figures_with_all_kernels(all_kernels: kernels.Found, replayed: dict[str, Any], tmp_path: Path) -> None:
+    assert all_kernels.why == "" and "differs" not in all_kernels.off.values()
+    parity.main([str(PATH), "--write", str(tmp_path / "out.json")])
+    with_kernels = json.loads((tmp_path / "out.json").read_text())
+    assert differences(GOLDEN, with_kernels) == [] and with_kernels != replayed
 
 
 def test_expected_figures_are_never_read(replayed: dict[str, Any], tmp_path: Path) -> None:
