@@ -213,18 +213,18 @@ void rotate(void *const *p, const int64_t *n, const float *f, int64_t start, int
     }
 }
 
-/* dy and y [B, H, T, D], factor [N, H], cos, sin, out [N, H, D] in rows of a longer stride */
+/* out [N, H, D] in rows of a longer stride, dy and y [B, H, T, D], factor [N, H], cos, sin */
 void rotate_backward(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t stride = n[0], heads = n[1], tokens = n[2], half = n[3], size = 2 * half;
     const float gain = f[0];
     for (int64_t r = start; r < stop; r++) {
         const int64_t row = r / tokens, token = r % tokens;
-        const float *restrict cosine = (float *)p[3] + token * half, *restrict sine = (float *)p[4] + token * half;
+        const float *restrict cosine = (float *)p[4] + token * half, *restrict sine = (float *)p[5] + token * half;
         for (int64_t h = 0; h < heads; h++) {
             const int64_t place = ((row * heads + h) * tokens + token) * size;
-            const float *restrict dy = (float *)p[0] + place, *restrict y = (float *)p[1] + place;
-            float *restrict out = (float *)p[5] + r * stride + h * size;
-            const float scale = ((float *)p[2])[r * heads + h], along = dot(dy, y, size) / (size * gain * gain);
+            const float *restrict dy = (float *)p[1] + place, *restrict y = (float *)p[2] + place;
+            float *restrict out = (float *)p[0] + r * stride + h * size;
+            const float scale = ((float *)p[3])[r * heads + h], along = dot(dy, y, size) / (size * gain * gain);
             EACH
             for (int64_t j = 0; j < half; j++) {
                 const float first = (dy[j] - y[j] * along) * scale, second = (dy[half + j] - y[half + j] * along) * scale;

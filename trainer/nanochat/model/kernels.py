@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Operations between matrix products, each as torch operations and as one kernel of kernels.c.
+"""Operations between the large matrix products, each as torch operations and as a kernel, most in kernels.c.
 
 `setup()` builds the kernels, compares each with its torch twin on random tensors of the run's shapes and times both. Kernels
-that differ or are slower stay off, and all of them without a compiler. Importing this file changes nothing.
+that differ or are slower stay off, and those in C without a compiler. Importing this file changes nothing.
 
 A twin and its kernel read and write the same tensors. Kernels marked exact give the same bits, because every rank computes
 them itself, and ranks with and without kernels must end with the same weights.
@@ -26,6 +26,7 @@ from nanochat.model import native, ops
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # relative to a value plus the mean magnitude
 ROUNDS = 5
 TRIAL_ROWS = 64  # of logits
+FEW = 128
 EPSILON = 1e-10  # of AdamW
 VECTOR = 16  # elements per vector in torch's AdamW; other widths are updated in full every step
 Rotary = tuple[Tensor, Tensor]
@@ -52,6 +53,9 @@ class Kernel:
     fused: Callable[..., None]
     trial: Callable[[Shape, torch.Generator], tuple[Any, ...]]  # arguments for both
     exact: bool = False
+    scratch: int = 0  # leading arguments with undefined contents afterwards
+    only_narrow: bool = False  # used only with bf16 products
+    in_c: bool = True
     on: bool = False
     right: bool = field(default=False, init=False)
     seconds: tuple[float, float] = field(
@@ -63,7 +67,7 @@ class Kernel:
 
 
 class Found(NamedTuple):
-    """The kernels that a process uses, those off with the reason, and why there are none at all."""
+    """The kernels that a process uses, those off with the reason, and why there are none in C."""
 
     on: list[str]
     off: dict[str, str]
@@ -71,18 +75,13 @@ class Found(NamedTuple):
 
     def told(self) -> str:
         """A clause for the log."""
-        if self.why:
-            return f"none ({self.why})"
+        why = f" ({self.why})" if self.why and not self.on else f"; none in C ({self.why})" if self.why else ""
         off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
-        return f"{', '.join(self.on) or 'none'}{off}"
+        return f"{', '.join(self.on) or 'none'}{why}{off}"
 
 
 NO_KERNELS = Found([], {}, "not tried")
 _library: native.Library
-
-
-def _call(name: str, *args: Any) -> None:
-    _library(name, *args)
 
 
 def _typed(name: str, dtype: torch.dtype) -> str:
@@ -99,7 +98,9 @@ def _normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.
 def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
     """For logits 15 t with exponentials e: the sums of e by row; g = e (1 - t^2); [e, t] at one column of each row."""
     e = torch.mul(t, ops.SOFTCAP, out=g).exp_()
-    torch.sum(e, 1, dtype=torch.float32, out=sums)
+    # A float32 sum of bf16 would first copy all of it. Sums of so few in bf16 add less error than that of the elements.
+    few = e.unflatten(1, (-1, math.gcd(e.size(1), FEW))).sum(2) if e.dtype == torch.bfloat16 else e
+    torch.sum(few, 1, dtype=torch.float32, out=sums)
     at = columns[:, None]
     at_target[0] = e.gather(1, at).squeeze(1).float()
     at_target[1] = t.gather(1, at).squeeze(1).float()
@@ -107,9 +108,8 @@ def _exponentials(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target
 
 
 def _exponentials_fused(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_target: Tensor) -> None:
-    tensors = (t, g, columns, sums, at_target)
     sizes = (t.size(1), at_target.stride(0))
-    _call(_typed("exponentials", t.dtype), len(t), t.numel(), tensors, sizes, (ops.SOFTCAP,))
+    _library(_typed("exponentials", t.dtype), len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
 
 
 def _exponentials_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -142,8 +142,7 @@ def _norm(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor
 def _norm_fused(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: Tensor) -> None:
     start, u, a, b = mix or (None, None, 1.0, 0.0)
     narrow = None if operand is y else operand
-    tensors = (x, start, u, y, narrow, factor)
-    _call(_typed("norm", operand.dtype), len(x), x.numel(), tensors, (x.size(1),), (a, b))
+    _library(_typed("norm", operand.dtype), len(x), (x, start, u, y, narrow, factor), factors=(a, b))
 
 
 def _norm_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -164,19 +163,12 @@ def _norm_backward(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
 
 
 def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> None:
-    _call("norm_backward", len(y), y.numel(), (dy, y, factor, d), (y.size(1),))
+    _library("norm_backward", len(y), (dy, y, factor, d))
 
 
 def _norm_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
     dy, y, d = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
-    # dy is scratch: do not compare it.
-    return _Spare(dy), y, _normal(generator, shape.rows, 1).abs_(), d
-
-
-class _Spare(NamedTuple):
-    """An argument with undefined contents afterwards."""
-
-    tensor: Tensor
+    return dy, y, _normal(generator, shape.rows, 1).abs_(), d
 
 
 # -- rotary
@@ -192,7 +184,7 @@ def _rotate(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float)
 
 def _rotate_fused(x: Tensor, out: Tensor, factor: Tensor, rotary: Rotary, gain: float) -> None:
     dummy, heads, tokens, size = out.shape
-    _call("rotate", len(x), x.numel(), (x, out, factor, *rotary), (x.stride(0), heads, tokens, size // 2), (gain,))
+    _library("rotate", len(x), (x, out, factor, *rotary), (x.stride(0), heads, tokens, size // 2), (gain,))
 
 
 def _rotate_backward(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
@@ -207,7 +199,7 @@ def _rotate_backward(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain
 def _rotate_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary, gain: float, out: Tensor) -> None:
     dummy, heads, tokens, size = y.shape
     sizes = (out.stride(0), heads, tokens, size // 2)
-    _call("rotate_backward", len(out), y.numel(), (dy, y, factor, *rotary, out), sizes, (gain,))
+    _library("rotate_backward", len(out), (out, dy, y, factor, *rotary), sizes, (gain,))
 
 
 def _rotate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -219,7 +211,7 @@ def _rotate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
 def _rotate_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
     batch, rotary = _rotated(shape)
     dy, y, factor = _normal(generator, *batch), _normal(generator, *batch), torch.ones(shape.rows, shape.heads)
-    return _Spare(dy), y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
+    return dy, y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
 
 
 def _rotated(shape: Shape) -> tuple[tuple[int, int, int, int], Rotary]:
@@ -239,7 +231,7 @@ def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor)
 def _probabilities_fused(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
     torch.bmm(q, k.mT, out=out)
     queries, keys = mask.shape
-    _call("softmax", out.size(0) * queries, out.numel(), (out,), (queries, keys, keys - queries, window))
+    _library("softmax", out.size(0) * queries, (out,), (queries, keys, keys - queries, window))
 
 
 def _probabilities_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -252,6 +244,25 @@ def _probabilities_trial(shape: Shape, generator: torch.Generator) -> tuple[Any,
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
+def _attended(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:
+    """out = a @ b, or out += a @ b, in batches: the products of attention that do not give scores."""
+    product = torch.bmm(a, b)
+    if add:
+        out.add_(product)
+    else:
+        out.copy_(product)
+
+
+def _attended_in_bf16(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:
+    """With all rounded to bf16. Scores and their gradient would lose more by it, and gain less time."""
+    _attended(a.bfloat16(), b.bfloat16(), out, add)
+
+
+def _attended_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+    q, k, dummy, dummy, p = _probabilities_trial(shape, generator)
+    return p.copy_(_normal(generator, *p.shape)), k, q, True
+
+
 # -- relu^2
 
 
@@ -262,7 +273,7 @@ def _relu_square(hidden: Tensor, square: Tensor) -> None:
 
 
 def _relu_square_fused(hidden: Tensor, square: Tensor) -> None:
-    _call(_typed("relu_square", hidden.dtype), len(hidden), hidden.numel(), (hidden, square), (hidden.size(1),))
+    _library(_typed("relu_square", hidden.dtype), len(hidden), (hidden, square))
 
 
 def _relu_square_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -279,7 +290,7 @@ def _accumulate(out: Tensor, product: Tensor) -> None:
 
 
 def _accumulate_fused(out: Tensor, product: Tensor) -> None:
-    _call("accumulate", len(out), out.numel(), (out, product), (out.size(1),))
+    _library("accumulate", len(out), (out, product))
 
 
 def _accumulate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -297,7 +308,7 @@ def _muon_apply(p: Tensor, direction: Tensor, rate: float, decay: float) -> None
 
 
 def _muon_apply_fused(p: Tensor, direction: Tensor, rate: float, decay: float) -> None:
-    _call("muon_apply", len(p), p.numel(), (p, direction.contiguous()), (p.size(1),), (rate, decay))
+    _library("muon_apply", len(p), (p, direction.contiguous()), factors=(rate, decay))
 
 
 def _muon_apply_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -375,7 +386,7 @@ def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequ
     figures = [figure for step in steps for figure in step.figures()]
     sizes = (table.p.size(1), steps[0].step - 1, steps[-1].step)
     tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
-    _call("adamw", len(rows), len(rows) * table.p.size(1), tensors, sizes, figures)
+    _library("adamw", len(rows), tensors, sizes, figures)
 
 
 def _adamw_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
@@ -386,19 +397,22 @@ def _adamw_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
     return Rows(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
 
 
-exponentials = Kernel("exponentials", _exponentials, _exponentials_fused, _exponentials_trial)
-norm = Kernel("norm", _norm, _norm_fused, _norm_trial)
-norm_backward = Kernel("norm_backward", _norm_backward, _norm_backward_fused, _norm_backward_trial)
-rotate = Kernel("rotate", _rotate, _rotate_fused, _rotate_trial)
-rotate_backward = Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial)
-probabilities = Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial)
-relu_square = Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial)
-accumulate = Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial)
-muon_apply = Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True)
-adamw = Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True)
 ALL = (
-    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, relu_square, accumulate, muon_apply, adamw,
-)  # fmt: skip
+    Kernel("exponentials", _exponentials, _exponentials_fused, _exponentials_trial),
+    Kernel("norm", _norm, _norm_fused, _norm_trial),
+    Kernel("norm_backward", _norm_backward, _norm_backward_fused, _norm_backward_trial, scratch=1),
+    Kernel("rotate", _rotate, _rotate_fused, _rotate_trial),
+    Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial, scratch=1),
+    Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial),
+    Kernel("attended", _attended, _attended_in_bf16, _attended_trial, only_narrow=True, in_c=False),
+    Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial),
+    Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial, only_narrow=True),
+    Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True),
+    Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True),
+)
+(
+    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, attended, relu_square, accumulate, muon_apply, adamw,
+) = ALL  # fmt: skip
 
 
 # -- proof and choice
@@ -416,17 +430,10 @@ def _copied(args: Any, wide: bool = False) -> Any:
     return args
 
 
-def _bare(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.tensor if isinstance(one, _Spare) else one for one in args)
-
-
-def _results(args: Any) -> list[Tensor]:
-    """All tensors to compare."""
+def _tensors(args: Any) -> list[Tensor]:
     if isinstance(args, Tensor):
         return [args]
-    return (
-        [t for one in args for t in _results(one)] if isinstance(args, tuple) and not isinstance(args, _Spare) else []
-    )
+    return [tensor for one in args for tensor in _tensors(one)] if isinstance(args, tuple) else []
 
 
 def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
@@ -437,23 +444,34 @@ def _agree(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
     return bool(((a - b).abs() <= tolerance * (size + size.mean())).all())
 
 
+def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
+    copies = _copied(args)
+    start = time.perf_counter()
+    function(*copies)
+    return time.perf_counter() - start
+
+
+def plain_seconds(shape: Shape) -> float:
+    """Time of torch's operations between products: of each twin once, the best of some."""
+    trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL if kernel.in_c]
+    return sum(min(_seconds(plain, args) for dummy in range(ROUNDS)) for plain, args in trials)
+
+
 def prove(kernel: Kernel, shape: Shape) -> str:
     """Try a kernel and switch it on, or return why it stays off."""
     args = kernel.trial(shape, torch.Generator().manual_seed(0))
     mine, theirs = _copied(args), _copied(args, wide=True)
-    kernel.fused(*_bare(mine))
-    kernel.plain(*_bare(theirs))
+    kernel.fused(*mine)
+    kernel.plain(*theirs)
     tolerance = 0.0 if kernel.exact else TOLERANCE[shape.dtype]
-    kernel.right = all(_agree(a, b, tolerance) for a, b in zip(_results(mine), _results(theirs), strict=True))
+    pairs = zip(_tensors(mine[kernel.scratch :]), _tensors(theirs[kernel.scratch :]), strict=True)
+    kernel.right = all(_agree(a, b, tolerance) for a, b in pairs)
     if not kernel.right:
         return "differs"
     best = {kernel.fused: math.inf, kernel.plain: math.inf}
     for dummy in range(ROUNDS):
         for function in best:
-            again = _bare(_copied(args))
-            start = time.perf_counter()
-            function(*again)
-            best[function] = min(best[function], time.perf_counter() - start)
+            best[function] = min(best[function], _seconds(function, args))
     kernel.seconds = best[kernel.plain], best[kernel.fused]
     kernel.on = best[kernel.fused] < best[kernel.plain]
     return "" if kernel.on else "slower"
@@ -466,12 +484,13 @@ def setup(choice: str, shape: Shape) -> Found:
         kernel.on = kernel.right = False
     if choice == "torch":
         return Found([], {}, "as --kernels says")
+    tried, why = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow], ""
     try:
         _library = native.Library(native.built(choice))
-    except native.BuildError as error:
-        return Found([], {}, str(error))
-    reasons = {kernel.name: prove(kernel, shape) for kernel in ALL}
-    return Found([n for n, why in reasons.items() if not why], {n: why for n, why in reasons.items() if why}, "")
+    except (native.BuildError, OSError) as error:
+        tried, why = [kernel for kernel in tried if not kernel.in_c], str(error)
+    reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
+    return Found([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, why)
 
 
 def in_use() -> list[str]:

@@ -40,7 +40,7 @@ CHILD = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 for name in sys.argv[2:]:
-    sizes, factors = (ctypes.c_int64 * 8)(16, 1, 1, 16), (ctypes.c_float * 64)()
+    sizes, factors = (ctypes.c_int64 * 8)(64, 1, 64, 64), (ctypes.c_float * 512)()  # rows long enough for vectors
     buffers = [ctypes.create_string_buffer(1 << 16) for dummy in range(8)]
     p = (ctypes.c_void_p * 8)(*map(ctypes.addressof, buffers))
     library.launch(getattr(library, name), ctypes.c_int64(1), ctypes.c_int64(1), p, sizes, factors)
@@ -135,13 +135,15 @@ class Library:
         self,
         name: str,
         rows: int,
-        elements: int,
         tensors: Sequence[Tensor | None],
         sizes: Sequence[int] = (),
         factors: Sequence[float] = (),
     ) -> None:
-        """rows: split among the threads; elements: in all rows."""
-        threads = min(torch.get_num_threads(), rows, elements // LEAST_ELEMENTS + 1) if self.threaded else 1
+        """rows: split among the threads; sizes: by default the length of the first tensor's rows."""
+        assert tensors[0] is not None
+        width = tensors[0].size(-1)
+        sizes = sizes or (width,)
+        threads = min(torch.get_num_threads(), rows, rows * width // LEAST_ELEMENTS + 1) if self.threaded else 1
         self._launch(
             self._kernels[name],
             ctypes.c_int64(rows),
