@@ -95,7 +95,8 @@ RUN_FOLDER = {
 EVENTS: dict[str, dict[str, str]] = {
     "start": {
         "rank": "", "world": "", "run": "", "model": "config, parameter counts and flops_per_token", "settings": "",
-        "dtype": "", "dtype_reason": "", "matmul": "", "kernels": "names of the C kernels in use",
+        "dtype": "", "dtype_reason": "", "matmul": "", "kernels": "names of the kernels in use",
+        "capability": "torch's vectors on a CPU, such as AVX2 or AVX512",
         "steps": "null of an evaluation", "total_batch_size": "",
         "resumed_from": "step or null", "attempt_id": "the same on all ranks", "training": "its id",
         "base": "the training of the base model", "generation": "that of the keepers, or null",

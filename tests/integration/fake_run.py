@@ -65,6 +65,7 @@ def start_event(
         "dtype_reason": "chosen for the CPU",
         "matmul": "fp32",
         "kernels": ["norm", "adamw"] if rank == 0 else [],
+        "capability": "AVX2",
         "resumed_from": resumed,
         "attempt_id": f"attempt-{int(at)}",
     }

@@ -13,10 +13,12 @@ from typing import Any
 
 import forked
 import pytest
+import torch
 from ranks import PATIENCE_SECONDS, TRAINER, free_port
 from torch.distributed import HashStore
 
-from scripts import gloo_check
+from nanochat.model.kernels import Shape
+from scripts import gloo_check, measure_step
 
 TINY = [
     "--depth=2",
@@ -102,6 +104,21 @@ def test_a_measured_step_tells_its_parts():
     assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds"))
     assert result["tokens_per_second"] == pytest.approx(2 * 32 / result["pass_seconds"], rel=0.02)
     assert result["threads"] == 1
+    assert result["no_kernels_because"] == ""
+    assert result["capability"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "default", "avx2", "chosen"),
+    [({"avx512f"}, 1.2, 1.0, "avx2"), ({"avx512f"}, 1.04, 1.0, None), ({"avx2"}, 1.2, 1.0, None)],
+)
+def test_avx2_is_taken_where_it_is_clearly_faster_than_avx512(flags, default, avx2, chosen, monkeypatch):
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(measure_step, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(measure_step, "seconds_with", lambda shape, given: avx2 if given else default)
+    measure_step.choose_vectors(Shape(64, 32, 96, 3, 32, 515, torch.float32))
+    assert environ.get("ATEN_CPU_CAPABILITY") == chosen
 
 
 def test_a_flag_that_is_wrong_is_told_in_json():

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import UserError, choose_device, choose_dtype
+from nanochat.kit.common import UserError, choose_device, choose_dtype, cpu_flags
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
@@ -34,6 +37,8 @@ WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
 # Small enough that random tokens do not blow up the weights, which could slow the arithmetic.
 RATES = LearningRates(1e-3, 1e-4, 1e-4, 1e-4)
+CAPABILITY = "ATEN_CPU_CAPABILITY"  # the vectors of torch's own operations; read before the first of them
+CLEARLY = 1.05  # so much faster must AVX2 be
 
 
 def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor:
@@ -41,6 +46,21 @@ def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor
     weights = 1.0 / (torch.arange(vocab_size, dtype=torch.float64) + 2.7)
     generator = torch.Generator().manual_seed(seed)
     return torch.multinomial(weights, rows * (length + 1), replacement=True, generator=generator).view(rows, length + 1)
+
+
+def choose_vectors(shape: kernels.Shape) -> None:
+    """Where the CPU has AVX-512, let torch's own operations use AVX2 if that is clearly faster, as on some CPUs."""
+    if CAPABILITY in os.environ or "avx512f" not in cpu_flags():
+        return
+    if seconds_with(shape, {}) > CLEARLY * seconds_with(shape, {CAPABILITY: "avx2"}):
+        os.environ[CAPABILITY] = "avx2"
+
+
+def seconds_with(shape: kernels.Shape, environ: dict[str, str]) -> float:
+    """Time of torch's operations in a fork, because a process cannot change its vectors."""
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, os.environ.update, (environ,)) as pool:
+        return pool.submit(kernels.plain_seconds, shape).result()
 
 
 class Bench:
@@ -53,10 +73,12 @@ class Bench:
         self.matmul = settings.matmul
         if self.matmul == "auto":
             self.matmul = "bf16" if self.dtype == "bfloat16" else "fp32"
-        self.route = numerics.setup().route if device == "cpu" else device
         config = model_config(settings, vocab_size)
         shape = kernel_shape(config, settings.device_batch_size, self.matmul)
-        self.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape).on
+        if device == "cpu":
+            choose_vectors(shape)
+        self.route = numerics.setup().route if device == "cpu" else device
+        self.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
         self.model = GPT(config).to(device)
         self.model.init_weights()
         self.training = TrainingPass(self.model, self.matmul)
@@ -100,7 +122,9 @@ class Bench:
             "dtype": self.dtype,
             "matmul": self.matmul,
             "route": self.route,
-            "kernels": self.kernels,
+            "kernels": self.kernels.on,
+            "no_kernels_because": self.kernels.why,
+            "capability": torch.backends.cpu.get_cpu_capability(),
             "torch": torch.__version__,
         }
 

@@ -187,6 +187,7 @@ class PastRun(TypedDict):
     total_batch: int
     iterations: int
     polite: Dict[str, str]
+    capability: Dict[str, str]
     lineage: Dict[str, Document]
     session: Optional[Document]
     training: Optional[Training]

@@ -175,7 +175,7 @@ def flag_names(run: RunSettings, basis: Basis) -> list[str]:
     return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, "")]
 
 
-def env(run: RunSettings, decided: Decided, node: Node, polite: str) -> dict[str, str]:
+def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     names = {
         "NANOCHAT_BASE_DIR": node["run_dir"],
@@ -195,6 +195,8 @@ def env(run: RunSettings, decided: Decided, node: Node, polite: str) -> dict[str
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
+    if capability:
+        names["ATEN_CPU_CAPABILITY"] = capability
     if decided.device.value == "cpu":
         # A GPU must not affect a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""

@@ -70,6 +70,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     adapted,
+    capability_of,
     core_sets,
     cores_of,
     parts_of_head,
@@ -415,7 +416,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
     if guest := polite.limits(host, decided):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value)
+    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, capability_of(host))
     node["argv"] = argv_of(plan, node)
     return node
 

@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import 
 
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1
+AVX2 = "avx2"  # as torch's ATEN_CPU_CAPABILITY
 
 
 class Weights(NamedTuple):
@@ -60,6 +61,14 @@ def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
     else:
         found = host.measured.get("cores")
     return list(found) if found and found in sets else None
+
+
+def capability_of(host: Host) -> str:
+    """avx2 if torch's operations were clearly faster with it than with the CPU's AVX-512, else empty; a run keeps its choice."""
+    if host.name in (host.kept.get("rows") or {}):
+        return AVX2 if (host.kept.get("capability") or {}).get(host.name) == AVX2 else ""
+    faster = host.measured.get("capability") == AVX2.upper() and "avx512f" in (host.fact("cpu", "flags") or [])
+    return AVX2 if faster else ""
 
 
 def listed(text: str) -> list[int]:

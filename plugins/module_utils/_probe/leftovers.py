@@ -125,7 +125,8 @@ def run_facts(folder: str) -> PastRun:
         "matmul": text(section(plan, "training"), "matmul"),
         "total_batch": number(section(plan, "training"), "total_batch"),
         "iterations": number(section(plan, "training"), "iterations"),
-        "polite": polite_of(plan),
+        "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
+        "capability": in_env(plan, "ATEN_CPU_CAPABILITY", ""),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
@@ -148,12 +149,9 @@ def cores_of(plan: Document) -> dict[str, list[int]]:
     }
 
 
-def polite_of(plan: Document) -> dict[str, str]:
-    """How polite that plan is on each host (ddp_polite)."""
-    return {
-        str(node.get("host")): text(section(node, "env"), politeness.VARIABLE) or politeness.OFF
-        for node in items(plan, "nodes")
-    }
+def in_env(plan: Document, name: str, default: str) -> dict[str, str]:
+    """This variable of each host's environment in that plan."""
+    return {str(node.get("host")): text(section(node, "env"), name) or default for node in items(plan, "nodes")}
 
 
 def data_sets(base: str) -> list[DataSet]:

@@ -104,9 +104,9 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
 
 
 def kernels(event: Event) -> str:
-    """The C kernels that a rank uses, as the end of a sentence about its start."""
-    named = words(event, "kernels")
-    return "; C kernels: " + ", ".join(named) if named else ""
+    """The kernels and vectors that a rank uses, as the end of a sentence about its start."""
+    named, vectors = words(event, "kernels"), event.get("capability")
+    return ("; kernels: " + ", ".join(named) if named else "") + ("; torch's vectors: %s" % vectors if vectors else "")
 
 
 SAVE = "save"

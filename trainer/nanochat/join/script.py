@@ -210,7 +210,8 @@ class Script:
             model={"config": config, "parameters": counts or {"total": sum(p.numel() for p in self.weights.values())},
                    "flops_per_token": self.variables.get("num_flops_per_token")},
             settings=dict(self.variables.get("user_config") or {}), dtype=str(self.variables.get("COMPUTE_DTYPE", "")),
-            dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", kernels=[], steps=self.steps,
+            dtype_reason=str(self.variables.get("COMPUTE_DTYPE_REASON", "")), matmul="", kernels=[],
+            capability=torch.backends.cpu.get_cpu_capability(), steps=self.steps,
             total_batch_size=self.setting("total_batch_size"), resumed_from=self.resumed_from, attempt_id=attempt,
             training=self.training,
         )  # fmt: skip

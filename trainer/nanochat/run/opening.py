@@ -10,6 +10,8 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from nanochat.kit.expected import matching
 from nanochat.kit.settings import Settings, flag_of, user_config
 from nanochat.parallel.local import MEETINGS
@@ -33,7 +35,7 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
         say(f"  {name:<24}: {count:,}")
     say(f"Estimated FLOPs per token: {flops:e}")
     say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
-    say(f"Kernels: {run.kernels.told()}")
+    say(f"Kernels: {run.kernels.told()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
     say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
@@ -87,7 +89,7 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
         model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
         settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul, kernels=run.kernels.on,
-        steps=steps, total_batch_size=run.plan.total_batch_size,
+        capability=torch.backends.cpu.get_cpu_capability(), steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,
         generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,

@@ -214,6 +214,7 @@ def test_what_an_earlier_run_left(tmp_path):
         "total_batch": 0,
         "iterations": 0,
         "polite": {},
+        "capability": {},
         "lineage": {"model": {}, "stage": {}, "data": {}},
         "session": None,
         "training": None,

@@ -178,7 +178,10 @@ def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     assert [one["text"] for one in found].count("slow-link: 100 Mbit/s") == 1
     times = [one["time"] for one in found[1:]]
     assert times == sorted(times)
-    assert next(one["text"] for one in found if one["host"] == "node1") == "started; C kernels: norm, adamw"
+    assert (
+        next(one["text"] for one in found if one["host"] == "node1")
+        == "started; kernels: norm, adamw; torch's vectors: AVX2"
+    )
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
