@@ -366,6 +366,12 @@ KINDS: Dict[str, Kind] = {
         "The speed cannot be predicted without it.",
         "The message says why; training itself may still work.",
     ),
+    "kernels-not-built": Kind(
+        INFO,
+        "The C kernels could not be built",
+        "Without them the trainer computes with PyTorch's operations, which gives the same results and takes longer.",
+        "No action needed. Repair the C compiler there, or let a Python package compile (ddp_kernels=zig).",
+    ),
     "run-in-progress": Kind(
         INFO,
         "The run is in progress, so checks that would disturb it were skipped",

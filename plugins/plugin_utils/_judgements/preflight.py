@@ -58,7 +58,9 @@ def judge_preflight(asked: Asked) -> dict[str, object]:
     options = asked.options
     seen = with_probes(options["evidence"], options["probes"])
     evidence = gather({**options, "evidence": seen})
-    findings = in_order([*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen)])
+    findings = in_order(
+        [*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen), *unbuilt(evidence, seen)]
+    )
     predicted = predicted_by(evidence, seen)
     if predicted:
         findings = in_order([*findings, *advice(evidence.plan, predicted)])
@@ -208,6 +210,18 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
         failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
         if failed and len(failed) == len(tries):
             found.append(finding("step-not-measured", node["host"], str(spoken(failed[0])["error"])))
+    return found
+
+
+def unbuilt(evidence: Evidence, seen: Mapping[str, Any]) -> list[Finding]:
+    """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
+    found = []
+    for node in evidence.plan["nodes"]:
+        host, kernels = node["host"], node["flags"].get("kernels")
+        why = piece(seen, host, "measured").get("no_kernels_because")
+        can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
+        if why and can and node["device"] == "cpu":
+            found.append(finding("kernels-not-built", host, str(why)))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop
 
 OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}
 
@@ -109,3 +109,16 @@ def test_a_step_that_could_not_be_measured_is_told():
     seen["desktop"]["step"] = {"results": [failed, done]}  # one of its sets of processors
     [one] = preflight.unmeasured(options(known, seen)["plan"], seen)
     assert (one["code"], one["host"], one["seen"]) == ("step-not-measured", "laptop", "depth is wrong")
+
+
+@pytest.mark.parametrize(
+    ("setting", "compiler", "found"),
+    [("auto", True, ["laptop"]), ("auto", False, []), ("zig", False, ["laptop"]), ("torch", True, [])],
+)
+def test_kernels_that_could_not_be_built_are_one_finding(setting, compiler, found):
+    known = hosts({"ddp_kernels": setting}, two={"cpu": {**laptop()["cpu"], "compiler": compiler}})
+    seen = seen_of(known)
+    seen["laptop"]["measured"] = {"no_kernels_because": "the build was ended by signal 4"}
+    unbuilt = preflight.unbuilt(preflight.gather(options(known, seen)), seen)
+    assert [one["host"] for one in unbuilt] == found
+    assert all(one["seen"] == "the build was ended by signal 4" for one in unbuilt)

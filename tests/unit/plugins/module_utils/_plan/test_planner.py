@@ -44,6 +44,11 @@ def test_the_two_machines_at_home():
     assert plan["trainer"]["requirements"] == ["torch==2.13.0", "numpy==2.4.6"]
 
 
+def test_the_compiler_from_a_wheel_is_installed_like_the_other_packages():
+    wanted = make_plan(hosts({"ddp_kernels": "zig"})).plan["trainer"]["requirements"]
+    assert [line.partition("==")[0] for line in wanted] == ["torch", "ziglang"]
+
+
 def test_field_10_a_gpu_does_not_change_a_run_on_the_cpu():
     card = [{"model": "NVIDIA GeForce RTX 3060"}]
     outcome = make_plan(hosts(one={"gpus": card}))
