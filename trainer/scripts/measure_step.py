@@ -38,6 +38,7 @@ SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
 # Small enough that random tokens do not blow up the weights, which could slow the arithmetic.
 RATES = LearningRates(1e-3, 1e-4, 1e-4, 1e-4)
 CAPABILITY = "ATEN_CPU_CAPABILITY"  # the vectors of torch's own operations; read before the first of them
+TRIAL_TOKENS, TRIAL_WORDS = 256, 4096  # for timing vectors
 CLEARLY = 1.05  # so much faster must AVX2 be
 
 
@@ -52,15 +53,23 @@ def choose_vectors(shape: kernels.Shape) -> None:
     """Where the CPU has AVX-512, let torch's own operations use AVX2 if that is clearly faster, as on some CPUs."""
     if CAPABILITY in os.environ or "avx512f" not in cpu_flags():
         return
-    if seconds_with(shape, {}) > CLEARLY * seconds_with(shape, {CAPABILITY: "avx2"}):
+    few = shape._replace(rows=TRIAL_TOKENS, tokens=TRIAL_TOKENS, vocabulary=min(shape.vocabulary, TRIAL_WORDS))
+    # Twice, because other work may disturb one.
+    if all(seconds_with(few, {}) > CLEARLY * seconds_with(few, {CAPABILITY: "avx2"}) for dummy in range(2)):
         os.environ[CAPABILITY] = "avx2"
 
 
 def seconds_with(shape: kernels.Shape, environ: dict[str, str]) -> float:
-    """Time of torch's operations in a fork, because a process cannot change its vectors."""
+    """Time of torch's operations on one core, in a fork, because a process cannot change its vectors."""
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, os.environ.update, (environ,)) as pool:
+    with ProcessPoolExecutor(1, fork, begin_fork, (environ,)) as pool:
         return pool.submit(kernels.plain_seconds, shape).result()
+
+
+def begin_fork(environ: dict[str, str]) -> None:
+    os.environ.update(environ)
+    torch.set_num_threads(1)
+    numerics.keep_freed_memory()
 
 
 class Bench:
