@@ -200,7 +200,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.parallel.comm import connect
     from nanochat.parallel.local import LocalSync
     from nanochat.parallel.shared_head import SharedHead
-    from nanochat.parallel.sync import Sync, make_sync
+    from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, make_sync
     from nanochat.parallel.wire import WIRES
     from nanochat.rules.shares import part_bounds
 
@@ -218,7 +218,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     class Alone(Sync):
         """Trains beside the other rank without communicating."""
 
-        def offer_ids(self, ids: Sequence[torch.Tensor], stop: bool = False) -> None:
+        def offer_ids(self, ids: Sequence[torch.Tensor], notice: Notice = NO_NOTICE) -> None:
             self.mine = torch.cat([part.flatten() for part in ids])
 
         def take_ids(self) -> tuple[torch.Tensor, bool]:
