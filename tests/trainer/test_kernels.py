@@ -144,6 +144,16 @@ def test_a_library_with_a_fault_never_gets_its_name(
     assert list((tmp_path / "__pycache__").iterdir()) == []
 
 
+def test_a_compiler_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIMIT_SECONDS", 1)
+    pid = tmp_path / "pid"
+    with pytest.raises(native.BuildError, match="the build took longer than 1 s"):
+        native.run(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], "the build")
+    # Killed; whoever adopted it may not have taken its end yet.
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not state.exists() or ") Z " in state.read_text()
+
+
 def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = native.built("auto", tmp_path)
     monkeypatch.setattr(native, "build", None)

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,21 +67,23 @@ def compiler(choice: str) -> list[str]:
 def run(argv: Sequence[str], what: str) -> str:
     """Output of a command, which must succeed within the time limit."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_SECONDS, check=False
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
+        out, told = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
+        # A compiler runs its passes in processes of their own.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise BuildError(f"{what} took longer than {LIMIT_SECONDS:.0f} s") from None
     except OSError as error:
         raise BuildError(f"{what} failed: {error.strerror or error}") from None
-    if done.returncode < 0:
-        raise BuildError(f"{what} was ended by signal {-done.returncode}")
-    if done.returncode:
-        lines = (
-            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no word"]
-        )
-        raise BuildError(f"{what} failed with code {done.returncode}: {lines[0][:200]}")
-    return done.stdout
+    if process.returncode < 0:
+        raise BuildError(f"{what} was ended by signal {-process.returncode}")
+    if process.returncode:
+        lines = [line for line in told.splitlines() if "error" in line] or told.splitlines() or ["no word"]
+        raise BuildError(f"{what} failed with code {process.returncode}: {lines[0][:200]}")
+    return out
 
 
 def built(choice: str, folder: Path | None = None) -> Path:
