@@ -39,10 +39,10 @@ def test_the_smallest_batch_that_hides_the_link_is_found():
 
 def test_where_none_hides_it_the_largest_that_leaves_enough_steps_is_told():
     found = larger_batch(job(), SPEEDS, Link(20.0, 1.0), (2, 2))
-    assert (found.total_batch, found.iterations) == (32768, 1250)
+    assert (found.total_batch, found.iterations) == (65536, 625)
     assert found.kept_now < found.kept < 0.5
 
 
-@pytest.mark.parametrize(("changes", "mbit"), [({}, 940.0), ({"local_steps": 30}, 20.0), ({"iterations": 1500}, 20.0)])
+@pytest.mark.parametrize(("changes", "mbit"), [({}, 940.0), ({"local_steps": 30}, 20.0), ({"iterations": 750}, 20.0)])
 def test_nothing_is_said_where_the_link_is_hidden_or_the_law_leaves_no_room(changes, mbit):
     assert larger_batch(job(**changes), SPEEDS, Link(mbit, 1.0), (2, 2)) is None
