@@ -54,7 +54,6 @@ def test_a_kernel_does_what_its_twin_does(kernel: Kernel, shape: Shape) -> None:
 @pytest.mark.parametrize("matmul", ["fp32", "bf16"])
 @pytest.mark.usefixtures("all_on")
 def test_a_training_pass_has_the_same_gradients_with_all_kernels(matmul: str) -> None:
-    kernels.attended.on = matmul == "bf16"
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(CONFIG.vocab_size, (2, 32), generator=generator)
     targets = torch.randint(-1, CONFIG.vocab_size, (2, 32), generator=generator)
@@ -79,11 +78,6 @@ def test_a_training_pass_has_the_same_gradients_with_all_kernels(matmul: str) ->
     torch.testing.assert_close(loss, plain_loss, rtol=limit, atol=0)
     for name, gradient in plain.items():
         assert (with_kernels[name] - gradient).norm() <= limit * gradient.norm() + 1e-7, name
-
-
-def test_without_bf16_products_attention_stays_in_float32() -> None:
-    assert {"attended", "accumulate"}.isdisjoint(kernels.setup("auto", SHAPES["fp32"]).off)
-    assert not kernels.attended.on
 
 
 def made_up(fused: Any, exact: bool = False) -> Kernel:
@@ -114,8 +108,6 @@ def test_a_host_without_a_compiler_trains_with_torch(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "/nowhere")
     assert kernels.setup("auto", SHAPES["fp32"]).told() == "none (no C compiler)"
     assert not any(kernel.on for kernel in kernels.ALL)
-    found = kernels.setup("auto", SHAPES["bf16"])
-    assert found.why and {*found.on, *found.off} == {"attended"} and kernels.attended.right
 
 
 def test_zig_needs_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,8 @@ def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
 
 
 def podman(*argv: str) -> None:
-    done = subprocess.run(["podman", *argv], capture_output=True, text=True, check=False, timeout=120)
+    # In a container on cgroup v1, systemd may notice only after 90 s that a user's processes have ended.
+    done = subprocess.run(["podman", *argv], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"podman {' '.join(argv)}: {done.stderr}"
 
 

@@ -45,7 +45,7 @@ class WindowAttention:
             self.probabilities = [q_MTD.new_empty(len(q_MTD), *block[-1].shape) for block in self.blocks]
         for (start, end, first, mask), p in zip(self.blocks, self.probabilities, strict=True):
             kernels.probabilities(q_MTD[:, start:end], k_MTD[:, first:end], mask, self.window, p)
-            kernels.attended(p, v_MTD[:, first:end], out_MTD[:, start:end], False)
+            out_MTD[:, start:end] = torch.bmm(p, v_MTD[:, first:end])
 
     def backward(self, dout_MTD: Tensor, qkv_MTD: Triple, dqkv_MTD: Triple) -> None:
         """Overwrite dqkv."""
@@ -55,10 +55,10 @@ class WindowAttention:
         for (start, end, first, dummy), p in zip(self.blocks, self.probabilities, strict=True):
             d = dout_MTD[:, start:end]
             ds = torch.bmm(d, v[:, first:end].mT)
-            kernels.attended(p.mT, d, dv[:, first:end], True)
+            dv[:, first:end] += torch.bmm(p.mT, d)
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
-            kernels.attended(ds, k[:, first:end], dq[:, start:end], False)
-            kernels.attended(ds.mT, q[:, start:end], dk[:, first:end], True)
+            dq[:, start:end] = torch.bmm(ds, k[:, first:end])
+            dk[:, first:end] += torch.bmm(ds.mT, q[:, start:end])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:

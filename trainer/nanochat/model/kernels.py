@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Operations between the large matrix products, each as torch operations and as a kernel, most in kernels.c.
+"""Operations between the large matrix products, each as torch operations and as a kernel in kernels.c.
 
 `setup()` builds the kernels, compares each with its torch twin on random tensors of the run's shapes and times both. Kernels
-that differ or are slower stay off, and those in C without a compiler. Importing this file changes nothing.
+that differ or are slower stay off, and all without a compiler. Importing this file changes nothing.
 
 A twin and its kernel read and write the same tensors. Kernels marked exact give the same bits, because every rank computes
 them itself, and ranks with and without kernels must end with the same weights.
@@ -55,7 +55,6 @@ class Kernel:
     exact: bool = False
     scratch: int = 0  # leading arguments with undefined contents afterwards
     only_narrow: bool = False  # used only with bf16 products
-    in_c: bool = True
     on: bool = False
     right: bool = field(default=False, init=False)
     seconds: tuple[float, float] = field(
@@ -67,7 +66,7 @@ class Kernel:
 
 
 class Found(NamedTuple):
-    """The kernels that a process uses, those off with the reason, and why there are none in C."""
+    """The kernels that a process uses, those off with the reason, and why there are none."""
 
     on: list[str]
     off: dict[str, str]
@@ -75,9 +74,10 @@ class Found(NamedTuple):
 
     def told(self) -> str:
         """A clause for the log."""
-        why = f" ({self.why})" if self.why and not self.on else f"; none in C ({self.why})" if self.why else ""
+        if self.why:
+            return f"none ({self.why})"
         off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
-        return f"{', '.join(self.on) or 'none'}{why}{off}"
+        return f"{', '.join(self.on) or 'none'}{off}"
 
 
 NO_KERNELS = Found([], {}, "not tried")
@@ -244,25 +244,6 @@ def _probabilities_trial(shape: Shape, generator: torch.Generator) -> tuple[Any,
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
-def _attended(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:
-    """out = a @ b, or out += a @ b, in batches: the products of attention that do not give scores."""
-    product = torch.bmm(a, b)
-    if add:
-        out.add_(product)
-    else:
-        out.copy_(product)
-
-
-def _attended_in_bf16(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:
-    """With all rounded to bf16. Scores and their gradient would lose more by it, and gain less time."""
-    _attended(a.bfloat16(), b.bfloat16(), out, add)
-
-
-def _attended_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
-    q, k, dummy, dummy, p = _probabilities_trial(shape, generator)
-    return p.copy_(_normal(generator, *p.shape)), k, q, True
-
-
 # -- relu^2
 
 
@@ -404,14 +385,13 @@ ALL = (
     Kernel("rotate", _rotate, _rotate_fused, _rotate_trial),
     Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial, scratch=1),
     Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial),
-    Kernel("attended", _attended, _attended_in_bf16, _attended_trial, only_narrow=True, in_c=False),
     Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial),
     Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial, only_narrow=True),
     Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True),
     Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True),
 )
 (
-    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, attended, relu_square, accumulate, muon_apply, adamw,
+    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, relu_square, accumulate, muon_apply, adamw,
 ) = ALL  # fmt: skip
 
 
@@ -453,7 +433,7 @@ def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
 
 def plain_seconds(shape: Shape) -> float:
     """Time of torch's operations between products: of each twin once, the best of some."""
-    trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL if kernel.in_c]
+    trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL]
     return sum(min(_seconds(plain, args) for dummy in range(ROUNDS)) for plain, args in trials)
 
 
@@ -484,13 +464,13 @@ def setup(choice: str, shape: Shape) -> Found:
         kernel.on = kernel.right = False
     if choice == "torch":
         return Found([], {}, "as --kernels says")
-    tried, why = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow], ""
     try:
         _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
-        tried, why = [kernel for kernel in tried if not kernel.in_c], str(error)
+        return Found([], {}, str(error))
+    tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
     reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
-    return Found([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, why)
+    return Found([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, "")
 
 
 def in_use() -> list[str]:
