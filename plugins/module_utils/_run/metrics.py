@@ -73,7 +73,7 @@ class Told(Speeds, Share):
     steps: Optional[int]  # how many steps the run has
     share: Optional[float]  # of its time that a run with ddp_budget or ddp_finish_by has used, 0 to 1
     ends: Optional[float]  # when such a run ends, by the host's clock
-    loss: Optional[float]  # of the last step, mean over all ranks; null when not finite
+    loss: Optional[float]  # of the last steps, smoothed as in the log; null when not finite
     diverged: bool  # whether the last loss is no finite number
     first_loss: Optional[float]  # loss of the first step
     last_loss: Optional[float]  # loss of the last step of all attempts
@@ -278,7 +278,7 @@ def describe_events(events: List[Event]) -> Told:
         # Of a run that has a time to end at.
         "share": finite(steps[-1].get("share")) if steps else None,
         "ends": finite(start.get("ends")),
-        "loss": finite(steps[-1].get("loss")) if steps else None,
+        "loss": finite(steps[-1].get("loss_smooth", steps[-1].get("loss"))) if steps else None,
         "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
         "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
