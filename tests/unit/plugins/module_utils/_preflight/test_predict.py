@@ -212,9 +212,9 @@ def test_field_16_a_larger_batch_is_advised_with_what_it_gives_and_costs():
     document["training"]["iterations"] = 10_000
     predicted = predict.outlook(document, speeds(0.6, 0.6), Link(200.0, 1.0))
     told = codes(predicted, document)["use-larger-batch"]
-    assert "with a total batch of 32768 the hosts keep" in told["seen"]
-    assert "the same tokens make 1250 steps instead of 10000" in told["seen"]
-    assert told["remedy"] == "For a new run, set ddp_total_batch=32768 and ddp_iterations=1250."
+    assert "with a total batch of 65536 the hosts keep" in told["seen"]
+    assert "the same tokens make 625 steps instead of 10000" in told["seen"]
+    assert told["remedy"] == "For a new run, set ddp_total_batch=65536 and ddp_iterations=625."
     assert "use-larger-batch" not in codes({**predicted, "began": True}, document)
 
 
