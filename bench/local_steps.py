@@ -7,7 +7,9 @@
     python bench/local_steps.py --ranks 4 --seeds 0 1 --ways exact int8/30 --write local_steps.json
 
 A way is SYNC[/LOCAL_STEPS[/LOCAL_OVERLAP[/FIRST+LAST]]], for example int8/30/15/12+6: the trainer's flags of these names, and the
-maximum number of common steps at the beginning and the end. Ranks of one thread each train on Python's own library on this
+maximum number of common steps at the beginning and the end. outer/30 is what local steps are to be compared with: common steps,
+and every 30 of them the same outer step on the same weights, which sends nothing. It is trained by one rank, as "exact" of one
+rank is: all ranks of common steps make the same update. Ranks of one thread each train on Python's own library on this
 machine; a step has the same number of tokens for any number of ranks. A seed determines the first weights and the order of the
 text. Results are the final bits per byte on the validation shard, their mean and spread over the seeds, and the difference
 from common steps with the same ranks, seed by seed. Seconds mean nothing here, because the loopback is not a slow link:
@@ -35,10 +37,10 @@ from pieces import Results, free_port
 
 Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
-ALONE, COMMON = "alone", "exact"
-WAYS = (COMMON, "exact/10", "exact/30", "bf16/30", "int8/30", "int4/30", ALONE)
-VOCABULARY, LENGTH, ROWS = 4096, 64, 8
-MODEL = ["--depth", "2", "--aspect-ratio", "64", "--head-dim", "32", "--max-seq-len", str(LENGTH)]
+ALONE, COMMON, OUTER = "alone", "exact", "outer"
+WAYS = (COMMON, "outer/30", "exact/10", "exact/30", "bf16/30", "int8/30", "int4/30", ALONE)
+VOCABULARY = 4096
+MODEL = ["--depth", "2", "--aspect-ratio", "64", "--head-dim", "32"]
 TRAINING_SHARDS = 6
 
 
@@ -72,8 +74,8 @@ def order(folder: Path, seed: int) -> Path:
     return ordered
 
 
-def worker(seed: int, together: str, flags: list[str]) -> None:
-    """One rank: scripts.base_train with other first weights, and fewer common steps if given."""
+def worker(seed: int, together: str, outer: int, flags: list[str]) -> None:
+    """One rank: scripts.base_train with other first weights, and fewer common steps or an outer step if given."""
     sys.path.insert(0, str(TRAINER))
     from nanochat.kit.common import exit_code
     from nanochat.model.gpt import GPT
@@ -83,18 +85,53 @@ def worker(seed: int, together: str, flags: list[str]) -> None:
     GPT.init_weights.__defaults__ = (seed,)
     if together:
         schedule.MOST_FIRST, schedule.MOST_LAST = map(int, together.split("+"))
+    if outer:
+        add_outer_step(outer, int(flags[flags.index("--num-iterations") + 1]))
     sys.argv = ["base_train", *flags]
     sys.exit(exit_code(base_train.main))
 
 
+def add_outer_step(every: int, steps: int) -> None:
+    """Make a single rank take local steps' outer step along its own change, every so many steps."""
+    import torch
+
+    from nanochat.model.gradients import is_table
+    from nanochat.parallel.sync import SMALL, Sync
+    from nanochat.rules import schedule
+
+    inner, apart, (rate, momentum) = Sync.step, schedule.steps_apart(steps), schedule.outer_rates(schedule.FEW)
+    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    made = 0
+
+    @torch.no_grad()
+    def step(sync: Sync, loss: torch.Tensor, now: schedule.StepSchedule) -> float:
+        nonlocal made
+        if made == apart.start:
+            named = sync.training.model.named_parameters()
+            dense = [p.detach() for name, p in named if p.dim() == 2 and p.numel() >= SMALL and not is_table(name)]
+            kept[:] = [(p, p.clone(), torch.zeros_like(p)) for p in dense]
+        found = inner(sync, loss, now)
+        made += 1
+        if apart.start < made <= apart.stop and (made % every == 0 or made == apart.stop):
+            for p, anchor, speed in kept:
+                change = p - anchor
+                speed.mul_(momentum).add_(change)
+                p.copy_(anchor.add_(change.add_(speed, alpha=momentum), alpha=rate))
+        return found
+
+    Sync.step = step  # type: ignore[method-assign]
+
+
 def train(one: Json, folder: Path) -> Json:
     """One training; returns its evaluations and bytes sent."""
-    way, steps, ranks = one["way"], one["steps"], one["ranks"]
-    world, rows = (1, ROWS // ranks) if way == ALONE else (ranks, ROWS)
+    way, steps, ranks, length = one["way"], one["steps"], one["ranks"], one["length"]
+    world, rows = (1, one["rows"] // ranks) if way == ALONE else (ranks, one["rows"])
     sync, every, overlap, together = [*(COMMON if way == ALONE else way).split("/"), "", "", ""][:4]
+    outer, (sync, every) = (every, (COMMON, "")) if sync == OUTER else ("0", (sync, every))
     with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as name:
         flags = [
-            *MODEL, "--device-batch-size", str(ROWS // ranks), "--total-batch-size", str(rows * LENGTH),
+            *MODEL, "--max-seq-len", str(length),
+            "--device-batch-size", str(one["rows"] // ranks), "--total-batch-size", str(rows * length),
             "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 2)), "--eval-tokens", "32768",
             "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name,
             "--sync", sync, "--local-steps", every or "0", "--local-overlap", overlap or "0",
@@ -104,7 +141,7 @@ def train(one: Json, folder: Path) -> Json:
         place |= {"NANOCHAT_BASE_DIR": name, "NANOCHAT_DATA_DIR": str(order(folder, one["seed"]))}
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--worker", str(one["seed"]), together, *flags],
+                [sys.executable, __file__, "--worker", str(one["seed"]), together, outer, *flags],
                 env=environment(folder, RANK=str(rank), LOCAL_RANK=str(rank), **place),
                 stdout=subprocess.DEVNULL,
             )
@@ -128,8 +165,9 @@ def told(files: Sequence[Path], steps: int) -> Json:
 
 def measure_all(arguments: argparse.Namespace) -> list[Json]:
     """Train every way with every seed and number of ranks that the file lacks."""
+    size = {"rows": arguments.rows, "length": arguments.length}
     wanted = [
-        {"ranks": ranks, "seed": seed, "way": way, "steps": arguments.steps}
+        {"ranks": ranks, "seed": seed, "way": way, "steps": arguments.steps, **size}
         for ranks in arguments.ranks
         for seed in arguments.seeds
         for way in arguments.ways
@@ -168,14 +206,16 @@ def spread(figures: Sequence[float]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        worker(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        worker(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
     parser = argparse.ArgumentParser(description="What local steps cost in quality.")
     parser.add_argument(
         "--ways", nargs="+", default=list(WAYS), help="--sync[/--local-steps[/--local-overlap[/FIRST+LAST]]], or alone"
     )
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], choices=(2, 4, 8))
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], choices=(1, 2, 4, 8))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=8, help="of a step, of all ranks")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a row")
     parser.add_argument("--write", type=Path, help="file for the results as JSON; what is in it is not made again")
     parser.add_argument("--folder", type=Path, help="where text and tokenizer are kept from call to call")
     print(table(measure_all(parser.parse_args())))
