@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import ranks
@@ -23,7 +24,7 @@ from nanochat.kit.common import Ranks
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.record.journal import Journal
-from nanochat.run import rescue, state
+from nanochat.run import rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
 from nanochat.run.saving import save
@@ -102,48 +103,65 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
     assert back.events("end", 1)[-1]["identical"] is True
 
 
-def lose_in_an_update(comm: Comm, folder: str) -> None:
-    """A step is kept after each one; then every rank is lost to the others while it changes weights."""
-    state.KEEP_EVERY = 0
+class LostError(Exception):
+    """In place of a lost connection."""
+
+
+def lost(*dummy: object) -> None:
+    raise LostError
+
+
+def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
+    """In the fourth step every rank is lost to the others while it changes weights."""
     # As in the runs that go on from what is saved here.
     numerics.choose = always("mkl")  # type: ignore[assignment]
-    run = ready(comm, folder, "--save-on-loss", "--head", "whole")
-    for step in range(4):
-        if run.sync.keep_asked:
-            rescue.keep(run)
-        assert (run.kept is not None) == (step > 0)
+    run = ready(comm, folder, "--save-on-loss", "--head", "whole", "--sync", sync)
+    for dummy in range(3):
         train_step(run)
-    run.sync.changing = True
-    for one in run.weights.values():
-        one.add_(1.0)
-    said = str(rescue.save_alone(run))
-    assert said.startswith("saved step 3 ") and "Step 4 is not saved: its successor had begun to change" in said
+    before = copy.deepcopy([run.weights, run.optimizer.state_dict()])
+    setattr(run.sync, method, lost)
+    with pytest.raises(LostError):
+        train_step(run)
+    assert run.sync.changing and not same(before[0], run.weights)
+    assert str(rescue.save_alone(run)).startswith("saved step 3 ")
+    assert same(before, [run.weights, run.optimizer.state_dict()])
     run.feed.loader.close()
 
 
-def test_an_update_that_was_interrupted_costs_only_the_steps_since_the_copy_in_memory(tmp_path: Path) -> None:
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are equal to the bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize("sync", ["exact", "int8"])
+@pytest.mark.parametrize("method", ["_take_others", "_update_small", "_block_sum"])
+def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
     whole, job = Job(tmp_path / "whole", 2), Job(tmp_path / "lost", 2)
-    whole.run()
     job.environment(0), job.environment(1)
-    ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder)))
-    job.run("--resume", "--save-on-loss", "--head", "whole")
-    assert job.events("start", 1)[-1]["resumed_from"] == 3
-    assert job.final_digest() == whole.final_digest()
+    ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder), sync, method))
+    if (sync, method) == ("exact", "_take_others"):
+        whole.run()
+        job.run("--resume", "--save-on-loss", "--head", "whole")
+        assert job.events("start", 1)[-1]["resumed_from"] == 3
+        assert job.final_digest() == whole.final_digest()
 
 
-def keep_little(comm: Comm, folder: str) -> None:
-    rescue.COPY_SIZE = 2**40
-    run = ready(comm, folder, "--save-on-loss")
+def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-on-loss", "--sync", "dense")
     train_step(run)
-    rescue.keep(run)
-    assert run.kept is run.keep_seconds is None
+    run.sync.changing = True
+    said = str(rescue.save_alone(run))
+    assert said == "step 1 is not saved: its successor had begun to change the weights when a rank was lost."
     run.feed.loader.close()
 
 
-def test_no_step_is_kept_where_memory_is_short(tmp_path: Path) -> None:
+def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:
     Job(tmp_path, 1).environment(0)
-    (out,) = ranks.passed(ranks.call(HERE, "keep_little", 1, str(tmp_path)))
-    assert re.search(r"No step is kept in memory: that takes [\d.]+ GiB, and [\d.]+ GiB are available", out)
+    ranks.passed(ranks.call(HERE, "lose_in_a_dense_update", 1, str(tmp_path)))
 
 
 def test_saves_by_time(tmp_path: Path) -> None:

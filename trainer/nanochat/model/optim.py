@@ -104,6 +104,39 @@ def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, 
     kernels.adamw_(p, g, m, v, group.at(multiplier, step))
 
 
+class Undo:
+    """Copies of what an update changes, to take it back if it cannot be finished."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        # Of the last step's copies, by number: new memory takes several times as long.
+        self._memory: dict[int, Tensor] = {}
+
+    def keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
+        """Copy these tensors, or some rows of each."""
+        for tensor in tensors:
+            if rows is not None:
+                copy = tensor.index_select(0, rows)
+            else:
+                memory = self._memory.get(len(self._kept))
+                fits = memory is not None and memory.shape == tensor.shape
+                copy = memory.copy_(tensor) if memory is not None and fits else tensor.clone()
+                self._memory[len(self._kept)] = copy
+            self._kept.append((tensor, rows, copy))
+
+    def take_back(self) -> None:
+        """Restore all copies."""
+        for tensor, rows, copy in reversed(self._kept):
+            if rows is None:
+                tensor.copy_(copy)
+            else:
+                tensor.index_copy_(0, rows, copy)
+        self.clear()
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
 class DenseAdamW:
     """AdamW of one parameter or some of its rows, updated completely in every step, at once or in blocks of rows."""
 
@@ -113,6 +146,9 @@ class DenseAdamW:
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
         adamw_kernel(self.parameter[rows], gradient, self.m[rows], self.v[rows], self.group, multiplier, step)
+
+    def keep(self, undo: Undo, rows: slice) -> None:
+        undo.keep(None, self.parameter[rows], self.m[rows], self.v[rows])
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
@@ -154,6 +190,9 @@ class RowAdamW:
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """Make step `step` of rows that are up to date with the previous one."""
         kernels.adamw(self._rows(), rows, gradient, [self.group.at(multiplier, step)])
+
+    def keep(self, undo: Undo, rows: Tensor) -> None:
+        undo.keep(rows, *self._rows())
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
         """Make the rows' postponed updates up to `step`."""
@@ -350,6 +389,8 @@ class Optimizer:
         self.steps = 0
         self.schedule = StepSchedule(1.0, 0.0, 0.0)
         self.history: dict[int, float] = {}  # lr multiplier of the last REFRESH_STEPS steps
+        self.undo: Undo | None = None  # set where an interrupted step is to be taken back
+        self._before = (self.steps, self.schedule, self.history)
 
     @torch.no_grad()
     def prepare(self, token_ids: Tensor) -> None:
@@ -366,26 +407,53 @@ class Optimizer:
                 table.advance(rows, self.history, self.steps)
 
     def start_step(self, schedule: StepSchedule) -> None:
+        if self.undo is not None:
+            self.undo.clear()
+            self._before = (self.steps, self.schedule, dict(self.history))
         self.steps += 1
         self.schedule = schedule
         self.history[self.steps] = schedule.lr_multiplier
         self.history.pop(self.steps - REFRESH_STEPS - 1, None)
 
     @torch.no_grad()
+    def take_back(self) -> None:
+        """Undo the step that has been started."""
+        assert self.undo is not None
+        self.undo.take_back()
+        self.steps, self.schedule, self.history = self._before
+
+    @torch.no_grad()
     def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
         """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
+        multiplier, undo = self.schedule.lr_multiplier, self.undo
         if name in self.tables:
-            self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
+            if undo is not None:
+                self.tables[name].keep(undo, token_ids)
+            self.tables[name].update(token_ids, gradient, multiplier, self.steps)
         else:
-            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps, rows)
+            if undo is not None:
+                self.dense[name].keep(undo, rows)
+            self.dense[name].update(gradient, multiplier, self.steps, rows)
 
     @torch.no_grad()
     def directions(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.undo is not None:
+            stores = (self.muon.momentum, self.muon.second)
+            self.undo.keep(None, *(store[name] for store in stores for name in gradients if name in store))
         return self.muon.directions(gradients, self.schedule.muon_momentum)
 
     @torch.no_grad()
     def apply(self, name: str, direction: Tensor) -> None:
+        if self.undo is not None:
+            self.undo.keep(None, self.parameters[name])
         self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
+
+    @torch.no_grad()
+    def replace(self, name: str, matrix: Tensor) -> None:
+        """Take a matrix as its owner has updated it."""
+        if self.undo is not None:
+            self.undo.keep(None, self.parameters[name])
+        self.parameters[name].copy_(matrix.view_as(self.parameters[name]))
 
     def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:
         """A whole step on one rank."""

@@ -57,19 +57,18 @@ class Notice(NamedTuple):
 
     stop: bool = False  # it was asked to stop after the step
     save: bool = False  # a checkpoint is due after it
-    keep: bool = False  # * so is a copy in memory
     last: bool = False  # * it is the last one of a timed run
     place: int = 0  # * in a timed run
     busy: float = 0.0  # seconds in an earlier step; 0: unknown
 
     def numbers(self) -> Tensor:
         busy = min(round(self.busy / BUSY_UNIT), MOST_BUSY)
-        return torch.tensor([self.stop, self.save, self.keep, self.last, self.place, busy], dtype=torch.int32)
+        return torch.tensor([self.stop, self.save, self.last, self.place, busy], dtype=torch.int32)
 
     @classmethod
     def read(cls, numbers: Tensor) -> Notice:
-        stop, save, keep, last, place, busy = numbers.tolist()
-        return cls(bool(stop), bool(save), bool(keep), bool(last), place, max(0.0, busy * BUSY_UNIT))
+        stop, save, last, place, busy = numbers.tolist()
+        return cls(bool(stop), bool(save), bool(last), place, max(0.0, busy * BUSY_UNIT))
 
 
 NO_NOTICE = Notice()
@@ -122,7 +121,7 @@ class Sync:
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in an earlier step; 0: unknown
         # Of the step whose ids were taken last.
-        self.save_asked = self.keep_asked = self.is_last = False
+        self.save_asked = self.is_last = False
         self.place = 0
         self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
@@ -146,7 +145,7 @@ class Sync:
         self.comm.wait(*self.pending_ids)
         told = [Notice.read(ids[:NOTICE]) for ids in self._ids]
         self.save_asked = any(one.save for one in told)
-        self.keep_asked, self.is_last, self.place = told[0].keep, told[0].last, told[0].place
+        self.is_last, self.place = told[0].last, told[0].place
         self.busy = [one.busy for one in told]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[NOTICE:], self.training.model.config.padded_vocab_size, rank)
@@ -163,6 +162,11 @@ class Sync:
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
         self.changing = False
         return float(loss)
+
+    @property
+    def undoable(self) -> bool:
+        """Whether a step that other ranks interrupt can be taken back."""
+        return False
 
     def meeting_in(self) -> int:
         """Maximum steps until all ranks meet; 0 if they do so in every step."""
@@ -374,6 +378,11 @@ class OverlappedSync(Sync):
     def _small_shapes(self) -> dict[str, torch.Size]:
         return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
 
+    @property
+    def undoable(self) -> bool:
+        # A part of a shared head is lost with its rank.
+        return self.training.shared_head is None
+
     # -- messages; identified by a part's label, which is the name if there is only one part
 
     def _message(self, name: str, rank: int, wire: Wire, rows: int, columns: int) -> Tensor:
@@ -559,10 +568,12 @@ class OverlappedSync(Sync):
             self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
-        """Update a matrix; the result is what is sent: the matrix itself, or its rounded direction."""
+        """Update a matrix; the result is what is sent: a copy of the matrix, which may be taken back meanwhile, or its rounded
+        direction."""
         if self.wire.exact:
             self.optimizer.apply(name, direction)
-            return self.parameters[name]
+            matrix = self.parameters[name]
+            return self._message(f"new {name}", self.comm.rank, self.wire, *matrix.shape).copy_(matrix.view(-1))
         message = self._written(f"new {name}", direction, self.wire, self._fed(name))
         self.optimizer.apply(name, self.wire.read(message, direction))
         return message
@@ -578,19 +589,20 @@ class OverlappedSync(Sync):
         return float(total.views["loss"])
 
     def _expect_others(self) -> None:
-        """Receive the matrices of other ranks straight into the model, which nobody reads now."""
+        """Receive the matrices or directions of other ranks."""
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
-                new, into = f"new {name}", self.parameters[name]
-                if not self.wire.exact:
-                    into = self._message(new, owner, self.wire, *into.shape)
+                new = f"new {name}"
+                into = self._message(new, owner, self.wire, *self.parameters[name].shape)
                 self._receive(new, owner, into, self.tags[name] + 1, f"the update of {name}")
 
     def _take_others(self) -> None:
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 message = self._arrived(f"new {name}", owner)
-                if not self.wire.exact:
+                if self.wire.exact:
+                    self.optimizer.replace(name, message)
+                else:
                     direction = torch.empty_like(self.parameters[name])
                     self.optimizer.apply(name, self.wire.read(message, direction))
 

@@ -24,7 +24,6 @@ from nanochat.run import checkpoint_manager
 from nanochat.run.feed import Batch
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.run.phases import enter_phase
-from nanochat.run.rescue import keep
 from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
 from nanochat.run.state import Run
@@ -56,8 +55,6 @@ def train(run: Run) -> str:
             left_out = stop and (eval_every > 0 or settings.sample_every > 0)
             return "finished" if last and not left_out else "stopped"
         enter_phase(run)
-        if run.sync.keep_asked:
-            keep(run)
         stop = train_step(run)
         if progress.step in proofs:
             prove_identical(run, f"after step {progress.step}")
@@ -129,10 +126,7 @@ def offer(run: Run, ahead: bool = False) -> None:
     if run.feed.offered:
         return
     place, last = run.deadline.tell(ahead) if run.deadline is not None else (0, False)
-    notice = Notice(run.stop_asked, run.save_wanted, run.keep_wanted, last, place, run.busy_seconds)
-    if notice.keep:
-        run.kept_at = time.monotonic()
-    run.feed.offer(notice)
+    run.feed.offer(Notice(run.stop_asked, run.save_wanted, last, place, run.busy_seconds))
 
 
 def spoilt(run: Run, loss: float) -> UserError:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nanochat.kit.settings import Settings
 from nanochat.model.fused import MATMUL_TYPES, TrainingPass
 from nanochat.model.gpt import GPT
-from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
+from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.local import make_local
@@ -45,6 +45,8 @@ def make_machinery(
         return Machinery(training, optimizer, make_local(settings, comm, training, optimizer, tokens_of_ranks))
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
+    if settings.save_on_loss and sync.undoable:
+        optimizer.undo = Undo()
     return Machinery(training, optimizer, sync)
 
 

@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Saving when another rank is lost, and resuming from that (--save-on-loss).
 
-After every step all ranks hold the same weights and AdamW states, so a single rank can save them, unless
-the interrupted update has begun to change them; then it saves a copy that it keeps in memory of a recent step, which rank 0
-chooses for all. It has only its own share of Muon's momentum and knows only its
+After every step all ranks hold the same weights and AdamW states, so a single rank can save them; an interrupted update is
+taken back first. It has only its own share of Muon's momentum and knows only its
 own position in the data. The remaining ranks combine what they saved. The momentum of a matrix that only a lost
 rank had restarts from zero; the lost rank's position in the data follows from its position at the last save and the
 steps since, by reading again.
@@ -13,15 +12,12 @@ steps since, by reading again.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import memory_available
 from nanochat.kit.expected import listed, maybe, text
 from nanochat.model import numerics
 from nanochat.parallel.comm import Comm
@@ -31,13 +27,11 @@ from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.optim_file import MUON, OptimizerLayout
 from nanochat.run.resume import gather_states
 from nanochat.run.stage import Reader, Stage
-from nanochat.run.state import Finished, Run
+from nanochat.run.state import Run
 
 Json = dict[str, Any]
 # Names of the matrices whose momentum is in an optimizer file with only one rank's share.
 SHARE = "share"
-# Memory that must be available for a copy of a step, in sizes of the weights: weights, optimizer, and some to spare.
-COPY_SIZE = 4
 
 
 # -- saving
@@ -47,67 +41,38 @@ def save_alone(run: Run) -> str | None:
     """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
     if not run.stage.trains:
         return None
-    step, newest, why = run.progress.step, max(run.progress.resumed_from or 0, *run.saved, 0), unsavable(run)
-    lost = f"step {step} is not saved: {why}."
-    if step == newest:
+    step, why = run.progress.step, unsavable(run)
+    if step == max(run.progress.resumed_from or 0, *run.saved, 0):
         return None
-    if why and (run.kept is None or run.kept.step <= newest):
-        return lost
+    if why:
+        return f"step {step} is not saved: {why}."
     run.comm.enter("save", step)
-    last = run.kept if why and run.kept is not None else finished(run)
-    if checkpoint_manager.is_whole(run.checkpoints, last.step, run.comm.rank, deep=False):
+    if run.sync.changing:
+        run.optimizer.take_back()
+    if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
         # Lost during a save, after this rank's part of it.
         return None
     try:
-        saved = checkpoint_manager.save(run.checkpoints, last.step, run.comm.rank, **last.contents)
+        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **finished(run))
     except NotSaved as error:
         return str(error)
-    run.journal.record("checkpoint", last.step, **saved._asdict(), alone=True)
-    told = f"saved step {last.step} to {run.checkpoints} without the lost rank."
-    return told if last.step == step else f"{told} {lost.capitalize()}"
+    run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
+    return f"saved step {step} to {run.checkpoints} without the lost rank."
 
 
-def finished(run: Run) -> Finished:
-    """The last finished step; the next one changes its tensors."""
+def finished(run: Run) -> dict[str, Any]:
+    """The last finished step, for checkpoint_manager.save."""
     run.optimizer.catch_up()
     layout, state = OptimizerLayout.of(run.optimizer, run.comm.world), run.optimizer.state_dict()
     owners, rank = run.sync.owners, run.comm.rank
     # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
-    contents = {
+    return {
         "optimizer": layout.file({**state, SHARE: sorted(state["muon"])}, rank),
         "loader": loader_alone(run),
         "model": run.weights,
         "meta": run.meta(run.feed.finished_position()),
     }
-    return Finished(run.progress.step, contents)
-
-
-def keep(run: Run) -> None:
-    """Copy the last finished step in memory, to be saved if a rank is lost while the next update changes the weights."""
-    begun, older = time.monotonic(), run.kept
-    # Unusable while it is overwritten.
-    run.kept = None
-    needed, available = COPY_SIZE * sum(one.nbytes for one in run.weights.values()), memory_available()
-    if older is None and available is not None and needed > available:
-        run.keep_seconds = None
-        run.journal.say(
-            f"No step is kept in memory: that takes {needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB are available"
-        )
-        return
-    last = finished(run)
-    run.kept = last._replace(contents=copied(last.contents, older.contents if older else {}))
-    run.keep_seconds = time.monotonic() - begun
-
-
-def copied(value: Any, older: Any) -> Any:
-    """A deep copy in the memory of an older one where that fits: new memory takes several times as long."""
-    if isinstance(value, Tensor):
-        fits = isinstance(older, Tensor) and (older.shape, older.dtype) == (value.shape, value.dtype)
-        return older.copy_(value) if fits else value.clone()
-    if isinstance(value, dict):
-        return {key: copied(one, older.get(key) if isinstance(older, dict) else None) for key, one in value.items()}
-    return copy.deepcopy(value)
 
 
 def unsavable(run: Run) -> str | None:
@@ -116,7 +81,7 @@ def unsavable(run: Run) -> str | None:
         return "with local steps each rank has its own weights"
     if run.training.shared_head is not None:
         return "the head is split, and a part of it was lost with the rank"
-    if run.sync.changing:
+    if run.sync.changing and run.optimizer.undo is None:
         return "its successor had begun to change the weights when a rank was lost"
     return None
 

@@ -136,6 +136,9 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, shares: l
     needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" or settings.local_steps else 0))
+    if settings.save_on_loss and comm.world > 1 and settings.head != "shared":
+        # Copies of what an update changes: weights and AdamW's state of the head, weights and momentum of the matrices.
+        needed += 4 * (3 * head + 2 * matrices)
     if settings.local_steps:
         # Rows touched until a meeting: their previous values, and the changes sent by every rank.
         tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +35,6 @@ from nanochat.run.machinery import Machinery, make_machinery, new_balancer
 from nanochat.run.stage import Reader, Stage
 
 SMOOTHING = 0.9
-KEEP_EVERY = 200
 
 
 @dataclasses.dataclass
@@ -62,13 +61,6 @@ class Places:
 
     step: int = 0
     ranks: list[dict[str, Any]] | None = None
-
-
-class Finished(NamedTuple):
-    """A finished step, as far as one rank alone can save it (rescue.py)."""
-
-    step: int
-    contents: dict[str, Any]  # for checkpoint_manager.save
 
 
 @dataclasses.dataclass
@@ -106,23 +98,12 @@ class Run:
     began_at: tuple[int, int] = (0, 0)  # step and place at which this process began
     kernels: Found = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
-    kept: Finished | None = None  # a copy in memory
-    kept_at: float = 0.0
-    keep_seconds: float | None = 0.0  # the copy's duration; None: memory does not suffice for one
 
     @property
     def save_wanted(self) -> bool:
         """Whether the last checkpoint is too long ago; one rank's clock counts for all."""
         minutes = self.settings.save_minutes
         return self.comm.rank == 0 and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
-
-    @property
-    def keep_wanted(self) -> bool:
-        """Whether a copy of the last step in memory is due; copying takes at most 1/KEEP_EVERY of the time."""
-        able = self.settings.save_on_loss and not self.apart and self.training.shared_head is None
-        if not able or self.comm.rank or self.comm.world == 1 or self.keep_seconds is None:
-            return False
-        return time.monotonic() - self.kept_at >= KEEP_EVERY * self.keep_seconds
 
     @property
     def over(self) -> bool:
