@@ -9,6 +9,8 @@ from typing import Dict, List, Mapping, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 
+VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
+
 
 class Master(TypedDict):
     """Where the ranks meet."""

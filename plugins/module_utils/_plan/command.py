@@ -12,7 +12,7 @@ import re
 from typing import Any, Dict, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Keeper, Node
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import VECTORS_VARIABLE, Keeper, Node
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings, rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis, Decided, Decision, all_decided
@@ -196,7 +196,7 @@ def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability:
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if capability:
-        names["ATEN_CPU_CAPABILITY"] = capability
+        names[VECTORS_VARIABLE] = capability
     if decided.device.value == "cpu":
         # A GPU must not affect a run on the CPU.
         names["CUDA_VISIBLE_DEVICES"] = ""

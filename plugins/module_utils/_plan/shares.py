@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import 
 
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1
-AVX2 = "avx2"  # as torch's ATEN_CPU_CAPABILITY
+AVX2 = "avx2"  # as a value of VECTORS_VARIABLE
 
 
 class Weights(NamedTuple):

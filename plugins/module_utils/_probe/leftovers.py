@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     text,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import VECTORS_VARIABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
     DataSet,
     PastRun,
@@ -126,7 +127,7 @@ def run_facts(folder: str) -> PastRun:
         "total_batch": number(section(plan, "training"), "total_batch"),
         "iterations": number(section(plan, "training"), "iterations"),
         "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
-        "capability": in_env(plan, "ATEN_CPU_CAPABILITY", ""),
+        "capability": in_env(plan, VECTORS_VARIABLE, ""),
         "lineage": lineage.of_plan(plan),
         "session": session,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),

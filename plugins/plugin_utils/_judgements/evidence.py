@@ -14,7 +14,8 @@ from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 
 Options = Mapping[str, Mapping[str, object]]
-SHOW: Mapping[str, object] = {"type": "str", "choices": ["text", "json", "none"]}
+SHOWN = ["text", "json", "none"]
+SHOW: Mapping[str, object] = {"type": "str", "choices": SHOWN}
 EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
 
 

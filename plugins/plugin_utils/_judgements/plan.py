@@ -36,7 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import Asked, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOWN, Asked, Options
 
 display = Display()
 REQUIREMENTS = Path(__file__).parents[3] / "trainer" / "requirements.txt"
@@ -47,7 +47,7 @@ TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
 OPTIONS: Options = {
     **TOLERANT,
     "measured": {"type": "dict", "default": {}},
-    "show": {"type": "str", "choices": ["text", "json", "none", "budget"], "default": "none"},
+    "show": {"type": "str", "choices": [*SHOWN, "budget"], "default": "none"},
     "file": {"type": "path"},
 }
 
