@@ -9,7 +9,8 @@
 A way is SYNC[/LOCAL_STEPS[/LOCAL_OVERLAP[/FIRST+LAST]]], for example int8/30/15/12+6: the trainer's flags of these names, and the
 maximum number of common steps at the beginning and the end. outer/30 is what local steps are to be compared with: common steps,
 and every 30 of them the same outer step on the same weights, which sends nothing. It is trained by one rank, as "exact" of one
-rank is: all ranks of common steps make the same update. Ranks of one thread each train on Python's own library on this
+rank is: all ranks of common steps make the same update. rate/2 is one rank with twice the learning rates of
+matrices and head. Ranks of one thread each train on Python's own library on this
 machine; a step has the same number of tokens for any number of ranks. A seed determines the first weights and the order of the
 text. Results are the final bits per byte on the validation shard, their mean and spread over the seeds, and the difference
 from common steps with the same ranks, seed by seed. Seconds mean nothing here, because the loopback is not a slow link:
@@ -37,7 +38,7 @@ from pieces import Results, free_port
 
 Json = dict[str, Any]
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
-ALONE, COMMON, OUTER = "alone", "exact", "outer"
+ALONE, COMMON, OUTER, RATE = "alone", "exact", "outer", "rate"
 WAYS = (COMMON, "outer/30", "exact/10", "exact/30", "bf16/30", "int8/30", "int4/30", ALONE)
 VOCABULARY = 4096
 MODEL = ["--depth", "2", "--aspect-ratio", "64", "--head-dim", "32"]
@@ -127,13 +128,15 @@ def train(one: Json, folder: Path) -> Json:
     way, steps, ranks, length = one["way"], one["steps"], one["ranks"], one["length"]
     world, rows = (1, one["rows"] // ranks) if way == ALONE else (ranks, one["rows"])
     sync, every, overlap, together = [*(COMMON if way == ALONE else way).split("/"), "", "", ""][:4]
-    outer, (sync, every) = (every, (COMMON, "")) if sync == OUTER else ("0", (sync, every))
+    outer, factor = every if sync == OUTER else "0", float(every) if sync == RATE else 1.0
+    sync, every = (COMMON, "") if sync in {OUTER, RATE} else (sync, every)
     with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as name:
         flags = [
             *MODEL, "--max-seq-len", str(length),
             "--device-batch-size", str(one["rows"] // ranks), "--total-batch-size", str(rows * length),
             "--num-iterations", str(steps), "--eval-every", str(max(1, steps // 2)), "--eval-tokens", "32768",
             "--sample-every", "-1", "--core-metric-every", "-1", "--run-dir", name,
+            "--matrix-lr", str(0.02 * factor), "--unembedding-lr", str(0.008 * factor),
             "--sync", sync, "--local-steps", every or "0", "--local-overlap", overlap or "0",
         ]  # fmt: skip
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
