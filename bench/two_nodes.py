@@ -5,18 +5,14 @@
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
-    sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
-    sudo python bench/two_nodes.py --models d4 --rates 20mbit --cycles 2 --modes int8+head,int8/30,int8/30/15
     sudo python bench/two_nodes.py --models d4 --rates 1gbit,100mbit --as-fast-as 8 --modes exact+head,int8+head,int4+head
     python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
 The nodes are network namespaces on this machine, joined by two virtual interfaces shaped by tc. The ways alternate step by
 step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
 Efficiency is the seconds of a step alone divided by those of a common step, the median over all cycles, so that other work
-affects all ways alike. Token frequencies are those of text. A way ending in /10 makes ten steps in its turn and meets after
-the last (--local-steps); one ending in /30/15 makes four times thirty, and exchanges each mean during the next 15 steps
-(--local-overlap), except for the last, for which both wait as before a checkpoint. Such ways are measured only on request,
-and so are int8 and int4. exact+head, bf16+head and so on share the head (--head shared) instead of sending its gradient.
+affects all ways alike. Token frequencies are those of text. int8 and int4 are measured only on request. exact+head, bf16+head
+and so on share the head (--head shared) instead of sending its gradient.
 Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
@@ -29,32 +25,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from delay_line import MTU, delayed
-from pieces import write_list
+from pieces import TRAINER, write_list
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINER = ROOT / "trainer"
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
-# Meetings per turn with --local-overlap; the nodes wait for the last.
-MEETINGS = 4
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
-LOCAL = re.compile(r"(exact|bf16|int8|int4)/(\d+)(?:/(\d+))?")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -79,25 +69,6 @@ class Model(NamedTuple):
 VOCABULARY = 32768
 # With one row a step takes little more than half as long, as on a faster processor, with less time to hide transfers.
 MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5), "d4-1row": Model(4, 64, 512, 1, 12)}
-
-
-class Local(NamedTuple):
-    """A way with local steps: steps between meetings, and steps that overlap with the exchange of a mean."""
-
-    kind: str
-    every: int
-    overlap: int
-
-    @property
-    def turn(self) -> int:
-        """Steps of one turn."""
-        return self.every * (MEETINGS if self.overlap else 1)
-
-
-def local_of(mode: str) -> Local | None:
-    """Parse a way like int8/30/15 or int8/10; None for any other."""
-    found = LOCAL.fullmatch(mode)
-    return Local(found[1], int(found[2]), int(found[3] or 0)) if found else None
 
 
 # -- the two nodes
@@ -198,7 +169,6 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.model.gradients import HEAD
     from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer
     from nanochat.parallel.comm import connect
-    from nanochat.parallel.local import LocalSync
     from nanochat.parallel.shared_head import SharedHead
     from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, make_sync
     from nanochat.parallel.wire import WIRES
@@ -227,19 +197,6 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
-        local = local_of(mode)
-        if local:
-            whole = [local.turn]
-            return LocalSync(
-                comm,
-                training,
-                optimizer,
-                [tokens] * comm.world,
-                local.every,
-                local.kind,
-                overlap=local.overlap,
-                whole=whole,
-            )
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
@@ -261,16 +218,12 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    turns = {mode: local.turn if (local := local_of(mode)) else 1 for mode in modes}
-    # A single step is a poor measure of the mean.
-    turns[ALONE] = max(1, max(turns.values()) // MEETINGS)
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
-            rows = [draw() for dummy in range(turns[mode])]
+            rows = draw()
             optimizer.dense[HEAD] = states[mode]
             comm.exchange("the start of a step", mode)
-            steps = [one_step(sync, one) for one in rows]
-            found[mode].append({what: statistics.fmean(step[what] for step in steps) for what in steps[0]})
+            found[mode].append(one_step(sync, rows))
     comm.close()
     return {mode: steps[WARM_UP:] for mode, steps in found.items()}
 
@@ -373,21 +326,14 @@ def add_expected(
     hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
     training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
     nodes = [{"host": host, "rows": model.rows} for host in hosts]
-    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way(
-        "exact", 0, "auto"
-    )
+    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way("exact", "auto")
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [model.rows] * 2
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
-        local = local_of(row["sync"])
-        if local and local.overlap == step_model.local_overlap(local.every):
-            apart = dataclasses.replace(job, every=(local.turn,))
-            row["expected"] = step_model.predict(apart, each, link, shares, local.kind, local.every).seconds
-        kind, together = str(row["sync"]).removesuffix(SHARED), not local and row["sync"] != ALONE
-        shared = step_model.head_of(job, kind) == "shared" if together else False
-        if together and shared == row["sync"].endswith(SHARED):
+        kind = str(row["sync"]).removesuffix(SHARED)
+        if kind != ALONE and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
             row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
             row["auto"] = kind == taken
 
@@ -415,13 +361,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def several(choices: Sequence[str], also: Callable[[str], object] = lambda part: None) -> Any:
-    """An argparse type: a comma-separated list of known, or otherwise valid, values."""
+def several(choices: Sequence[str]) -> Any:
+    """An argparse type: a comma-separated list of known values, or of any."""
 
     def read(text: str) -> list[str]:
         parts = text.split(",")
         for part in parts:
-            if choices and part not in choices and not also(part):
+            if choices and part not in choices:
                 raise argparse.ArgumentTypeError(f"{part} is none of {', '.join(choices)}")
         return parts
 
@@ -432,9 +378,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
     parser.add_argument("--models", type=several(list(MODELS)), default=["d4", "d8"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
-    parser.add_argument(
-        "--modes", type=several(MODES, local_of), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
-    )
+    parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--as-fast-as", type=float, default=1.0, help="foresee hosts this many times as fast as a core")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")

@@ -32,14 +32,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import similar, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import MEMORY_SHARE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Job,
     Link,
     Speed,
+    choose_sync,
     links_of,
-    mean_step,
+    predict,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
     EVAL_SHARE,
@@ -172,8 +172,6 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
         yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
         yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: remove it."
-    if run.local_steps not in (0, AUTO):
-        yield f"{name} does not work with ddp_local_steps {run.local_steps}, because hosts with local steps share no clock."
     try:
         left = deadline(run, begun or now) - now
     except (ValueError, OverflowError):
@@ -259,15 +257,15 @@ def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
 
 
 def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """Seconds of a common step, with rows by speed and the plan's ddp_sync."""
+    """Seconds of a step, with rows by speed and the plan's ddp_sync."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = Job(
         tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
-        is_open, False, (run.eval_every, run.sample_every, run.save_every),
-    ).with_way("exact" if is_open else run.sync, 0, head)  # fmt: skip
-    way = chosen(job, speeds, link, rows)
-    return mean_step(job.with_way(way.sync, 0, head) if way else job, speeds, link, rows).seconds
+        is_open,
+    ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
+    best = choose_sync(job, speeds, link, rows)
+    return predict(job.with_way(best, head) if best else job, speeds, link, rows).seconds
 
 
 def seconds_for_steps(row: Row, left: float) -> float:
@@ -315,7 +313,7 @@ def taken_settings(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> A
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
     more: Dict[str, Any] = {"save_every": -1, "save_minutes": minutes, **kept}
     left_open = {name: value for name, value in more.items() if f"ddp_{name}" not in asked.given}
-    return dataclasses.replace(asked, run=dataclasses.replace(run, local_steps=0, **left_open))
+    return dataclasses.replace(asked, run=dataclasses.replace(run, **left_open))
 
 
 def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:

@@ -13,7 +13,6 @@ from typing import NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.budget import LEAST_STEPS, TARGET_RATIO
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import KEPT
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     FELT_SHARE,
     HIDDEN_SHARE,
@@ -28,8 +27,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, parameters
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import REFERENCE_DEPTH, auto_batch_size
 
-# The link may take this fraction of a step before a larger batch is suggested.
-LINK_SHARE = 0.2
+# The link may take this fraction of a step before a larger batch is suggested; sufficient fraction of the hosts' own speeds.
+LINK_SHARE, KEPT = 0.2, 0.95
 
 
 class Larger(NamedTuple):
@@ -56,7 +55,7 @@ def law_batch(job: Job) -> int:
 def larger_batch(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> Optional[Larger]:
     """The smallest multiple of the batch that hides the link, or the largest that the law allows; None if the link takes
     little of a step or the law leaves no room."""
-    if job.world < 2 or job.apart:
+    if job.world < 2:
         return None
     now, alone = (predict(job, speeds, one, rows).seconds for one in (link, None))
     computing = max(speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows)))
@@ -79,4 +78,4 @@ def _of_size(job: Job, times: int) -> Job:
     larger = dataclasses.replace(
         job, total_batch=times * job.total_batch, rows=tuple(times * count for count in job.rows)
     )
-    return larger.with_way(job.sync, 0, AUTO if job.head_open else job.head)
+    return larger.with_way(job.sync, AUTO if job.head_open else job.head)
