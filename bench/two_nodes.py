@@ -5,6 +5,7 @@
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
+    sudo python bench/two_nodes.py --models d4 --rates 100mbit --passes 4 --modes exact,int8+head
     sudo python bench/two_nodes.py --models d4 --rates 1gbit,100mbit --as-fast-as 8 --modes exact+head,int8+head,int4+head
     python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
@@ -17,7 +18,8 @@ Beside each way is the prediction of the rehearsal's formula, from the link's ra
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
 foresees hosts eight times as fast as this machine's core by slowing down time: the link is eight times as slow and --delay
-eight times as long as given, and an eighth of all measured seconds is reported. --write replaces the file's results of the
+eight times as long as given, and an eighth of all measured seconds is reported. --passes 4 makes four passes a step on each node,
+over four times as many rows. --write replaces the file's results of the
 measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces that it made.
 """
 
@@ -138,6 +140,7 @@ def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Name
         environ |= {"GLIBC_TUNABLES": MALLOC, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         argv = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[rank]), sys.executable, __file__, "--worker"]
         argv += ["--models", model, "--modes", ",".join(arguments.modes), "--cycles", str(arguments.cycles)]
+        argv += ["--passes", str(arguments.passes)]
         processes.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
     outs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
@@ -158,7 +161,7 @@ def rehearse(model: Model) -> dict[str, Any]:
     return measure(parse([f"--{name}={value}" for name, value in flags.items()]), VOCABULARY, 20.0, 3)
 
 
-def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict[str, float]]]:
+def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[str, list[dict[str, float]]]:
     """Train like scripts.base_train, without data and disk, alternating between ways; returns the cost of every step."""
     import torch
 
@@ -181,7 +184,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     )
     gpt.init_weights()
     training, optimizer = TrainingPass(gpt), Optimizer(gpt, LearningRates().scaled(0.06))
-    tokens = model.rows * model.length
+    tokens = passes * model.rows * model.length
     odds = 1.0 / (torch.arange(gpt.config.vocab_size) + 2.7)
     generator = torch.Generator().manual_seed(comm.rank)
 
@@ -204,7 +207,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].rows.dtype)
+        return SharedHead(comm, gpt, bounds, [[tokens // passes] * comm.world] * passes, WIRES[mode].rows.dtype)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""
@@ -212,8 +215,10 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
     def draw() -> torch.Tensor:
-        drawn = torch.multinomial(odds, tokens + model.rows, replacement=True, generator=generator)
-        return drawn.view(model.rows, model.length + 1)
+        """Rows by pass."""
+        count = passes * model.rows * (model.length + 1)
+        drawn = torch.multinomial(odds, count, replacement=True, generator=generator)
+        return drawn.view(passes, model.rows, model.length + 1)
 
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
@@ -229,20 +234,24 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
 
 def one_step(sync: Any, rows: Any) -> dict[str, float]:
-    """One step over these rows; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
+    """One step over these rows by pass; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
     from torch import as_tensor
 
     from nanochat.rules.schedule import StepSchedule
 
     sync.comm.take_counters()
     begun, worked = time.perf_counter(), time.process_time()
-    ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    sync.offer_ids([ids])
+    ids, targets = rows[..., :-1].contiguous(), rows[..., 1:].contiguous()
+    sync.offer_ids(list(ids))
     token_ids = sync.take_ids()[0]
     sync.optimizer.prepare(token_ids)
     sync.training.start_step(token_ids)
     sync.start_step(token_ids)
-    loss = sync.training.forward_backward(ids, targets, 1 / (ids.numel() * sync.comm.world), sync.on_ready)
+    loss, last = 0.0, len(ids) - 1
+    for number in range(len(ids)):
+        on_ready = sync.on_ready if number == last else None
+        scale = 1 / (ids.numel() * sync.comm.world)
+        loss += sync.training.forward_backward(ids[number], targets[number], scale, on_ready)
     sync.step(as_tensor(loss), StepSchedule(0.5, 0.9, 0.01))
     seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
     waited, sent = sync.comm.take_counters()
@@ -262,12 +271,13 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with namespaces() as names, link(names, delay * times):
         for model in arguments.models:
             for rate in arguments.rates:
-                label = label_of(rate, arguments.delay, times)
+                label = label_of(rate, arguments.delay, times, arguments.passes)
                 print(f"{model} at {label} ...", file=sys.stderr, flush=True)
                 shape(names, rate, times)
                 told = [sped_up(one, times) for one in measure(names, cores, arguments, model)]
                 found = summary(model, label, [steps for dummy, steps in told])
-                add_expected(found, MODELS[model], rate, delay, [speed for speed, dummy in told], times)
+                speeds = [speed for speed, dummy in told]
+                add_expected(found, MODELS[model], rate, delay, speeds, times, arguments.passes)
                 results += found
                 print(table(found), file=sys.stderr, flush=True)
                 if arguments.write:
@@ -275,9 +285,10 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-def label_of(rate: str, delay: float, times: float) -> str:
-    """The link as it would be on the foreseen hosts."""
-    return rate + (f", {delay:g} ms" if delay else "") + (f", hosts {times:g} times as fast" if times != 1 else "")
+def label_of(rate: str, delay: float, times: float, passes: int) -> str:
+    """The link as it would be on the foreseen hosts, and the passes of a step."""
+    told = [rate] + [f"{delay:g} ms"] * bool(delay) + [f"hosts {times:g} times as fast"] * (times != 1)
+    return ", ".join(told + [f"{passes} passes"] * (passes != 1))
 
 
 def sped_up(told: Any, times: float) -> Any:
@@ -316,6 +327,7 @@ def add_expected(
     delay: float,
     speeds: Sequence[dict[str, Any]],
     times: float = 1.0,
+    passes: int = 1,
 ) -> None:
     """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
@@ -323,13 +335,14 @@ def add_expected(
     from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
     shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
-    hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
+    hosts, rows_of_node = ("one", "two"), passes * model.rows
+    batch = {"total_batch": 2 * rows_of_node * model.length, "device_batch": model.rows}
     training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
-    nodes = [{"host": host, "rows": model.rows} for host in hosts]
+    nodes = [{"host": host, "rows": rows_of_node} for host in hosts]
     job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way("exact", "auto")
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
-    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [model.rows] * 2
+    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
         kind = str(row["sync"]).removesuffix(SHARED)
@@ -381,6 +394,7 @@ def main() -> None:
     parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--as-fast-as", type=float, default=1.0, help="foresee hosts this many times as fast as a core")
+    parser.add_argument("--passes", type=int, default=1, help="passes of a step, each of the model's rows")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
@@ -390,7 +404,7 @@ def main() -> None:
         arguments.modes.insert(0, ALONE)
     if arguments.worker:
         model = MODELS[arguments.models[0]]
-        found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles)]
+        found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles, arguments.passes)]
         print(json.dumps(found))
     elif arguments.show:
         print(table(json.loads(arguments.show.read_text(encoding="utf-8"))))

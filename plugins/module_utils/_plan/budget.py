@@ -41,11 +41,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     links_of,
     predict,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, parameters
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
     EVAL_SHARE,
     REFERENCE_DEPTH,
     SAVE_RATE,
-    plan_training,
+    auto_batch_size,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
@@ -213,28 +214,33 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
 
 
-def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
-    """The settings with this depth, and batch and steps by nanochat's laws for it, or for this many tokens."""
+class Law(NamedTuple):
+    """The tokens of a training, and its total batch."""
+
+    tokens: int
+    batch: int
+
+
+def law_of(shape: Shape, most: float = math.inf) -> Law:
+    """nanochat's laws for this model: TARGET_RATIO tokens per parameter, but no more than `most`, and the batch for them."""
+    counts = [parameters(shape._replace(depth=depth)) for depth in (shape.depth, REFERENCE_DEPTH)]
+    own, reference = (count["transformer_matrices"] + count["lm_head"] for count in counts)
+    tokens = int(min(most, TARGET_RATIO * own))
+    return Law(tokens, auto_batch_size(tokens, TARGET_RATIO * reference))
+
+
+def by_laws(asked: Asked, depth: int, hosts: int, tokens: float = math.inf) -> RunSettings:
+    """The settings with this depth, and batch and steps by nanochat's laws for it and no more than these tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
-    sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
-    scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
-    ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
-    law = plan_training(
-        scaling_parameters=scaling,
-        # The batch depends on this run's tokens relative to the reference's at the full ratio.
-        reference_parameters=round(reference * TARGET_RATIO / ratio),
-        flops_per_token=sizes[0]["flops_per_token"],
-        target_param_data_ratio=ratio,
-        total_batch_size=run.total_batch if "ddp_total_batch" in asked.given else -1,
-    )
-    batch = law.total_batch_size
+    law, batch = law_of(shape_of(run), tokens), run.total_batch
     if "ddp_total_batch" not in asked.given:
+        batch = law.batch
         # Every host needs a row.
         least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
-        while batch // 2 >= least and law.target_tokens < LEAST_STEPS * batch:
+        while batch // 2 >= least and law.tokens < LEAST_STEPS * batch:
             batch //= 2
         batch = max(batch, least)
-    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.target_tokens // batch)
+    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.tokens // batch)
     return dataclasses.replace(run, total_batch=batch, iterations=steps)
 
 

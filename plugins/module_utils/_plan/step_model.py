@@ -3,14 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Predicts a step's time on given hosts and link for each ddp_sync method, and chooses for `auto`. Pure functions.
 
-The figures are estimates from a simple model: a rank computes its rows, gradients are sent partly meanwhile,
-and the step ends when the slowest rank and the slowest link are done.
+The figures are estimates from a simple model: a rank computes its rows in passes, gradients are sent partly during the last of them
+and the optimizer, and the step ends when the slowest rank and the slowest link are done.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
@@ -60,6 +61,17 @@ class Link(NamedTuple):
 
     mbit: float
     latency_ms: float
+
+
+class Sent(NamedTuple):
+    """Bytes that the rank which sends most sends in a step."""
+
+    gradients: int  # and updates, once a step
+    head: int  # hidden states of a shared head, in every pass
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.head
 
 
 class Step(NamedTuple):
@@ -137,8 +149,8 @@ def muon_share(job: Job, sync: Optional[str] = None) -> float:
     return most_matrices(job) if (sync or job.sync) in WAYS else 1.0
 
 
-def bytes_sent(job: Job, sync: Optional[str] = None) -> int:
-    """Bytes that the rank which sends most sends in a step: of the embeddings its own tokens' rows to every other rank, of
+def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
+    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of
     the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
     every byte almost twice, and between two ranks once."""
     model, world = job.model, job.world
@@ -146,7 +158,7 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> int:
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     if kind not in WAYS:
-        return int(FLOAT * counts["total"] * ring)
+        return Sent(int(FLOAT * counts["total"] * ring), 0)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
@@ -158,9 +170,8 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> int:
         dense -= counts["lm_head"]
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.row_bytes)
-    return shared + int(
-        (dense * ring + matrices) * way.value_bytes + rows * model["n_embd"] * tables * (world - 1) * way.row_bytes
-    )
+    embeddings = rows * model["n_embd"] * tables * (world - 1)
+    return Sent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 
 
 def head_of(job: Job, kind: str) -> str:
@@ -196,21 +207,25 @@ def predict(
     """A step of all hosts, with rows in the order of the speeds."""
     kind = sync or job.sync
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
-    sent = bytes_sent(job, kind)
-    joined = link if job.world > 1 else None
-    late = ROUNDS * joined.latency_ms / 1000 if joined else 0.0
-    wire = sent * 8 / (joined.mbit * WIRE_SHARE * 1e6) if joined else 0.0
-    slowest = max(computing)
+    slowest, sent, waiting, late = max(computing), bytes_sent(job, kind), 0.0, 0.0
     updates = [speed.optimizer(muon_share(job, kind)) for speed in speeds]
-    felt = max(FELT_SHARE * wire, wire - hidden_share(kind) * (slowest + max(updates)))
-    seconds = slowest + felt + late + max(updates)
+    if link is not None and job.world > 1:
+        # The rank with most rows is the last to begin its last pass.
+        passes = max(1, math.ceil(max(rows) / job.device_batch))
+        of_pass, head = slowest / passes, sent.head / passes
+        waiting = (passes - 1) * felt(link, kind, head, of_pass)
+        waiting += felt(link, kind, sent.gradients + head, of_pass + max(updates))
+        late = ROUNDS * link.latency_ms / 1000
+    seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return Step(seconds, job.total_batch / seconds, waits, sent)
+    return Step(seconds, job.total_batch / seconds, waits, sent.total)
 
 
-def hidden_share(kind: str) -> float:
-    """The fraction of the computing that can hide transfers."""
-    return DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
+def felt(link: Link, kind: str, sent: float, computing: float) -> float:
+    """The part of a transfer's seconds that these seconds of computing do not hide."""
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
+    able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
+    return max(FELT_SHARE * wire, wire - able * computing)
 
 
 def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:

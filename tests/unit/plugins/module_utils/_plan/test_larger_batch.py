@@ -31,10 +31,11 @@ def test_the_law_is_nanochats():
 
 
 def test_the_smallest_batch_that_hides_the_link_is_found():
-    found = larger_batch(job(8, 100_000), SPEEDS, Link(270.0, 1.0), (2, 2))
-    assert (found.total_batch, found.iterations) == (65536, 6250)
+    now = job(8, 200_000).with_way("bf16", "whole")
+    found = larger_batch(now, SPEEDS, Link(1000.0, 1.0), (2, 2))
+    assert (found.total_batch, found.iterations) == (131072, 6250)
     assert found.kept_now < 0.8 < 0.95 <= found.kept
-    assert found.total_batch < law_batch(job(8, 100_000))
+    assert found.total_batch < law_batch(now)
 
 
 def test_where_none_hides_it_the_largest_that_leaves_enough_steps_is_told():

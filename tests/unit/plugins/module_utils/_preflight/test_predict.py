@@ -56,7 +56,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
     ],
 )
 def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
-    assert step_model.bytes_sent(step_model.job_of(plan(shape, sync))) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(step_model.job_of(plan(shape, sync))).total / 1e6 == pytest.approx(megabytes, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
 def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, megabytes):
     document = plan(shape, sync)
     document["training"]["head"] = "shared"
-    assert step_model.bytes_sent(step_model.job_of(document)) / 1e6 == pytest.approx(megabytes, rel=0.06)
+    assert step_model.bytes_sent(step_model.job_of(document)).total / 1e6 == pytest.approx(megabytes, rel=0.06)
 
 
 def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
@@ -74,7 +74,7 @@ def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
         document["nodes"] = [{"host": f"h{rank}", "rows": 2, "address": f"10.0.0.{rank}"} for rank in range(world)]
         return {**document, "world": world}
 
-    sent = {world: step_model.bytes_sent(step_model.job_of(many(world))) for world in (2, 12, 13, 101)}
+    sent = {world: step_model.bytes_sent(step_model.job_of(many(world))).total for world in (2, 12, 13, 101)}
     rows = {world: step_model.touched_rows(32768, 2048 // world) * 256 * 3 * (world - 1) * 4 for world in sent}
     matrices = D4_MATRICES * 4
     head = describe(D4)["parameters"]["lm_head"] * 4
@@ -86,7 +86,7 @@ def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
 
 
 def test_one_rank_sends_nothing():
-    assert step_model.bytes_sent(step_model.job_of(plan(rows=(4,)))) == 0
+    assert step_model.bytes_sent(step_model.job_of(plan(rows=(4,)))) == (0, 0)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
@@ -114,6 +114,38 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
             step_model.job_of(document), [one._replace(host="desktop"), one._replace(host="laptop")], link, (2, 2)
         )
         assert step.seconds == pytest.approx(seconds, rel=0.1), kind
+
+
+def seconds_of(rows: int, mbit: float | None, head: str = "whole", sync: str = "exact") -> float:
+    """A step of two hosts with so many rows each, in passes of two that take a second."""
+    document = plan(D4, sync, (rows, rows))
+    document["training"]["head"] = head
+    link = Link(mbit, 0.0) if mbit else None
+    return step_model.predict(step_model.job_of(document), speeds(1.0, 1.0), link, (rows, rows)).seconds
+
+
+@pytest.mark.parametrize(("rows", "last_pass"), [(2, 1.0), (8, 1.0), (7, 3.5 / 4)])
+def test_the_last_pass_and_the_optimizer_hide_the_gradients_and_no_other_pass_does(rows, last_pass):
+    sent = step_model.bytes_sent(step_model.job_of(plan(D4, "exact", (rows, rows)))).total
+    wire, hidden = sent * 8 / (20e6 * step_model.WIRE_SHARE), step_model.HIDDEN_SHARE * (last_pass + 0.02 + 0.1 / 2)
+    assert seconds_of(rows, 20.0) - seconds_of(rows, None) == pytest.approx(wire - hidden)
+
+
+def test_each_pass_hides_its_own_part_of_a_shared_head():
+    document = plan(D4, "exact", (8, 8))
+    document["training"]["head"] = "shared"
+    gradients, head = (one * 8 / step_model.WIRE_SHARE for one in step_model.bytes_sent(step_model.job_of(document)))
+    hidden = step_model.HIDDEN_SHARE * (4 * 1.0 + 0.02 + 0.1 / 2)
+    assert seconds_of(8, 5.0, "shared") - seconds_of(8, None, "shared") == pytest.approx(
+        (gradients + head) / 5e6 - hidden
+    )
+    felt = step_model.FELT_SHARE * (gradients + head) / 1e9
+    assert seconds_of(8, 1000.0, "shared") - seconds_of(8, None, "shared") == pytest.approx(felt)
+
+
+def test_dense_hides_nothing_in_any_pass_and_ddp_some_of_the_last():
+    hidden = {sync: seconds_of(8, 5.0, sync="dense") - seconds_of(8, 5.0, sync=sync) for sync in ("dense", "ddp")}
+    assert hidden == {"dense": 0.0, "ddp": pytest.approx(step_model.DDP_HIDDEN_SHARE * (1.0 + 0.02 + 0.1))}
 
 
 def test_the_slower_host_waits_less():
