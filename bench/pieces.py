@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+TRAINER = Path(__file__).resolve().parents[1] / "trainer"
+VOCABULARY = 4096
 
 
 def free_port() -> int:
@@ -18,6 +24,26 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def prepare(folder: Path) -> None:
+    """Make shards and tokenizer from Python's own library."""
+    library = sysconfig.get_paths()["stdlib"]
+    run_module(
+        folder, "make_shards", "--from", library, "--out", str(folder / "data"), "--shards", "3", "--suffix", ".py"
+    )
+    run_module(folder, "tok_train", "--vocab-size", str(VOCABULARY))
+
+
+def run_module(folder: Path, script: str, *argv: str) -> None:
+    words = [sys.executable, "-m", f"scripts.{script}", *argv]
+    subprocess.run(words, cwd=TRAINER, env=environment(folder), check=True, stdout=sys.stderr)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a rank of one thread on this machine."""
+    paths = {"NANOCHAT_BASE_DIR": str(folder), "NANOCHAT_DATA_DIR": str(folder / "data"), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **paths, "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR", **more}
 
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:

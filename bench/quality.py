@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curves import draw
-from local_steps import environment, prepare
-from pieces import Results, free_port
+from pieces import TRAINER, Results, environment, free_port, prepare
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
 
 Json = dict[str, Any]
-TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 sys.path.insert(0, str(TRAINER))
 # Products and wire; the first is the reference.
 WAYS = [

@@ -25,7 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner  # noqa: E402
 from lan import Lan  # noqa: E402
-from local_steps import TRAINER, environment, prepare  # noqa: E402
+from pieces import TRAINER, environment, prepare  # noqa: E402
 
 HOSTS = ("desktop", "laptop", "attic")
 LENGTH, ROWS, SAVE_EVERY, PATIENCE = 128, 4, 100, 300.0

@@ -5,23 +5,21 @@
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
     sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
-    sudo python bench/two_nodes.py --models d4 --rates 100mbit --cycles 4 --modes exact,bf16,exact/10,bf16/10
-    sudo python bench/two_nodes.py --models d4 --rates 20mbit --cycles 2 --modes int8+head,int8/30,int8/30/15
+    sudo python bench/two_nodes.py --models d4 --rates 100mbit --passes 4 --modes exact,int8+head
     sudo python bench/two_nodes.py --models d4 --rates 1gbit,100mbit --as-fast-as 8 --modes exact+head,int8+head,int4+head
     python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
 The nodes are network namespaces on this machine, joined by two virtual interfaces shaped by tc. The ways alternate step by
 step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
 Efficiency is the seconds of a step alone divided by those of a common step, the median over all cycles, so that other work
-affects all ways alike. Token frequencies are those of text. A way ending in /10 makes ten steps in its turn and meets after
-the last (--local-steps); one ending in /30/15 makes four times thirty, and exchanges each mean during the next 15 steps
-(--local-overlap), except for the last, for which both wait as before a checkpoint. Such ways are measured only on request,
-and so are int8 and int4. exact+head, bf16+head and so on share the head (--head shared) instead of sending its gradient.
+affects all ways alike. Token frequencies are those of text. int8 and int4 are measured only on request. exact+head, bf16+head
+and so on share the head (--head shared) instead of sending its gradient.
 Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
 foresees hosts eight times as fast as this machine's core by slowing down time: the link is eight times as slow and --delay
-eight times as long as given, and an eighth of all measured seconds is reported. --write replaces the file's results of the
+eight times as long as given, and an eighth of all measured seconds is reported. --passes 4 makes four passes a step on each node,
+over four times as many rows. --write replaces the file's results of the
 measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces that it made.
 """
 
@@ -29,32 +27,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from delay_line import MTU, delayed
-from pieces import write_list
+from pieces import TRAINER, write_list
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINER = ROOT / "trainer"
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
-# Meetings per turn with --local-overlap; the nodes wait for the last.
-MEETINGS = 4
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
-LOCAL = re.compile(r"(exact|bf16|int8|int4)/(\d+)(?:/(\d+))?")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -79,25 +71,6 @@ class Model(NamedTuple):
 VOCABULARY = 32768
 # With one row a step takes little more than half as long, as on a faster processor, with less time to hide transfers.
 MODELS = {"d4": Model(4, 64, 512, 2, 12), "d8": Model(8, 128, 1024, 2, 5), "d4-1row": Model(4, 64, 512, 1, 12)}
-
-
-class Local(NamedTuple):
-    """A way with local steps: steps between meetings, and steps that overlap with the exchange of a mean."""
-
-    kind: str
-    every: int
-    overlap: int
-
-    @property
-    def turn(self) -> int:
-        """Steps of one turn."""
-        return self.every * (MEETINGS if self.overlap else 1)
-
-
-def local_of(mode: str) -> Local | None:
-    """Parse a way like int8/30/15 or int8/10; None for any other."""
-    found = LOCAL.fullmatch(mode)
-    return Local(found[1], int(found[2]), int(found[3] or 0)) if found else None
 
 
 # -- the two nodes
@@ -167,6 +140,7 @@ def measure(names: Sequence[str], cores: Sequence[int], arguments: argparse.Name
         environ |= {"GLIBC_TUNABLES": MALLOC, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         argv = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[rank]), sys.executable, __file__, "--worker"]
         argv += ["--models", model, "--modes", ",".join(arguments.modes), "--cycles", str(arguments.cycles)]
+        argv += ["--passes", str(arguments.passes)]
         processes.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
     outs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
@@ -187,7 +161,7 @@ def rehearse(model: Model) -> dict[str, Any]:
     return measure(parse([f"--{name}={value}" for name, value in flags.items()]), VOCABULARY, 20.0, 3)
 
 
-def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict[str, float]]]:
+def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[str, list[dict[str, float]]]:
     """Train like scripts.base_train, without data and disk, alternating between ways; returns the cost of every step."""
     import torch
 
@@ -198,7 +172,6 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     from nanochat.model.gradients import HEAD
     from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer
     from nanochat.parallel.comm import connect
-    from nanochat.parallel.local import LocalSync
     from nanochat.parallel.shared_head import SharedHead
     from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, make_sync
     from nanochat.parallel.wire import WIRES
@@ -211,7 +184,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     )
     gpt.init_weights()
     training, optimizer = TrainingPass(gpt), Optimizer(gpt, LearningRates().scaled(0.06))
-    tokens = model.rows * model.length
+    tokens = passes * model.rows * model.length
     odds = 1.0 / (torch.arange(gpt.config.vocab_size) + 2.7)
     generator = torch.Generator().manual_seed(comm.rank)
 
@@ -227,19 +200,6 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
-        local = local_of(mode)
-        if local:
-            whole = [local.turn]
-            return LocalSync(
-                comm,
-                training,
-                optimizer,
-                [tokens] * comm.world,
-                local.every,
-                local.kind,
-                overlap=local.overlap,
-                whole=whole,
-            )
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
@@ -247,7 +207,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].rows.dtype)
+        return SharedHead(comm, gpt, bounds, [[tokens // passes] * comm.world] * passes, WIRES[mode].rows.dtype)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""
@@ -255,41 +215,43 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
         return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
     def draw() -> torch.Tensor:
-        drawn = torch.multinomial(odds, tokens + model.rows, replacement=True, generator=generator)
-        return drawn.view(model.rows, model.length + 1)
+        """Rows by pass."""
+        count = passes * model.rows * (model.length + 1)
+        drawn = torch.multinomial(odds, count, replacement=True, generator=generator)
+        return drawn.view(passes, model.rows, model.length + 1)
 
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    turns = {mode: local.turn if (local := local_of(mode)) else 1 for mode in modes}
-    # A single step is a poor measure of the mean.
-    turns[ALONE] = max(1, max(turns.values()) // MEETINGS)
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
-            rows = [draw() for dummy in range(turns[mode])]
+            rows = draw()
             optimizer.dense[HEAD] = states[mode]
             comm.exchange("the start of a step", mode)
-            steps = [one_step(sync, one) for one in rows]
-            found[mode].append({what: statistics.fmean(step[what] for step in steps) for what in steps[0]})
+            found[mode].append(one_step(sync, rows))
     comm.close()
     return {mode: steps[WARM_UP:] for mode, steps in found.items()}
 
 
 def one_step(sync: Any, rows: Any) -> dict[str, float]:
-    """One step over these rows; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
+    """One step over these rows by pass; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
     from torch import as_tensor
 
     from nanochat.rules.schedule import StepSchedule
 
     sync.comm.take_counters()
     begun, worked = time.perf_counter(), time.process_time()
-    ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    sync.offer_ids([ids])
+    ids, targets = rows[..., :-1].contiguous(), rows[..., 1:].contiguous()
+    sync.offer_ids(list(ids))
     token_ids = sync.take_ids()[0]
     sync.optimizer.prepare(token_ids)
     sync.training.start_step(token_ids)
     sync.start_step(token_ids)
-    loss = sync.training.forward_backward(ids, targets, 1 / (ids.numel() * sync.comm.world), sync.on_ready)
+    loss, last = 0.0, len(ids) - 1
+    for number in range(len(ids)):
+        on_ready = sync.on_ready if number == last else None
+        scale = 1 / (ids.numel() * sync.comm.world)
+        loss += sync.training.forward_backward(ids[number], targets[number], scale, on_ready)
     sync.step(as_tensor(loss), StepSchedule(0.5, 0.9, 0.01))
     seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
     waited, sent = sync.comm.take_counters()
@@ -309,12 +271,13 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with namespaces() as names, link(names, delay * times):
         for model in arguments.models:
             for rate in arguments.rates:
-                label = label_of(rate, arguments.delay, times)
+                label = label_of(rate, arguments.delay, times, arguments.passes)
                 print(f"{model} at {label} ...", file=sys.stderr, flush=True)
                 shape(names, rate, times)
                 told = [sped_up(one, times) for one in measure(names, cores, arguments, model)]
                 found = summary(model, label, [steps for dummy, steps in told])
-                add_expected(found, MODELS[model], rate, delay, [speed for speed, dummy in told], times)
+                speeds = [speed for speed, dummy in told]
+                add_expected(found, MODELS[model], rate, delay, speeds, times, arguments.passes)
                 results += found
                 print(table(found), file=sys.stderr, flush=True)
                 if arguments.write:
@@ -322,9 +285,10 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-def label_of(rate: str, delay: float, times: float) -> str:
-    """The link as it would be on the foreseen hosts."""
-    return rate + (f", {delay:g} ms" if delay else "") + (f", hosts {times:g} times as fast" if times != 1 else "")
+def label_of(rate: str, delay: float, times: float, passes: int) -> str:
+    """The link as it would be on the foreseen hosts, and the passes of a step."""
+    told = [rate] + [f"{delay:g} ms"] * bool(delay) + [f"hosts {times:g} times as fast"] * (times != 1)
+    return ", ".join(told + [f"{passes} passes"] * (passes != 1))
 
 
 def sped_up(told: Any, times: float) -> Any:
@@ -363,6 +327,7 @@ def add_expected(
     delay: float,
     speeds: Sequence[dict[str, Any]],
     times: float = 1.0,
+    passes: int = 1,
 ) -> None:
     """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
@@ -370,24 +335,18 @@ def add_expected(
     from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
     shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
-    hosts, batch = ("one", "two"), {"total_batch": 2 * model.rows * model.length, "device_batch": model.rows}
+    hosts, rows_of_node = ("one", "two"), passes * model.rows
+    batch = {"total_batch": 2 * rows_of_node * model.length, "device_batch": model.rows}
     training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
-    nodes = [{"host": host, "rows": model.rows} for host in hosts]
-    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way(
-        "exact", 0, "auto"
-    )
+    nodes = [{"host": host, "rows": rows_of_node} for host in hosts]
+    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way("exact", "auto")
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
-    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [model.rows] * 2
+    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
-        local = local_of(row["sync"])
-        if local and local.overlap == step_model.local_overlap(local.every):
-            apart = dataclasses.replace(job, every=(local.turn,))
-            row["expected"] = step_model.predict(apart, each, link, shares, local.kind, local.every).seconds
-        kind, together = str(row["sync"]).removesuffix(SHARED), not local and row["sync"] != ALONE
-        shared = step_model.head_of(job, kind) == "shared" if together else False
-        if together and shared == row["sync"].endswith(SHARED):
+        kind = str(row["sync"]).removesuffix(SHARED)
+        if kind != ALONE and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
             row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
             row["auto"] = kind == taken
 
@@ -415,13 +374,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def several(choices: Sequence[str], also: Callable[[str], object] = lambda part: None) -> Any:
-    """An argparse type: a comma-separated list of known, or otherwise valid, values."""
+def several(choices: Sequence[str]) -> Any:
+    """An argparse type: a comma-separated list of known values, or of any."""
 
     def read(text: str) -> list[str]:
         parts = text.split(",")
         for part in parts:
-            if choices and part not in choices and not also(part):
+            if choices and part not in choices:
                 raise argparse.ArgumentTypeError(f"{part} is none of {', '.join(choices)}")
         return parts
 
@@ -432,11 +391,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the network costs, for each way of --sync.")
     parser.add_argument("--models", type=several(list(MODELS)), default=["d4", "d8"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--rates", type=several(()), default=["1gbit", "100mbit"], help="link rates as tc writes them")
-    parser.add_argument(
-        "--modes", type=several(MODES, local_of), default=USUAL, help=f"of {', '.join(MODES)}, exact/10, int8/30/15 ..."
-    )
+    parser.add_argument("--modes", type=several(MODES), default=USUAL, help=f"of {', '.join(MODES)}")
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds that the link takes one way")
     parser.add_argument("--as-fast-as", type=float, default=1.0, help="foresee hosts this many times as fast as a core")
+    parser.add_argument("--passes", type=int, default=1, help="passes of a step, each of the model's rows")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
     parser.add_argument("--write", type=Path, help="file for the results as JSON")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
@@ -446,7 +404,7 @@ def main() -> None:
         arguments.modes.insert(0, ALONE)
     if arguments.worker:
         model = MODELS[arguments.models[0]]
-        found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles)]
+        found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles, arguments.passes)]
         print(json.dumps(found))
     elif arguments.show:
         print(table(json.loads(arguments.show.read_text(encoding="utf-8"))))

@@ -104,7 +104,7 @@ EVENTS: dict[str, dict[str, str]] = {
         "ends": "only of a timed run: when it is to be over, in seconds since 1970 by this host's clock",
     },
     "step": {
-        "loss": "mean over ranks; with local steps that of the rank's own rows between meetings", "loss_smooth": "", "seconds": "",
+        "loss": "mean over ranks", "loss_smooth": "", "seconds": "",
         "tokens_per_second": "of all ranks", "forward_backward_seconds": "", "wait_seconds": "", "optimizer_seconds": "",
         "data_seconds": "", "bytes_sent": "", "memory_bytes": "", "lr_multiplier": "", "epoch": "", "rows": "of this rank in the step",
         "share": "only of a timed run: how much of its time was used before the step, from 0 to 1",
@@ -114,9 +114,6 @@ EVENTS: dict[str, dict[str, str]] = {
     "shares": {
         "rows": "", "head": "weights of the parts; empty of a whole head", "before": "", "before_head": "",
         "speeds": "parts of their sum", "seconds": "",
-    },
-    "phase": {
-        "apart": "whether each rank makes its steps by itself from this step on", "seconds": "", "bytes_sent": "",
     },
     "sample": {"prompt": "", "text": ""},
     "digest": {"digest": "", "identical": ""},
@@ -132,7 +129,7 @@ HEARTBEAT = {
     "phase": "start, rendezvous, agree, resume, data, forward_backward, head, sync, optimizer, eval, sample, save, share or end",
     "phase_since": "it makes progress", "collective": "", "batch": "of an evaluation", "batches": "",
     "step_seconds": "the mean of a step here (null before the first)", "save_seconds": "what the last checkpoint took with its proof",
-    "meeting_in": "steps until the next regular meeting of local steps", "oom_kills": "the kernel's count of processes that it killed",
+    "oom_kills": "the kernel's count of processes that it killed",
 }  # fmt: skip
 
 

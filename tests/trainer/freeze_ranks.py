@@ -38,7 +38,7 @@ FLAGS = (
 PHASES = {
     "rendezvous": ("rendezvous", 0), "agree": ("agree", 0), "resume": ("resume", 0), "data": ("data", 1),
     "step": ("forward_backward", 1), "sync": ("sync", 1), "eval": ("eval", 1), "sample": ("sample", 1),
-    "save": ("save", 1), "meeting": ("sync", 1), "end": ("end", 0),
+    "save": ("save", 1), "end": ("end", 0),
 }  # fmt: skip
 
 
@@ -55,18 +55,17 @@ def begin(folder: Path, name: str) -> Case:
     """Fork the ranks of one case."""
     phase, rank = name.split(":")
     job, port = Job(folder / name.replace(":", "-"), 2), ranks.free_port()
-    flags = [*FLAGS, "--local-steps", "2"] if phase == "meeting" else [*FLAGS]
     pids = []
     for one in range(2):
         environment = ranks.environment(one, 2, port, job.environment(one))
         pid = os.fork()
         if not pid:
-            run(job, one, environment, flags, PHASES[phase] if one == int(rank) else ("", 0))
+            run(job, one, environment, PHASES[phase] if one == int(rank) else ("", 0))
         pids.append(pid)
     return Case(name, job, pids, int(rank))
 
 
-def run(job: Job, rank: int, environment: dict[str, str], flags: list[str], freeze: tuple[str, int]) -> None:
+def run(job: Job, rank: int, environment: dict[str, str], freeze: tuple[str, int]) -> None:
     """A rank's whole life."""
     os.environ.update(environment)
     output = os.open(job.base(rank) / "output", os.O_WRONLY | os.O_CREAT)
@@ -80,7 +79,7 @@ def run(job: Job, rank: int, environment: dict[str, str], flags: list[str], free
             os.kill(os.getpid(), signal.SIGSTOP)
 
     metrics.Heartbeat.enter = freezing  # type: ignore[method-assign]
-    sys.argv[1:] = job.argv(flags)[2:]
+    sys.argv[1:] = job.argv(FLAGS)[2:]
     os._exit(exit_code(base_train.main))
 
 

@@ -45,7 +45,6 @@ def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_
         assert whole.last is not None and loaders[0].last is not None and loaders[1].last is not None
         counted = sum(int((targets != IGNORED).sum()) for dummy2, targets in alone[-3:])
         assert whole.last.counted == loaders[0].last.counted == counted
-        assert loaders[0].last.counted_here + loaders[1].last.counted_here == counted
     for one, two in zip(alone, together, strict=True):
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert whole.position()["epoch"] > 1
@@ -87,12 +86,10 @@ def test_a_text_that_no_tokenizer_takes_is_named(talks: Talks, tmp_path: Path) -
         Talks(path, talks.tokenizer).rendered(1, 64)
 
 
-@pytest.mark.parametrize(("apart", "counted", "here", "wanted"), [(False, 9, 4, 9), (True, 9, 4, 4), (True, 9, 0, 1)])
-def test_a_loss_is_the_mean_over_what_is_learnt_by_those_who_make_the_step(
-    apart: bool, counted: int, here: int, wanted: int
-) -> None:
-    batch = ChatBatch(Cursor(0, 0, 1, 0), counted, here)
-    assert FineTuning.targets(object.__new__(FineTuning), 3, batch, apart) == wanted
+@pytest.mark.parametrize(("counted", "wanted"), [(9, 9), (0, 1)])
+def test_a_loss_is_the_mean_over_what_is_learnt(counted: int, wanted: int) -> None:
+    batch = ChatBatch(Cursor(0, 0, 1, 0), counted)
+    assert FineTuning.targets(object.__new__(FineTuning), 3, batch) == wanted
 
 
 def test_a_conversation_that_is_too_long_keeps_its_beginning(talks: Talks, tmp_path: Path) -> None:

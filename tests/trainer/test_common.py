@@ -13,10 +13,7 @@ import pytest
 import torch
 
 from nanochat.kit import common
-from nanochat.kit.common import Ranks, UserError
-from nanochat.kit.settings import parse
-from nanochat.parallel.comm import Comm
-from nanochat.run.setup import check_memory, model_config
+from nanochat.kit.common import UserError
 
 AVX512 = frozenset(["avx512f", "avx512_bf16"])
 
@@ -96,33 +93,6 @@ def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> Non
     assert common.memory_limit(tmp_path) == 2**20
     with pytest.raises(UserError, match=r"needs about 3.0 GiB .* has 1.0 GiB"):
         common.check_memory(3 * 2**30, "this model", 2**30)
-
-
-def needed_memory(monkeypatch: pytest.MonkeyPatch, world: int, *flags: str) -> int:
-    """The bytes that a run with these flags is refused for."""
-    told: list[int] = []
-    monkeypatch.setattr(common, "check_memory", lambda needed, what, limit: told.append(needed))
-    settings = parse(["--depth=4", "--max-seq-len=512", "--head=whole", *flags])
-    # One object will do for its number of ranks: nothing is exchanged.
-    comm = Comm(Ranks(0, 0, 1), 5.0)
-    comm.world = world
-    check_memory(model_config(settings, 32768), "cpu", settings, [2] * world, comm)
-    return told[0]
-
-
-def test_the_memory_of_local_steps_is_that_of_a_meeting_with_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(steps: int, world: int, *flags: str) -> int:
-        """The bytes of table rows beyond those of one step."""
-        first = needed_memory(monkeypatch, world, "--local-steps=1", *flags)
-        return needed_memory(monkeypatch, world, f"--local-steps={steps}", *flags) - first
-
-    assert needed_memory(monkeypatch, 2, "--local-steps=1") > needed_memory(monkeypatch, 2)
-    # Those of a rank's own and what each rank sends: three times those of one, and five; of half the bytes two and three.
-    assert rows(9, 4) / rows(9, 2) == pytest.approx(5 / 3, rel=0.01)
-    assert rows(9, 4, "--sync=bf16") / rows(9, 4) == pytest.approx(3 / 5, rel=0.01)
-    # A step reads 1,024 tokens of 32,768: after 32 steps every row can have been touched.
-    assert rows(9, 2) / rows(5, 2) == pytest.approx(2, rel=0.01)
-    assert rows(32, 2) == rows(1000, 2) > rows(31, 2)
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:

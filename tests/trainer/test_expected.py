@@ -17,8 +17,8 @@ import ranks
 import torch
 
 from nanochat.kit.common import Ranks, UserError
-from nanochat.parallel import agreement, local, sync
-from nanochat.parallel.comm import Comm, Pending, _beat, _farewell
+from nanochat.parallel import agreement, sync
+from nanochat.parallel.comm import Comm, _beat, _farewell
 from nanochat.rules.causes import Cause
 from nanochat.run import rescue, restore, resume, saving
 from nanochat.run.resume import Found
@@ -41,16 +41,6 @@ class Honest(Comm):
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
         pytest.fail("nothing may be carried")
-
-
-def local_sync(comm: Comm) -> Any:
-    """As much of it as its exchanges need."""
-    made = object.__new__(local.LocalSync)
-    made.__dict__.update(
-        comm=comm, every=1, made=0, last=9, overlap=0, _agreed=None, _stop=False, _flight=None, others=[1], weights=[0.5, 0.5],
-        _touched=[local.Touched(torch.arange(2), {}, 0)], _seen=torch.zeros(300, dtype=torch.bool),
-    )  # fmt: skip
-    return made
 
 
 READER: Any = None  # nothing is read
@@ -169,16 +159,6 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
         [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),
-    (
-        "the step before a meeting",
-        lambda comm, folder: local_sync(comm).take_ids(),
-        [None, [1], [-1, False], [1.5, False], [10**30, False], [1, 1]],
-    ),
-    (
-        "the meeting of all ranks",
-        lambda comm, folder: local_sync(comm)._open(0.5),
-        [None, [301, 0.5], [10**12, 0.5], [-1, 0.5], [1, "x"], [1, None], [1]],
-    ),
     ("the kinds of CPU", lambda comm, folder: sync.alike(comm), [None, 3, [1, 2, 3, 4]]),
 ]
 
@@ -239,29 +219,13 @@ def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
     some.__dict__.update(
         comm=SimpleNamespace(wait=lambda *dummy: None), pending_ids=[], device="cpu",
         training=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(padded_vocab_size=300))),
-        _ids=[torch.tensor([0, 0, 0, 0, 0, 20000, 7, 299]), torch.tensor([0, 0, 0, 0, 0, -5, 7, 8])],
+        _ids=[torch.tensor([0, 0, 0, 0, 20000, 7, 299]), torch.tensor([0, 0, 0, 0, -5, 7, 8])],
     )  # fmt: skip
     ids, stop = some.take_ids()
     assert (ids.tolist(), stop, some.busy) == ([7, 8, 299], False, [2.0, 0.0])
     some._ids[1][-2] = 300
     with pytest.raises(UserError, match="rank 1 has token ids between 8 and 300"):
         some.take_ids()
-
-
-class Sends(Honest):
-    """Rank 1 sends ids of rows that nobody has."""
-
-    def receive(self, into: torch.Tensor, source: int, tag: int, what: str) -> Pending:
-        into.fill_(300)
-        return Pending(None, what)
-
-    def send(self, tensor: torch.Tensor, to: int, tag: int, what: str) -> Pending:
-        return Pending(None, what)
-
-
-def test_a_meeting_looks_at_the_ids_of_all_ranks() -> None:
-    with pytest.raises(UserError, match="rank 1 has token ids between 300 and 300"):
-        local_sync(Sends("nothing", None))._open(0.5)
 
 
 class Mimics(Honest):

@@ -10,10 +10,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +23,7 @@ from trainings import Job
 from nanochat.data import dataloader
 from nanochat.kit.common import BadCheckpoint, Ranks, UserError
 from nanochat.kit.settings import parse
-from nanochat.model.gradients import is_table
 from nanochat.parallel.comm import connect
-from nanochat.parallel.local import MOMENTUM_KEY
 from nanochat.record.journal import Journal
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import loop as training
@@ -165,15 +161,13 @@ def test_a_start_from_scratch_does_not_leave_its_successor_to_an_older_run(alone
 # -- what is restored is what was saved
 
 
-def train_and_keep(comm: Comm, folder: str, until: int, *flags: str) -> None:
-    """A run that is stopped after so many steps."""
+def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
+    """A run whose weights and optimizer state are kept."""
     run = ready(comm, folder, *flags)
-    step = training.train_step
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_step", lambda run: step(run) or run.progress.step == until)
-        train(run)
-    state = run.sync.whole_state()
-    torch.save({"weights": run.weights, "state": state}, Path(folder) / f"kept{comm.rank}.pt")
+    train(run)
+    kept = {"weights": run.weights, "state": run.sync.whole_state()}
+    if comm.rank == 0:
+        torch.save(kept, Path(folder) / "kept.pt")
     run.feed.loader.close()
 
 
@@ -189,57 +183,22 @@ def same(left: Any, right: Any, at: str = "") -> None:
         assert left == right, at
 
 
-def settled(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """The mean of two ranks' states, as it travels; of the tables' momentum nothing is left at a meeting."""
-    mean: dict[str, Any] = {"steps": left["steps"], "history": left["history"]}
-    for kind in ("adamw", "muon"):
-        mean[kind] = {}
-        for name, tensors in left[kind].items():
-            mean[kind][name] = {
-                key: ((one / 2).bfloat16() + (right[kind][name][key] / 2).bfloat16()).float()
-                for key, one in tensors.items()
-            }
-            if is_table(name):
-                mean[kind][name]["exp_avg"].zero_()
-    return mean
-
-
-def compare_restored(comm: Comm, folder: str, own: bool, *flags: str) -> None:
+def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     run = ready(comm, folder, *flags)
-    source = comm.rank if own and (Path(folder) / f"kept{comm.rank}.pt").exists() else 0
-    kept = torch.load(Path(folder) / f"kept{source}.pt", weights_only=True)
+    kept = torch.load(Path(folder) / "kept.pt", weights_only=True)
     same(run.weights, kept["weights"], "weights")
-    if not own and MOMENTUM_KEY in kept["state"]:
-        other = torch.load(Path(folder) / "kept1.pt", weights_only=True)
-        kept["state"] = settled(kept["state"], other["state"])
     state = {key: kept["state"][key] for key in ("steps", "adamw", "muon")}
     now = run.optimizer.state_dict()
     # All rows are current in a checkpoint, so that only the last multiplier of the learning rate is needed.
     assert now.pop("history") == {state["steps"]: pytest.approx(kept["state"]["history"][state["steps"]])}
-    if run.settings.local_steps != parse(list(flags)).local_steps:
-        raise UserError("the settings are not those of the test.")
-    if "--local-steps" in flags and MOMENTUM_KEY not in kept["state"]:
-        # What was left of the momentum of rows is paid out at the start.
-        for one in (state, now):
-            one["adamw"] = {n: s for n, s in one["adamw"].items() if not is_table(n)}
     same(now, state, "optimizer")
     run.feed.loader.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_another_number_of_ranks_goes_on_with_all_that_was_saved(before: int, after: int, tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), -1, "--num-iterations", "4"))
-    ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), False, "--resume"))
-
-
-LOCAL = ("--local-steps", "3")
-
-
-def test_local_steps_go_on_with_all_that_was_saved(tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), 6, *LOCAL))
-    # Each rank with its own, a third one with that of rank 0; all of a run without local steps with the mean.
-    ranks.passed(ranks.call(HERE, "compare_restored", 3, str(tmp_path), True, *LOCAL, "--resume"))
-    ranks.passed(ranks.call(HERE, "compare_restored", 2, str(tmp_path), False, "--resume"))
+    ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
+    ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
 
 
 def tell_place(comm: Comm, folder: str, *flags: str) -> None:
@@ -289,26 +248,6 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
 
 
 # -- stopping
-
-
-def test_a_stop_of_local_steps_waits_for_no_far_meeting(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    processes = job.start("--num-iterations", "800", "--local-steps", "800")
-    job.wait_for_events("phase", 1)
-    # The heartbeat is renewed once a second, and later on a busy machine.
-    until = time.monotonic() + ranks.PATIENCE_SECONDS
-    while json.loads((job.base(0) / "heartbeat-rank0.json").read_text()).get("meeting_in", 0) <= 250:
-        assert time.monotonic() < until, "the heartbeat never told how far the next meeting is"
-        time.sleep(0.1)
-    processes[1].send_signal(signal.SIGTERM)
-    ranks.passed(ranks.finish(processes))
-    ends = [job.events("end", rank)[-1] for rank in (0, 1)]
-    assert [(end["reason"], end["cause"], end["identical"]) for end in ends] == [("stopped", "stopped", True)] * 2
-    step = job.events("digest")[-1]["step"]
-    assert all(checkpoints.whole_steps(job.checkpoints(rank), rank) == [step] for rank in (0, 1))
-    beat = json.loads((job.base(0) / "heartbeat-rank0.json").read_text())
-    assert beat["step_seconds"] > 0
-    assert beat["save_seconds"] > 0
 
 
 def test_a_stop_saves_and_leaves_what_is_due_to_the_next_start(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +326,7 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
 @pytest.mark.parametrize("fails", ["space", "list"])
 def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: str, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), -1, "--num-iterations", "2"))
+    ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
     shutil.rmtree(job.checkpoints(1))
     first, second = ranks.call(HERE, "take_from_another", 2, str(tmp_path), fails)
     words = "cannot be copied from rank 0 to .*: No space left on device; make room"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ranks
 
-PHASES = ("rendezvous", "agree", "resume", "data", "step", "sync", "eval", "sample", "save", "meeting", "end")
+PHASES = ("rendezvous", "agree", "resume", "data", "step", "sync", "eval", "sample", "save", "end")
 # Each phase with one of the ranks frozen, either in turn; the other one takes `long`.
 CASES = [
     pytest.param(f"{phase}:{rank}", marks=[] if number % 2 == rank else pytest.mark.long)

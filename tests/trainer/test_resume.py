@@ -121,19 +121,6 @@ def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, p
     assert job.final_digest() == packed
 
 
-@pytest.mark.long
-def test_a_packed_run_goes_on_in_local_steps(tmp_path: Path) -> None:
-    """From one folder as from two: what a rank that is not its folder's writer saved is its feedback alone."""
-    digests = set()
-    for kind in (Job, SharedFolder):
-        job = kind(tmp_path / kind.__name__, 2)
-        job.run("--sync", "int8", "--num-iterations", "6")
-        job.run("--resume", "--local-steps", "3")
-        assert job.events("start")[-1]["resumed_from"] == 6
-        digests.add(job.final_digest())
-    assert len(digests) == 1
-
-
 def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed: str) -> None:
     job = Job(tmp_path, 2)
     job.run("--sync", "int8", "--num-iterations", "6")

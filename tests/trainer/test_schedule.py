@@ -82,20 +82,6 @@ def test_auto_batch_is_a_power_of_two_and_the_reference_at_depth_12() -> None:
     assert small.lr_scale == pytest.approx(0.5**0.5)
 
 
-def test_the_ends_of_a_run_are_never_made_apart() -> None:
-    assert schedule.steps_apart(600) == range(60, 570)
-    assert schedule.steps_apart(1000) == range(100, 950)
-    assert schedule.steps_apart(10000) == range(100, 9950)
-    assert schedule.steps_apart(12) == range(2, 11)
-    assert [len(schedule.steps_apart(steps)) for steps in (1, 2, 3)] == [0, 0, 1]
-
-
-def test_the_more_ranks_the_longer_the_step_along_their_mean() -> None:
-    assert schedule.outer_rates(2) == pytest.approx((0.9, 0.8))
-    assert schedule.outer_rates(4) == pytest.approx((0.9 + 0.1 / 3, 0.8 + 0.1 / 3))
-    assert schedule.outer_rates(16) == schedule.outer_rates(100) == pytest.approx((1.0, 0.9))
-
-
 def test_timed_run_that_ends_early_comes_down_before_it_has_warmed_up(plan: TrainingPlan) -> None:
     timed = dataclasses.replace(plan, timed=True)
     rates = [StepSchedule.at(timed, step, step * schedule.WHOLE // 30).lr_multiplier for step in range(31)]

@@ -247,8 +247,6 @@ def test_auto_is_decided_by_bytes_and_by_what_can_share() -> None:
     assert decided("--head shared", [40, 40]) == "shared"
     assert decided("--head whole", [2, 2]) == "whole"
     assert decided("--sync dense", [2, 2]) == "whole"
-    # In its common steps.
-    assert decided("--local-steps 10", [2, 2]) == "shared"
     assert decided("", [2, 2], "cuda") == "whole"
     assert decided("--head shared", [2]) == "whole"
 

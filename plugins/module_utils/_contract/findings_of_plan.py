@@ -99,7 +99,7 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "A host is on Wi-Fi",
         "Each step waits for the slowest link, and Wi-Fi is slow with varying latency.",
-        "Use a cable. If there is none: ddp_sync=bf16 sends half as much, and ddp_local_steps=auto sends less often.",
+        "Use a cable. If there is none: ddp_sync=int4 sends an eighth as much, and a larger ddp_total_batch sends less often.",
         (3, 25),
     ),
     "nic-overlay": Kind(
@@ -136,13 +136,6 @@ KINDS: Dict[str, Kind] = {
         "Let the launcher join them (ddp_trainer_join=true), use this collection's trainer, or train on one host or on GPUs.",
         (21,),
         ("Default process group has not been initialized",),
-    ),
-    "local-steps-chosen": Kind(
-        INFO,
-        "How ddp_local_steps=auto was decided",
-        "The choice follows the host and link speeds that the rehearsal measured. A run keeps the value it started with.",
-        "No action needed. Set ddp_local_steps to a number to decide yourself; 0 keeps every step in lockstep.",
-        (25,),
     ),
     "trainer-commit": Kind(
         INFO,

@@ -163,8 +163,8 @@ KINDS: Dict[str, Kind] = {
         WARNING,
         "A link is slow for exchanging gradients",
         "Every step sends each rank's gradients over it.",
-        "Use a cable and a gigabit switch; ddp_sync=bf16 sends half as much, ddp_local_steps=auto sends less often. Or train on "
-        "one host.",
+        "Use a cable and a gigabit switch; ddp_sync=int4 sends an eighth as much, a larger ddp_total_batch sends less often. Or "
+        "train on one host.",
         (3, 16, 25),
     ),
     "link-below-nominal": Kind(
@@ -398,14 +398,6 @@ KINDS: Dict[str, Kind] = {
         "It halves the bytes between the hosts; each host still adds in float32.",
         "Set ddp_sync=bf16.",
         (16,),
-    ),
-    "use-local-steps": Kind(
-        INFO,
-        "Synchronising less often would make better use of a slow link",
-        "Each step waits for the link. With local steps each host trains alone and all average their changes every few "
-        "steps; the model then learns somewhat less from each step.",
-        "Set ddp_local_steps=auto if the link cannot be made faster.",
-        (16, 25),
     ),
     "use-larger-batch": Kind(
         INFO,

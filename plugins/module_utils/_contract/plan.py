@@ -62,8 +62,7 @@ class Training(_Parts):
     sync: str  # upstream: the trainer is neither ours nor joined and has no choice
     head: str  # shared: each host has a part of the vocabulary; or whole
     head_open: bool  # whether another ddp_sync may have another head
-    asked: Dict[str, str]  # the settings sync, head and local_steps as the user wrote them
-    local_steps: int  # steps that each rank makes alone before all average their changes
+    asked: Dict[str, str]  # the settings sync and head as the user wrote them
     rebalance: bool  # shares follow the measured speeds during training
     matmul: str
     matmul_tried: List[str]

@@ -182,7 +182,6 @@ class PastRun(TypedDict):
     head_shares: Dict[str, int]
     cores: Dict[str, List[int]]
     sync: Optional[str]
-    local_steps: int
     matmul: Optional[str]
     total_batch: int
     iterations: int

@@ -102,8 +102,9 @@ def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
 
 
 def unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, list(rows()), n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings."
+    # Without the prefix, which makes all names alike.
+    near = difflib.get_close_matches(name[len(PREFIX) :], [row.field for row in rows().values()], n=1, cutoff=0.6)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else "docs/settings.md lists all settings."
     return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import GUEST, LOW, OFF
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME, RUN_NAME_HELP
@@ -48,7 +48,6 @@ NOT_SETTINGS = frozenset(
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 
-OrAuto = Union[int, str]  # a number, or "auto"
 # The kind of value that a field's type stands for; settings_types.py reads and checks values by it.
 KINDS = {
     "str": "str",
@@ -58,7 +57,6 @@ KINDS = {
     "Tuple[str, ...]": "list",
     "Mapping[str, str]": "dict",
     "Tuple[int, int]": "range",
-    "Union[int, str]": "int",
 }
 
 
@@ -78,7 +76,6 @@ class Setting(NamedTuple):
     pattern: str = ""
     takes: str = ""  # the pattern in words
     empty: str = ""  # the meaning of an unset value
-    word: str = ""  # accepted beside values of the kind
     smoke: Any = None  # defaults of the profiles
     real: Any = None
     flag: str = ""  # the trainer's flag that is given this value, or the decision where the plan makes one
@@ -196,7 +193,7 @@ class RunSettings:
         choices=("auto", "equal", "threads", "speed"),
     )
     rebalance: bool = _training(
-        True, "Adjust the shares to the hosts' speeds while training (with ddp_batch_split auto or speed; not with ddp_local_steps).",
+        True, "Adjust the shares to the hosts' speeds while training (with ddp_batch_split auto or speed).",
         flag="rebalance",
     )
     eval_every: int = _training(
@@ -213,17 +210,13 @@ class RunSettings:
         smoke=5, real=250, low=-1, flag="save-every",
     )
     save_minutes: int = _training(
-        30, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every. Not with ddp_local_steps.",
+        30, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every.",
         low=0,
     )
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
         "auto", "How gradients travel: in float32 (exact), rounded, or as whole tensors (dense, ddp); auto: as measured.",
         choices=("auto", *ways.NAMES), flag="sync",
-    )
-    local_steps: Union[int, str] = _training(
-        0, "For slow links: steps that each rank makes alone before all average their changes; 0 for lockstep; auto: as measured.",
-        low=0, word="auto", flag="local-steps",
     )
     head: str = _training(
         "auto",

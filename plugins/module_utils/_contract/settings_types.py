@@ -140,14 +140,12 @@ def wanted(setting: Setting) -> str:
     if setting.takes:
         return setting.takes
     if setting.low is not None:
-        return f"{setting.word + ', or ' if setting.word else ''}{WANTED[setting.kind]} of at least {setting.low:g}"
+        return f"{WANTED[setting.kind]} of at least {setting.low:g}"
     return WANTED[setting.kind]
 
 
 def convert(setting: Setting, value: Any) -> Any:
     """The converted value; raises ValueError if invalid."""
-    if setting.word and str(value).strip() == setting.word:
-        return setting.word
     if value is False and "off" in setting.choices:
         # YAML reads a bare off as false.
         return "off"

@@ -32,20 +32,21 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import similar, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import MEMORY_SHARE
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Job,
     Link,
     Speed,
+    choose_sync,
     links_of,
-    mean_step,
+    predict,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, parameters
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
     EVAL_SHARE,
     REFERENCE_DEPTH,
     SAVE_RATE,
-    plan_training,
+    auto_batch_size,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 
@@ -172,8 +173,6 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
         yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
         yield f"{name} is set, but ddp_stage is {run.stage}; only a base model can be fitted into a time: remove it."
-    if run.local_steps not in (0, AUTO):
-        yield f"{name} does not work with ddp_local_steps {run.local_steps}, because hosts with local steps share no clock."
     try:
         left = deadline(run, begun or now) - now
     except (ValueError, OverflowError):
@@ -215,28 +214,33 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
 
 
-def by_laws(asked: Asked, depth: int, hosts: int, tokens: Optional[float] = None) -> RunSettings:
-    """The settings with this depth, and batch and steps by nanochat's laws for it, or for this many tokens."""
+class Law(NamedTuple):
+    """The tokens of a training, and its total batch."""
+
+    tokens: int
+    batch: int
+
+
+def law_of(shape: Shape, most: float = math.inf) -> Law:
+    """nanochat's laws for this model: TARGET_RATIO tokens per parameter, but no more than `most`, and the batch for them."""
+    counts = [parameters(shape._replace(depth=depth)) for depth in (shape.depth, REFERENCE_DEPTH)]
+    own, reference = (count["transformer_matrices"] + count["lm_head"] for count in counts)
+    tokens = int(min(most, TARGET_RATIO * own))
+    return Law(tokens, auto_batch_size(tokens, TARGET_RATIO * reference))
+
+
+def by_laws(asked: Asked, depth: int, hosts: int, tokens: float = math.inf) -> RunSettings:
+    """The settings with this depth, and batch and steps by nanochat's laws for it and no more than these tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
-    sizes = [describe(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
-    scaling, reference = (one["parameters"]["transformer_matrices"] + one["parameters"]["lm_head"] for one in sizes)
-    ratio = TARGET_RATIO if tokens is None else min(TARGET_RATIO, tokens / scaling)
-    law = plan_training(
-        scaling_parameters=scaling,
-        # The batch depends on this run's tokens relative to the reference's at the full ratio.
-        reference_parameters=round(reference * TARGET_RATIO / ratio),
-        flops_per_token=sizes[0]["flops_per_token"],
-        target_param_data_ratio=ratio,
-        total_batch_size=run.total_batch if "ddp_total_batch" in asked.given else -1,
-    )
-    batch = law.total_batch_size
+    law, batch = law_of(shape_of(run), tokens), run.total_batch
     if "ddp_total_batch" not in asked.given:
+        batch = law.batch
         # Every host needs a row.
         least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
-        while batch // 2 >= least and law.target_tokens < LEAST_STEPS * batch:
+        while batch // 2 >= least and law.tokens < LEAST_STEPS * batch:
             batch //= 2
         batch = max(batch, least)
-    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.target_tokens // batch)
+    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.tokens // batch)
     return dataclasses.replace(run, total_batch=batch, iterations=steps)
 
 
@@ -259,15 +263,15 @@ def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
 
 
 def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """Seconds of a common step, with rows by speed and the plan's ddp_sync."""
+    """Seconds of a step, with rows by speed and the plan's ddp_sync."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = Job(
         tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
-        is_open, False, (run.eval_every, run.sample_every, run.save_every),
-    ).with_way("exact" if is_open else run.sync, 0, head)  # fmt: skip
-    way = chosen(job, speeds, link, rows)
-    return mean_step(job.with_way(way.sync, 0, head) if way else job, speeds, link, rows).seconds
+        is_open,
+    ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
+    best = choose_sync(job, speeds, link, rows)
+    return predict(job.with_way(best, head) if best else job, speeds, link, rows).seconds
 
 
 def seconds_for_steps(row: Row, left: float) -> float:
@@ -315,7 +319,7 @@ def taken_settings(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> A
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
     more: Dict[str, Any] = {"save_every": -1, "save_minutes": minutes, **kept}
     left_open = {name: value for name, value in more.items() if f"ddp_{name}" not in asked.given}
-    return dataclasses.replace(asked, run=dataclasses.replace(run, local_steps=0, **left_open))
+    return dataclasses.replace(asked, run=dataclasses.replace(run, **left_open))
 
 
 def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:

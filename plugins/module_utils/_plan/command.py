@@ -17,7 +17,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis, Decided, Decision, all_decided
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import local_overlap
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
@@ -76,7 +75,7 @@ def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: i
 
 def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
     """Further flags of our trainer."""
-    flags: Flags = {"run-dir": run_dir, "local-overlap": local_overlap(decided.local_steps.value)}
+    flags: Flags = {"run-dir": run_dir}
     sometimes: Flags = {
         "save-minutes": decided.save_minutes.value,
         "tracker-uri": tracker_uri(run) if run.tracker == "mlflow" else None,
@@ -170,7 +169,7 @@ def with_keeper(run: RunSettings, basis: Basis, node: Node, before: Sequence[Nod
 def flag_names(run: RunSettings, basis: Basis) -> list[str]:
     """Names of the flags that the plan sets itself."""
     nothing: Decision[Any] = Decision(1, "")
-    names = ("total_batch", "device_batch", "sync", "local_steps", "head", "rebalance", "save_minutes")
+    names = ("total_batch", "device_batch", "sync", "head", "rebalance", "save_minutes")
     some = all_decided(basis, **dict.fromkeys(names, nothing), rows=(1, 2), head_parts=(), head_open=False)
     return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, "")]
 

@@ -85,7 +85,6 @@ class Decided(Basis):
     rows: Tuple[int, ...]  # of a step, by rank
     head_parts: Tuple[int, ...]  # weights of the parts of a shared head, by rank
     sync: Decision[str]
-    local_steps: Decision[int]
     head: Decision[str]
     head_open: bool  # whether another ddp_sync may have another head
     rebalance: Decision[bool]
@@ -196,16 +195,14 @@ def may_lose_hosts(basis: Basis, hosts: int) -> bool:
     return bool(basis.restarts.value and 0 < basis.min_hosts.value < hosts)
 
 
-def decide_rebalance(asked: Asked, basis: Basis, hosts: int, local_steps: int) -> Decision[bool]:
+def decide_rebalance(asked: Asked, basis: Basis, hosts: int) -> Decision[bool]:
     """Decide whether the shares follow the speeds during training."""
-    able = basis.ours and basis.device.value == "cpu" and hosts > 1 and not local_steps
+    able = basis.ours and basis.device.value == "cpu" and hosts > 1
     if asked.run.rebalance and not (able and basis.batch_split.value in FOLLOWING):
-        return Decision(False, HOSTS, "changing shares needs several hosts, lockstep and ddp_batch_split auto or speed")
+        return Decision(False, HOSTS, "changing shares needs several hosts and ddp_batch_split auto or speed")
     return as_set(asked, "rebalance", asked.run.rebalance)
 
 
-def decide_save_minutes(asked: Asked, basis: Basis, local_steps: int) -> Decision[int]:
+def decide_save_minutes(asked: Asked, basis: Basis) -> Decision[int]:
     """Maximum minutes between checkpoints; 0 if only steps count."""
-    if basis.ours and not local_steps:
-        return as_set(asked, "save_minutes", asked.run.save_minutes)
-    return Decision(0, TRAINER, "time-based checkpoints need lockstep")
+    return as_set(asked, "save_minutes", asked.run.save_minutes) if basis.ours else Decision(0, TRAINER)

@@ -32,7 +32,7 @@ def head_work(model: Model) -> float:
 
 
 def memory(
-    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, local: bool = False, parts_of_head: int = 1
+    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, parts_of_head: int = 1
 ) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
     weights, and its whole optimizer state during a save, are here anyway."""
@@ -53,9 +53,6 @@ def memory(
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
-        # For meetings of local steps: previous values, changes, the mean and its momentum; of table rows their values
-        # before they were touched and, while a mean is in transit, their expected and current values.
-        "meeting": FLOAT * (4 * (counts["total"] - tables) + 3 * tables) if local else 0,
         # Rounding errors of each matrix gradient.
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
         "runtime": RUNTIME_BYTES,

@@ -152,7 +152,7 @@ def make_plan(
         order = {host.name: rank for rank, host in enumerate(known)}
         shared = shared._replace(batch=shared.batch._replace(rows=[shared.batch.device_batch] * len(known)))
     by_rank = sorted(known, key=lambda host: order[host.name])
-    decided, remarks = decide(asked, basis, shape, by_rank, known, shared)
+    decided = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
     plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
     in_the_way, seen = host_checks.look(known, plan)
@@ -166,7 +166,7 @@ def make_plan(
     ]
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*shared.findings, *remarks, *trains_apart(basis, by_rank), *chooser.findings, *seen]
+    findings = [*shared.findings, *trains_apart(basis, by_rank), *chooser.findings, *seen]
     findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
@@ -214,24 +214,22 @@ def decide(
     by_rank: Sequence[Host],
     hosts: Sequence[Host],
     shared: Shared,
-) -> tuple[Decided, list[Finding]]:
+) -> Decided:
     """All decisions; hosts in the order of the shares."""
     batch = shared.batch
     share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
     rows = tuple(share_of[host.name] for host in by_rank)
     way = sync_choice.decide_way(asked, basis, shape, by_rank, batch._replace(rows=list(rows)))
-    local_steps = way.local_steps.value
-    decided = all_decided(
+    return all_decided(
         basis,
         total_batch=adapted_to(asked, "total_batch", batch.total_batch),
         device_batch=adapted_to(asked, "device_batch", batch.device_batch),
         rows=rows,
         head_parts=tuple(shared.head_parts.get(host.name, 1) for host in by_rank),
-        rebalance=decide_rebalance(asked, basis, len(hosts), local_steps),
-        save_minutes=decide_save_minutes(asked, basis, local_steps),
+        rebalance=decide_rebalance(asked, basis, len(hosts)),
+        save_minutes=decide_save_minutes(asked, basis),
         **way._asdict(),
     )
-    return decided, sync_choice.findings(way, by_rank[0].name)
 
 
 def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
@@ -317,8 +315,7 @@ def training_of(inputs: Inputs) -> Training:
         "head": decided.head.value,
         "head_open": decided.head_open,
         "rebalance": decided.rebalance.value,
-        "asked": {"sync": run.sync, "head": run.head, "local_steps": sync_choice.local_steps_asked(run)},
-        "local_steps": decided.local_steps.value,
+        "asked": {"sync": run.sync, "head": run.head},
         "matmul": decided.matmul.value,
         "matmul_tried": list(decided.matmul_tried),
         "eval_every": run.eval_every,
@@ -423,9 +420,8 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
 
 def memory_bytes(inputs: Inputs) -> int:
     decided = inputs.decided
-    apart = decided.local_steps.value > 0
-    parts = len(inputs.by_rank) if decided.head.value == "shared" and not apart else 1
-    sizes = model_size.memory(inputs.shape, decided.device_batch.value, decided.sync.value, decided.ours, apart, parts)
+    parts = len(inputs.by_rank) if decided.head.value == "shared" else 1
+    sizes = model_size.memory(inputs.shape, decided.device_batch.value, decided.sync.value, decided.ours, parts)
     return sizes["total"]
 
 

@@ -12,7 +12,7 @@ from typing import Iterator, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import OrAuto, RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import polite, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import flag_names, flags_in
@@ -22,7 +22,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size imp
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
     JOINED,
     LEAST_BLOCK,
-    WAYS,
     can_share,
     fits,
     packs,
@@ -51,7 +50,7 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) ->
         *polite.problems(asked, hosts, basis),
         *data_problems(run),
         *source_problems(run, basis),
-        *way_problems(run.sync, run.local_steps, asked, hosts, shape, basis),
+        *packing_problems(run.sync, shape, basis),
         *head_problems(run, basis),
         *precision_problems(run, hosts, basis),
         *extra_problems(run, basis),
@@ -133,7 +132,6 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
     alone: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("ddp_batch_split", run.batch_split, ("equal",)),
         ("ddp_sync", run.sync, JOINED if basis.joined else ("exact",)),
-        ("ddp_local_steps", run.local_steps, (0,)),
         ("ddp_head", run.head, ("auto",)),
         ("ddp_matmul", run.matmul, ("fp32",)),
     )
@@ -151,30 +149,8 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         )
 
 
-def way_problems(
-    sync: str, local_steps: OrAuto, asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis
-) -> Iterator[str]:
-    """Objections to a sync method that the user set or a run began with; none to auto."""
-    if isinstance(local_steps, int) and basis.stage != stages.EVAL:
-        yield from local_problems(sync, local_steps, asked, hosts, basis)
-    yield from packing_problems(sync, shape, basis)
-
-
-def local_problems(sync: str, every: int, asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
-    if not every or not basis.ours:
-        return
-    if sync not in (*WAYS, "auto"):
-        yield f"ddp_local_steps is {every}, but ddp_sync {sync} does not work with local steps; use {', '.join(WAYS)} or auto."
-    if basis.device.value == "cuda":
-        yield f"ddp_local_steps is {every}, which is for CPUs on slow links; with ddp_device cuda it must be 0."
-    steps = basis.iterations.value
-    if len(hosts) > 1 and every > steps:
-        name = "ddp_sft_iterations" if basis.stage == stages.SFT else "ddp_iterations"
-        whose = name if name in asked.given else f"{name} of the profile {asked.run.profile}"
-        yield f"ddp_local_steps is {every}, but the run has {steps} steps ({whose}), so the hosts would meet only at the end."
-
-
 def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
+    """Objections to a ddp_sync that the user set or a run began with; none to auto."""
     if not basis.together or not packs(sync):
         return
     if basis.device.value == "cuda":

@@ -3,21 +3,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Predicts a step's time on given hosts and link for each ddp_sync method, and chooses for `auto`. Pure functions.
 
-The figures are estimates from a simple model: a rank computes its rows, gradients are sent partly meanwhile,
-and the step ends when the slowest rank and the slowest link are done.
+The figures are estimates from a simple model: a rank computes its rows in passes, gradients are sent partly during the last of them
+and the optimizer, and the step ends when the slowest rank and the slowest link are done.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import head_work
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import steps_apart
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
     WAYS,
     can_share,
@@ -30,7 +30,6 @@ FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
 # Dependent exchanges per step without overlapping computation; from the delays of bench/two_nodes.py.
 ROUNDS = 8
-MEETINGS_COUNTED = 1000  # of a run, to tell for how many of them all wait
 # Gloo's copying takes cores from computing, so this fraction of the wire time is felt even if hidden.
 FELT_SHARE = 0.15
 # Fraction of the computing that can hide transfers: the head's gradient is sent early, ddp's buckets late. Both
@@ -64,6 +63,17 @@ class Link(NamedTuple):
     latency_ms: float
 
 
+class Sent(NamedTuple):
+    """Bytes that the rank which sends most sends in a step."""
+
+    gradients: int  # and updates, once a step
+    head: int  # hidden states of a shared head, in every pass
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.head
+
+
 class Step(NamedTuple):
     """A predicted step."""
 
@@ -85,10 +95,7 @@ class Job:
     device_batch: int
     iterations: int
     sync_open: bool  # whether the plan chooses ddp_sync
-    local_open: bool
-    every: Tuple[int, ...]  # steps between evaluations, samples and saves, which need all ranks in sync
     sync: str = "exact"
-    local_steps: int = 0
     head: str = "whole"
     head_open: bool = False  # whether another ddp_sync may have another head
     head_shares: Tuple[int, ...] = ()
@@ -97,26 +104,16 @@ class Job:
     def world(self) -> int:
         return len(self.hosts)
 
-    @property
-    def apart(self) -> int:
-        """Number of local steps."""
-        return self.local_steps if self.world > 1 else 0
-
-    def with_way(self, sync: str, local_steps: int, head: str) -> Job:
+    def with_way(self, sync: str, head: str) -> Job:
         """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
         chosen = _choose_head(self, sync, head)
-        return dataclasses.replace(self, sync=sync, local_steps=local_steps, head=chosen, head_open=head == AUTO)
-
-
-EVERY = ("eval_every", "sample_every", "save_every")
+        return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
 def job_of(plan: Mapping[str, Any]) -> Job:
     """The job of a plan document, which may be from an older version with fewer fields."""
     training, nodes = plan["training"], plan["nodes"]
-    asked = {
-        name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head", "local_steps")
-    }
+    asked = {name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head")}
     return Job(
         hosts=tuple(node["host"] for node in nodes),
         rows=tuple(node.get("rows") or 0 for node in nodes),
@@ -127,11 +124,8 @@ def job_of(plan: Mapping[str, Any]) -> Job:
         iterations=training.get("iterations") or 1,
         sync=training.get("sync") or "exact",
         sync_open=asked["sync"] == AUTO,
-        local_steps=int(training.get("local_steps") or 0),
-        local_open=asked["local_steps"] == AUTO,
         head=str(training.get("head") or "whole"),
         head_open=bool(training.get("head_open", asked["head"] == AUTO)),
-        every=tuple(int(training.get(name) or 0) for name in EVERY),
         head_shares=tuple(training.get("head_shares") or ()),
     )
 
@@ -150,40 +144,34 @@ def most_matrices(job: Job) -> float:
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def muon_share(job: Job, sync: Optional[str] = None, local: Optional[int] = None) -> float:
+def muon_share(job: Job, sync: Optional[str] = None) -> float:
     """The largest fraction of Muon's matrices that one rank updates per step."""
-    kind, apart = sync or job.sync, job.apart if local is None else local
-    return most_matrices(job) if kind in WAYS and not apart else 1.0
+    return most_matrices(job) if (sync or job.sync) in WAYS else 1.0
 
 
-def bytes_sent(job: Job, sync: Optional[str] = None, local: Optional[int] = None) -> int:
-    """Bytes that the rank which sends most sends in a step: of the embeddings its own tokens' rows to every other rank, of
+def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
+    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of
     the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
-    every byte almost twice, and between two ranks once. After local steps it is the weights that travel, with the rows of
-    all tokens since the last time."""
+    every byte almost twice, and between two ranks once."""
     model, world = job.model, job.world
     kind = sync or job.sync
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     if kind not in WAYS:
-        return int(FLOAT * counts["total"] * ring)
+        return Sent(int(FLOAT * counts["total"] * ring), 0)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
-    meets = job.apart if local is None else local
-    apart = max(1, meets)
-    rows = touched_rows(model["vocab_size"], apart * job.total_batch // max(1, world))
+    rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
-    most = 1 / max(1, world) if meets else most_matrices(job)
+    most = most_matrices(job)
     matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
     way = WAYS[kind]
-    of_row = way.meeting_bytes if meets else way.row_bytes
     shared = 0
-    if not meets and head_of(job, kind) == "shared":
+    if head_of(job, kind) == "shared":
         dense -= counts["lm_head"]
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.row_bytes)
-    return shared + int(
-        ((dense * ring + matrices) * way.value_bytes + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart
-    )
+    embeddings = rows * model["n_embd"] * tables * (world - 1)
+    return Sent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 
 
 def head_of(job: Job, kind: str) -> str:
@@ -197,19 +185,6 @@ def _choose_head(job: Job, kind: str, wanted: str) -> str:
     tokens = [rows * job.model["sequence"] for rows in job.rows]
     vocabulary = job.model["parameters"]["lm_head"] // width
     return choose_head(wanted, can_share(job.device, kind), vocabulary, width, tokens, kind)
-
-
-def local_overlap(apart: int) -> int:
-    """Steps during which a meeting's mean is sent, for this many local steps."""
-    return apart // 2
-
-
-def waited_share(job: Job, apart: int) -> float:
-    """The fraction of blocking meetings, because a checkpoint, evaluation or sample needs all ranks in sync."""
-    # The trainer moves them to the next meeting.
-    every = [-(-steps // apart) for steps in job.every if steps > 0]
-    meetings = range(1, min(max(1, job.iterations // apart), MEETINGS_COUNTED) + 1)
-    return sum(any(number % one == 0 for one in every) for number in meetings) / len(meetings)
 
 
 def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
@@ -228,64 +203,29 @@ def predict(
     link: Optional[Link],
     rows: Sequence[int],
     sync: Optional[str] = None,
-    local: Optional[int] = None,
 ) -> Step:
-    """A step of all hosts, with rows in the order of the speeds; for local steps, their mean."""
+    """A step of all hosts, with rows in the order of the speeds."""
     kind = sync or job.sync
-    apart = job.apart if local is None else local
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
-    sent = bytes_sent(job, kind, apart)
-    joined = link if job.world > 1 else None
-    late = ROUNDS * joined.latency_ms / 1000 / max(1, apart) if joined else 0.0
-    wire = sent * 8 / (joined.mbit * WIRE_SHARE * 1e6) if joined else 0.0
-    slowest = max(computing)
-    updates = [speed.optimizer(muon_share(job, kind, apart)) for speed in speeds]
-    behind, waited = hiding(kind, job, apart)
-    hidden = behind * (slowest + max(updates))
-    felt = waited * wire + (1 - waited) * max(FELT_SHARE * wire, wire - hidden)
-    seconds = slowest + felt + late + max(updates)
+    slowest, sent, waiting, late = max(computing), bytes_sent(job, kind), 0.0, 0.0
+    updates = [speed.optimizer(muon_share(job, kind)) for speed in speeds]
+    if link is not None and job.world > 1:
+        # The rank with most rows is the last to begin its last pass.
+        passes = max(1, math.ceil(max(rows) / job.device_batch))
+        of_pass, head = slowest / passes, sent.head / passes
+        waiting = (passes - 1) * felt(link, kind, head, of_pass)
+        waiting += felt(link, kind, sent.gradients + head, of_pass + max(updates))
+        late = ROUNDS * link.latency_ms / 1000
+    seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return Step(seconds, job.total_batch / seconds, waits, sent)
+    return Step(seconds, job.total_batch / seconds, waits, sent.total)
 
 
-def hiding(kind: str, job: Job, apart: int) -> Tuple[float, float]:
-    """(fraction of the computing that can hide transfers, fraction of the bytes that cannot be hidden)."""
-    if apart:
-        return local_overlap(apart) / apart, waited_share(job, apart)
-    if kind == "ddp":
-        return DDP_HIDDEN_SHARE, 0.0
-    return (HIDDEN_SHARE, 0.0) if kind in WAYS else (0.0, 1.0)
-
-
-def steps_together(steps: int) -> int:
-    """Lockstep steps of a run with local steps, at its start and end, as in the trainer's schedule.py."""
-    return steps - len(steps_apart(steps))
-
-
-def mean_step(
-    job: Job,
-    speeds: Sequence[Speed],
-    link: Optional[Link],
-    rows: Sequence[int],
-    sync: Optional[str] = None,
-    local: Optional[int] = None,
-) -> Step:
-    """The mean step of a whole run, including both local and lockstep ones."""
-    apart = (job.local_steps if local is None else local) if job.world > 1 else 0
-    together = predict(job, speeds, link, rows, sync, 0)
-    if not apart:
-        return together
-    steps = max(1, job.iterations)
-    share = steps_together(steps) / steps
-    alone = predict(job, speeds, link, rows, sync, apart)
-
-    def mean(one: float, other: float) -> float:
-        return share * one + (1 - share) * other
-
-    seconds = mean(together.seconds, alone.seconds)
-    waits = {host: round(mean(wait, alone.wait_seconds[host]), 4) for host, wait in together.wait_seconds.items()}
-    sent = int(mean(together.bytes_sent, alone.bytes_sent))
-    return Step(seconds, job.total_batch / seconds, waits, sent)
+def felt(link: Link, kind: str, sent: float, computing: float) -> float:
+    """The part of a transfer's seconds that these seconds of computing do not hide."""
+    wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
+    able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
+    return max(FELT_SHARE * wire, wire - able * computing)
 
 
 def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
@@ -307,9 +247,12 @@ def eligible(job: Job) -> List[str]:
     return [kind for kind in WAYS if fits(kind, job.model["n_embd"])]
 
 
-def choose_sync(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int], local: Optional[int] = None) -> str:
-    """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers."""
-    steps = {kind: mean_step(job, speeds, link, rows, kind, local).seconds for kind in eligible(job)}
+def choose_sync(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
+    """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers. None if there is
+    nothing to choose, or the link is unknown."""
+    if job.world < 2 or link is None or not job.sync_open:
+        return None
+    steps = {kind: predict(job, speeds, link, rows, kind).seconds for kind in eligible(job)}
     fastest = min(steps.values())
     return next(kind for kind, seconds in steps.items() if NEARLY_AS_FAST * seconds <= fastest)
 

@@ -19,12 +19,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     plural,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    job_of,
-    local_overlap,
-    steps_together,
-    waited_share,
-)
 
 
 def human(number: float) -> str:
@@ -79,7 +73,7 @@ def training_rows(plan: Plan) -> list[Sequence[str]]:
         ),
         (
             "",
-            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}{local(plan)}, head {training['head']}, "
+            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}, head {training['head']}, "
             f"products {training['matmul']}, {schedule(training)}",
         ),
         (
@@ -112,7 +106,7 @@ def loss_rows(plan: Plan) -> list[Sequence[str]]:
     """The cost of losing a host, if the run continues after that: the others can save unless part of the head is lost."""
     if "keeper" not in plan:
         return []
-    rescued = plan["training"]["head"] == "whole" and not plan["training"]["local_steps"]
+    rescued = plan["training"]["head"] == "whole"
     return [("", "losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save"))]
 
 
@@ -140,17 +134,6 @@ def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
         return []
     joined = ", unchanged; join.py makes its ranks train one model" if trainer.get("joined") else ""
     return [("trainer", f"nanochat of {trainer['url']}{joined}")]
-
-
-def local(plan: Plan) -> str:
-    training = plan["training"]
-    steps, total = training["local_steps"], training["iterations"]
-    if not steps:
-        return ""
-    auto = " (auto)" if (training.get("asked") or {}).get("local_steps") == "auto" else ""
-    behind = local_overlap(steps) if waited_share(job_of(plan), steps) < 1 else 0
-    late = f" (the mean is sent during the next {behind})" if behind else ""
-    return f" every {steps} steps{auto}{late}, with {steps_together(total)} of the {total} steps in lockstep"
 
 
 def schedule(training: Mapping[str, Any]) -> str:

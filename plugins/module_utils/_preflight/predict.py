@@ -16,15 +16,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.larger_batch import larger_batch
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.local_choice import choose_way, chosen
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Job,
     Link,
     Speed,
     Step,
+    choose_sync,
     job_of,
-    mean_step,
+    predict,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import (
@@ -39,8 +39,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WA
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 WORTH_SAYING = 1.08
-# Local steps change the training, so they are suggested only for a large gain.
-LOCAL_PAYS = 1.3
 GIGABIT = 940.0
 
 
@@ -79,8 +77,6 @@ class Outlook(TypedDict):
     better: Dict[str, Dict[str, object]]
     ways: Dict[str, WaySpeed]
     auto_sync: Optional[str]
-    auto_local: Optional[int]
-    auto_why: Optional[str]
     began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
@@ -103,8 +99,7 @@ def outlook(
     passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = mean_step(job, speeds, link, rows)
-    way = chosen(job, speeds, link, rows)
+    together = predict(job, speeds, link, rows)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -126,9 +121,7 @@ def outlook(
         "links": {host: {peer: list(one) for peer, one in of.items()} for host, of in links.items()},
         "better": better(plan, speeds, link, rows, radio, together),
         "ways": ways(job, speeds, link, rows),
-        "auto_sync": way.sync if way and job.sync_open else None,
-        "auto_local": way.local_steps if way and job.local_open else None,
-        "auto_why": way.why if way else None,
+        "auto_sync": choose_sync(job, speeds, link, rows),
         "began": began,
         "products": products or {},
     }
@@ -142,10 +135,10 @@ def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
 
 
 def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
-    """The speed of each ddp_sync method over this link, with the plan's local steps; empty if there is no choice."""
+    """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}
-    steps = {kind: mean_step(job, speeds, link, rows, kind) for kind in WAYS}
+    steps = {kind: predict(job, speeds, link, rows, kind) for kind in WAYS}
     return {
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()
@@ -171,21 +164,16 @@ def better(
     if job.world < 2 or link is None:
         return found
     if job.sync == "exact":
-        consider("use-bf16-wire", mean_step(job, speeds, link, rows, "bf16"))
-    if job.sync in WAYS and not job.apart:
-        way = choose_way(job, speeds, link, rows)
-        apart = mean_step(job, speeds, link, rows, way.sync, way.local_steps)
-        if way.local_steps and apart.tokens_per_second >= LOCAL_PAYS * now.tokens_per_second:
-            consider("use-local-steps", apart, local_steps=way.local_steps)
+        consider("use-bf16-wire", predict(job, speeds, link, rows, "bf16"))
     larger = larger_batch(job, speeds, link, rows) if "stage" not in plan and job.sync in WAYS else None
     if larger and larger.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
         found["use-larger-batch"] = dict(larger._asdict())
     if radio and link.mbit < GIGABIT:
-        consider("use-cable", mean_step(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
+        consider("use-cable", predict(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     # If shares follow the speeds, they already use the measurements as far as possible.
     if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
         shares = share_rows(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
-        consider("rows-unbalanced", mean_step(job, speeds, link, shares), rows=shares)
+        consider("rows-unbalanced", predict(job, speeds, link, shares), rows=shares)
     return found
 
 
@@ -195,6 +183,7 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
     now = speed_text(predicted["tokens_per_second"])
     found = []
+    larger = None if predicted["began"] else predicted["better"].get("use-larger-batch")
     costs = leave_out(plan, predicted)
     # Nodes of one machine share its cores: they are for demonstration, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
@@ -204,19 +193,13 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
         host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
         seen = f"{now} tok/s on all hosts, {one} on {host} alone"
         remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
-        apart = predicted["better"].get("use-local-steps")
-        if apart and apart["tokens_per_second"] >= PAYS * predicted["one_host_tokens_per_second"]:
-            remedy += f"; or set ddp_local_steps={apart['local_steps']} ({words['use-local-steps']} tok/s)"
+        if larger and larger["tokens_per_second"] >= PAYS * predicted["one_host_tokens_per_second"]:
+            remedy += f"; or, for a new run, set {batch_settings(plan, larger)} ({words['use-larger-batch']} tok/s)"
         found.append(finding("not-worth-it", host, seen, remedy=remedy))
     if "use-bf16-wire" in words:
         found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
-    if "use-local-steps" in words:
-        steps = predicted["better"]["use-local-steps"]["local_steps"]
-        seen = f"{words['use-local-steps']} tok/s instead of {now} if the hosts meet only every {steps} steps"
-        remedy = f"Set ddp_local_steps={steps} if the link cannot be made faster; docs/performance.md shows the cost."
-        found.append(finding("use-local-steps", master, seen, remedy=remedy))
-    if "use-larger-batch" in words and not predicted["began"]:
-        found.append(of_larger_batch(plan, predicted["better"]["use-larger-batch"], now))
+    if larger:
+        found.append(of_larger_batch(plan, larger, now))
     if "use-cable" in words:
         hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
         found.append(finding("use-cable", hosts, f"{words['use-cable']} tok/s instead of {now} over one gigabit"))
@@ -235,8 +218,15 @@ def of_larger_batch(plan: Plan, larger: Mapping[str, Any], now: str) -> Finding:
         f"their speed ({speed_text(larger['tokens_per_second'])} tok/s instead of {now}), and the same tokens make {steps} steps "
         f"instead of {training['iterations']}"
     )
-    settings = f"ddp_total_batch={batch}" + ("" if training.get("timed") else f" and ddp_iterations={steps}")
-    return finding("use-larger-batch", plan["master"]["host"], seen, remedy=f"For a new run, set {settings}.")
+    return finding(
+        "use-larger-batch", plan["master"]["host"], seen, remedy=f"For a new run, set {batch_settings(plan, larger)}."
+    )
+
+
+def batch_settings(plan: Plan, larger: Mapping[str, Any]) -> str:
+    """The settings of a larger batch."""
+    steps = "" if plan["training"].get("timed") else f" and ddp_iterations={larger['iterations']}"
+    return f"ddp_total_batch={larger['total_batch']}{steps}"
 
 
 def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:
@@ -300,7 +290,7 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
 def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     """Why auto chose the plan's method."""
     link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    return [*why_local(plan, predicted, link), *why_sync(plan, predicted, link), *why_products(plan, predicted)]
+    return [*why_sync(plan, predicted, link), *why_products(plan, predicted)]
 
 
 def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
@@ -313,16 +303,6 @@ def other_than_taken(name: str, taken: object, best: object, because: str, began
     return [
         f"  {name} auto is {taken} in this plan, which was made before the measurement; a start uses {best}: {because}"
     ]
-
-
-def why_local(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
-    best, taken = predicted.get("auto_local"), job_of(plan).apart
-    if best is None:
-        return []
-    words = {0: "steps together"}
-    if best != taken:
-        return other_than_taken("ddp_local_steps", words.get(taken, taken), best, link, predicted["began"])
-    return [f"  ddp_local_steps auto is {words.get(best, best)}: {predicted['auto_why']}; {link}"]
 
 
 def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:

@@ -18,8 +18,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     Link,
     Speed,
     job_of,
-    mean_step,
     muon_share,
+    predict,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
@@ -51,7 +51,7 @@ def team_speed(
         return None
     shares = share_rows(sum(rows), weights)
     part = part_of(job_of(plan), {speed.host: share for (speed, dummy), share in zip(stay, shares)})
-    return mean_step(part, [one for one, dummy in stay], link, shares).tokens_per_second
+    return predict(part, [one for one, dummy in stay], link, shares).tokens_per_second
 
 
 def follows_speed(plan: Plan) -> bool:

@@ -122,7 +122,6 @@ def run_facts(folder: str) -> PastRun:
         "head_shares": shares_of(plan, "head_share"),
         "cores": cores_of(plan),
         "sync": text(section(plan, "training"), "sync"),
-        "local_steps": number(section(plan, "training"), "local_steps"),
         "matmul": text(section(plan, "training"), "matmul"),
         "total_batch": number(section(plan, "training"), "total_batch"),
         "iterations": number(section(plan, "training"), "iterations"),

@@ -205,7 +205,6 @@ def _speeds(steps: List[Event]) -> Speeds:
         "step_seconds": median([_number(step, "seconds") for step in steady]),
         "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
         "wait_share": waited / seconds if seconds > 0 and told else None,
-        # The mean, because with local steps most send nothing.
         "bytes_sent": _mean_bytes(steady),
         "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
         "steps_counted": len(steady),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 
 # Nothing to save in these phases, and a rank may not even notice the request.
@@ -27,7 +27,7 @@ DEFAULT_TIMEOUT = 300.0
 
 
 def stop_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
-    """Timeout for a stop: the current step and the next, the way to a meeting of local steps, and a save."""
+    """Timeout for a stop: the current step and the next, and a save."""
     timeout = _told(plan, "timeout_seconds") or DEFAULT_TIMEOUT
     attempt = _attempt(events)
     step, save = _measured(events, heartbeat, plan)
@@ -37,8 +37,7 @@ def stop_seconds(events: Sequence[Document], heartbeat: Document, plan: Document
         return EARLY_SECONDS if ours and heartbeat.get("phase") in EARLY and not _is_training(attempt) else timeout
     # Other work in progress that ends before the rank can stop.
     aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)
-    steps = 2 + _to_meeting(heartbeat, plan)
-    return min(LONGEST_STOP, CAUTION * (steps * step + save + aside) + MARGIN_SECONDS)
+    return min(LONGEST_STOP, CAUTION * (2 * step + save + aside) + MARGIN_SECONDS)
 
 
 def rescue_seconds(events: Sequence[Document], heartbeat: Document, plan: Document) -> float:
@@ -74,14 +73,6 @@ def _longest(events: Sequence[Document], kind: str) -> Optional[float]:
     """The longest of the recent events of a kind."""
     latest = [event for event in events if event["kind"] == kind][-RECENT:]
     return max((seconds for seconds in (_told(event, "seconds") for event in latest) if seconds), default=None)
-
-
-def _to_meeting(heartbeat: Document, plan: Document) -> int:
-    """Steps until all ranks meet: from the trainer, otherwise the maximum."""
-    told = heartbeat.get("meeting_in")
-    if isinstance(told, int) and 0 <= told < 10**6:
-        return told
-    return min(10**6, max(0, number(section(plan, "training"), "local_steps")))
 
 
 def _unsaved(plan: Document) -> float:

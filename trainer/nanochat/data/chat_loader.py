@@ -105,11 +105,10 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
 
 
 class ChatBatch(NamedTuple):
-    """The rows of a step: where the next ones start, and the number of targets on all ranks and here."""
+    """The rows of a step: where the next ones start, and the number of targets on all ranks."""
 
     cursor: Cursor
     counted: int
-    counted_here: int
 
 
 class ChatLoader:
@@ -140,10 +139,9 @@ class ChatLoader:
         packed = pack(self.talks, self._epoch, self._index, sum(shares), self.length)
         begin = sum(shares[: self.rank])
         mine = slice(begin, begin + shares[self.rank])
-        counted = (packed.targets != IGNORED).sum(1)
         self._epoch, self._index = packed.epoch, packed.read
         cursor = Cursor(0, packed.read, packed.epoch, 0)
-        self.last = ChatBatch(cursor, int(counted.sum()), int(counted[mine].sum()))
+        self.last = ChatBatch(cursor, int((packed.targets != IGNORED).sum()))
         return in_passes(packed.inputs[mine], packed.targets[mine], passes)
 
     def position(self) -> dict[str, int]:

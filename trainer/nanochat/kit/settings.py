@@ -98,16 +98,6 @@ class Settings:
         f"how gradients are averaged: {ways.TOLD}",
         ways.NAMES,
     )
-    local_steps: int = option(
-        0,
-        "for slow links: steps that each rank makes alone before all average their changes; the first tenth "
-        "and last twentieth of the run, at most 100 and 50 steps, stay in lockstep; 0: always lockstep",
-    )
-    local_overlap: int = option(
-        0,
-        "with --local-steps: steps that a rank makes while a meeting's mean is in transit, unless all ranks must be "
-        "in sync; 0: all wait for it",
-    )
     head: str = option(
         "auto",
         "output layer: whole (its gradient is sent), shared (each rank has a part of the "
@@ -131,9 +121,7 @@ class Settings:
     run_dir: str = option("", "folder of metrics-rankN.jsonl and heartbeat-rankN.json (default: $NANOCHAT_BASE_DIR)")
     timeout_seconds: float = option(300.0, "timeout when waiting for another rank")
     resume: bool = option(False, "resume from the newest checkpoint on any rank, or start if there is none")
-    save_minutes: float = option(
-        -1.0, "also save after this many minutes without a checkpoint (not with --local-steps); -1: never"
-    )
+    save_minutes: float = option(-1.0, "also save after this many minutes without a checkpoint; -1: never")
     save_on_loss: bool = option(
         False, "when a rank is lost, save the last finished step with this rank's part of the optimizer"
     )
@@ -285,26 +273,8 @@ def check(settings: Settings) -> None:
         refuse(settings, "num_iterations", "the training length is undefined; give a number of steps, FLOPs or a ratio")
     if settings.total_batch_size == -1 and settings.target_param_data_ratio <= 0:
         refuse(settings, "target_param_data_ratio", "must be more than 0 to compute --total-batch-size")
-    if settings.local_steps and settings.sync in ways.WHOLE:
-        refuse(
-            settings,
-            "local_steps",
-            f"cannot be combined with --sync {settings.sync}; use one of {', '.join(ways.WAYS)}",
-        )
-    if settings.local_overlap and settings.local_overlap >= settings.local_steps:
-        refuse(settings, "local_overlap", "must be less than --local-steps")
-    if settings.timed and settings.local_steps:
-        refuse(
-            settings, "local_steps", "cannot be combined with --timed, because ranks with local steps share no clock"
-        )
     if settings.timed and settings.script != stages.BASE.script:
         refuse(settings, "timed", "is for pretraining only; give a number of steps")
-    if settings.rebalance and settings.local_steps:
-        refuse(
-            settings,
-            "local_steps",
-            "cannot be combined with --rebalance, because ranks do not wait for each other in a step",
-        )
     if settings.resume and settings.resume_from_step >= 0:
         refuse(settings, "resume_from_step", "cannot be combined with --resume, which finds the step itself")
     if settings.model_tag is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", settings.model_tag):
@@ -340,8 +310,6 @@ def _check_numbers(settings: Settings) -> None:
         "matrix_lr",
         "scalar_lr",
         "warmup_steps",
-        "local_steps",
-        "local_overlap",
     ):
         if getattr(settings, name) < 0:
             refuse(settings, name, "must not be negative")
@@ -368,8 +336,8 @@ def _check_model(settings: Settings) -> None:
 
 
 def _check_head(settings: Settings) -> None:
-    if 0 in settings.rank_rows and (settings.head != "shared" or settings.local_steps):
-        refuse(settings, "rank_rows", "a rank without rows needs --head shared, and does not work with --local-steps")
+    if 0 in settings.rank_rows and settings.head != "shared":
+        refuse(settings, "rank_rows", "a rank without rows needs --head shared")
     if any(not 1 <= share <= MOST for share in settings.head_shares):
         refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
     if settings.head_shares and settings.head == "whole":

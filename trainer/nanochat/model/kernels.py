@@ -331,7 +331,7 @@ class Rows(NamedTuple):
     current: Tensor
 
 
-def make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
+def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
     """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
     zero = torch.zeros_like(p)
     first, last = int(behind[0]) + 1, steps[-1].step
@@ -352,7 +352,7 @@ def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[A
         rows, behind = rows[order], behind[order]
     p, m, v = (tensor.index_select(0, rows) for tensor in table[:3])
     if gradient is None:
-        make_up(p, m, v, behind, steps)
+        _make_up(p, m, v, behind, steps)
     else:
         adamw_(p, gradient, m, v, steps[-1])
     for tensor, values in zip(table[:3], (p, m, v), strict=True):

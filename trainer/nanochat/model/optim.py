@@ -206,22 +206,6 @@ class RowAdamW:
     def _rows(self) -> kernels.Rows:
         return kernels.Rows(self.parameter, self.m, self.v, self.current)
 
-    def decayed(self, p: Tensor, behind: Tensor, history: Mapping[int, float], step: int) -> Tensor:
-        """Values at `step` of rows without momentum or gradients that were p at the steps `behind`, ascending."""
-        p = p.clone()
-        steps = self._steps(history, int(behind[0]) + 1, step)
-        kernels.make_up(p, torch.zeros_like(p), torch.zeros_like(p), behind, steps)
-        return p
-
-    def pay_out(self, rows: Tensor, multiplier: float, step: int) -> None:
-        """Apply all future effects of the momentum of up-to-date rows at once, and clear it."""
-        m, v = self.m.index_select(0, rows), self.v.index_select(0, rows)
-        beta1, beta2 = self.group.beta1, self.group.beta2
-        tail = self.group.lr * multiplier * beta1 / (1 - beta1) / (1 - beta1**step)
-        change = m.mul_(tail).div_(v.div_(1 - beta2**step).sqrt_().add_(EPSILON))
-        self.parameter.index_add_(0, rows, change.neg_())
-        self.m.index_fill_(0, rows, 0.0)
-
     def state_dict(self) -> dict[str, Tensor]:
         """All rows must be up to date."""
         return {"exp_avg": self.m, "exp_avg_sq": self.v}

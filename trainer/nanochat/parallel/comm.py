@@ -343,22 +343,6 @@ class Comm:
             return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
         return False
 
-    def leave_word(self, key: str, what: str, instead_of: str | None = None) -> None:
-        """Post a message that the others may wait for; one that all have read may be deleted."""
-        if self.rendezvous is None:
-            return
-        self._tell(f"{key}/{self.rank}", "1", what)
-        if instead_of is not None:
-            self._forget(f"{instead_of}/{self.rank}", what)
-
-    def await_words(self, key: str, what: str) -> None:
-        """Wait until every rank has posted that message, patiently for live ones. Unlike a barrier, this may wait for a
-        rank that waits in an exchange meanwhile."""
-        begun = time.perf_counter()
-        for rank in range(self.world) if self.rendezvous is not None else ():
-            self._await(f"{key}/{rank}", rank, what, patient=True)
-        self.wait_seconds += time.perf_counter() - begun
-
     def _tell(self, key: str, value: str, what: str) -> None:
         self._asked(lambda store: store.set(key, value), what)
 

@@ -94,7 +94,7 @@ def make_sync(
         raise UserError(f"--sync {mode} is for comparison on CPUs; use exact or bf16 with a GPU.")
     if mode in WHOLE:
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
-    wire, row_wire, dummy = WIRES[mode]
+    wire, row_wire = WIRES[mode]
     if not cuda:
         return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
     if packs(mode):
@@ -123,7 +123,6 @@ class Sync:
         # Of the step whose ids were taken last.
         self.save_asked = self.is_last = False
         self.place = 0
-        self.met = True  # whether all ranks hold the same weights after the last step
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
 
@@ -167,10 +166,6 @@ class Sync:
     def undoable(self) -> bool:
         """Whether a step that other ranks interrupt can be taken back."""
         return False
-
-    def meeting_in(self) -> int:
-        """Maximum steps until all ranks meet; 0 if they do so in every step."""
-        return 0
 
     def whole_state(self) -> dict[str, Any]:
         """The optimizer's state with all ranks' parts, so that any rank's checkpoint suffices to resume."""

@@ -144,14 +144,12 @@ class Wires(NamedTuple):
     # Embedding rows have no error feedback: they recur too seldom, and it would need another table. So they are sent in 16 bits:
     # AdamW divides each element by its own size, and 8 bits would round the small ones to zero.
     rows: Plain
-    # A row's change over some local steps is already normalised, so 8 bits lose little.
-    meetings: Wire
 
 
 # Wire formats of each point-to-point mode; rules/ways.py has the bytes.
 WIRES = {
-    "exact": Wires(Plain(torch.float32), Plain(torch.float32), Plain(torch.float32)),
-    "bf16": Wires(Plain(torch.bfloat16), Plain(torch.bfloat16), Plain(torch.bfloat16)),
-    "int8": Wires(Packed(8), Plain(torch.bfloat16), Packed(8)),
-    "int4": Wires(Packed(4), Plain(torch.bfloat16), Packed(8)),
+    "exact": Wires(Plain(torch.float32), Plain(torch.float32)),
+    "bf16": Wires(Plain(torch.bfloat16), Plain(torch.bfloat16)),
+    "int8": Wires(Packed(8), Plain(torch.bfloat16)),
+    "int4": Wires(Packed(4), Plain(torch.bfloat16)),
 }

@@ -92,7 +92,6 @@ class Heartbeat:
         # A launcher uses these to compute a stop's timeout.
         self.step_seconds: float | None = None
         self.save_seconds: float | None = None
-        self.meeting_in = 0
         # One tuple, so that the thread never sees a partial change.
         self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
         self.hung_up = ""  # why all connections were closed
@@ -144,7 +143,6 @@ class Heartbeat:
             "batches": batches,
             "step_seconds": self.step_seconds,
             "save_seconds": self.save_seconds,
-            "meeting_in": self.meeting_in,
             "oom_kills": oom_kills(),
         }
         fresh = self.path.with_name(f".{self.path.name}.tmp")

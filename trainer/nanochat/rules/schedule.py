@@ -22,13 +22,6 @@ WHOLE = 2**28
 EVAL_SHARE, SAVE_RATE = 1 / 3, 200e6
 # More than any run sees; floats beyond it are not exact integers.
 MOST_TOKENS = 2.0**53
-# Lockstep parts of a run with local steps: the first tenth and the last twentieth, up to MOST_* steps.
-COMMON_FIRST, COMMON_LAST = 10, 20
-MOST_FIRST, MOST_LAST = 100, 50
-# Outer learning rate and momentum by number of ranks, from MuLoCo for Muon
-# (https://arxiv.org/abs/2505.23725); interpolated by the logarithm of the ranks.
-FEW, OUTER_OF_FEW = 2, (0.9, 0.8)
-MANY, OUTER_OF_MANY = 16, (1.0, 0.9)
 
 
 @dataclass(frozen=True)
@@ -144,17 +137,3 @@ def muon_momentum(plan: TrainingPlan, step: int, place: int) -> float:
 def muon_weight_decay(plan: TrainingPlan, place: int) -> float:
     """Half a cosine, from full decay to zero."""
     return plan.weight_decay * (1 + math.cos(math.pi * place / plan.end)) / 2
-
-
-def steps_apart(steps: int) -> range:
-    """The steps that ranks make independently in a run with local steps: all but the first and last."""
-    first, last = min(-(-steps // COMMON_FIRST), MOST_FIRST), min(-(-steps // COMMON_LAST), MOST_LAST)
-    return range(first, steps - last)
-
-
-def outer_rates(world: int) -> tuple[float, float]:
-    """Learning rate and momentum of the outer step for this many ranks."""
-    way = (math.log2(world) - math.log2(FEW)) / (math.log2(MANY) - math.log2(FEW))
-    share = min(1.0, max(0.0, way))
-    rate, momentum = (few + share * (many - few) for few, many in zip(OUTER_OF_FEW, OUTER_OF_MANY))
-    return rate, momentum

@@ -26,7 +26,6 @@ class Way(NamedTuple):
     told: str  # for --help
     value_bytes: float  # on the wire, per matrix value
     row_bytes: int  # per value of an embedding row, or of a hidden state for a shared head
-    meeting_bytes: float  # per value of an embedding row, when ranks meet after local steps
     packs: bool = False  # values share scales, and the sender keeps the rounding error (error feedback)
     joins: bool = True  # available to the joined ranks of a checkout
 
@@ -38,15 +37,14 @@ def packed_bytes(bits: int) -> float:
 
 # Most precise first: `auto` takes the first that is nearly as fast as the fastest.
 _WAYS = (
-    Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
-    Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
-    Way("int8", "the same, 8 bits on the wire, with error feedback", packed_bytes(8), 2, packed_bytes(8), packs=True),
+    Way("exact", "only the used embedding rows, float32", 4.0, 4),
+    Way("bf16", "the same, bf16 on the wire", 2.0, 2),
+    Way("int8", "the same, 8 bits on the wire, with error feedback", packed_bytes(8), 2, packs=True),
     Way(
         "int4",
         "the same, 4 bits on the wire, with error feedback",
         packed_bytes(4),
         2,
-        packed_bytes(8),
         packs=True,
         joins=False,
     ),
@@ -94,7 +92,7 @@ def most_bytes(tokens: Sequence[int], width: int, element: int = 4) -> int:
 
 
 def can_share(device: str, sync: str) -> bool:
-    """Whether ranks can share the head; with local steps, only in the lockstep parts."""
+    """Whether ranks can share the head."""
     return device == "cpu" and sync in WAYS
 
 

@@ -89,8 +89,8 @@ class FineTuning(Stage):
         """The same as the saving rank's."""
         return dict(loader["mine"])
 
-    def targets(self, tokens: int, batch: ChatBatch, apart: bool) -> int:
-        return max(1, batch.counted_here if apart else batch.counted)
+    def targets(self, tokens: int, batch: ChatBatch) -> int:
+        return max(1, batch.counted)
 
     def is_judged(self) -> bool:
         return self.val_talks is not None

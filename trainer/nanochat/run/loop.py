@@ -16,19 +16,18 @@ from torch import Tensor
 from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import flag
-from nanochat.parallel.local import STOP_KEY, first_meetings, kinds_of_meetings
 from nanochat.parallel.sync import Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
 from nanochat.run.feed import Batch
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
-from nanochat.run.phases import enter_phase
 from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
 from nanochat.run.state import Run
 
-# Interval of checking for a stop request of another rank during an evaluation.
+# A stop request during an evaluation is posted here, and the others look for it this often.
+STOP_KEY = "stop"
 LOOK_SECONDS = 1.0
 # Upstream excludes the first steps, the warm-up, from its time.
 STEPS_NOT_TIMED = 10
@@ -39,8 +38,7 @@ def train(run: Run) -> str:
     """Make the remaining steps; returns "finished" or "stopped"."""
     settings, progress = run.settings, run.progress
     eval_every = settings.eval_every if run.stage.is_judged() else 0
-    proofs = first_meetings(progress.step, settings.local_steps, run.plan.num_iterations, *kinds_of_meetings(settings))
-    stop = False
+    first, stop = progress.step + 1, False
     while True:
         last = run.over
         # A stopping run saves first; what is due now is done after resuming.
@@ -54,9 +52,8 @@ def train(run: Run) -> str:
         if last or stop:
             left_out = stop and (eval_every > 0 or settings.sample_every > 0)
             return "finished" if last and not left_out else "stopped"
-        enter_phase(run)
         stop = train_step(run)
-        if progress.step in proofs:
+        if progress.step == first:
             prove_identical(run, f"after step {progress.step}")
 
 
@@ -105,10 +102,10 @@ def train_step(run: Run) -> bool:
     # A shared head waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
-    goes_on = not stop and not last and not shares and not saves(run, step + 1) and run.apart_at(step + 1) == run.apart
+    goes_on = not stop and not last and not shares and not saves(run, step + 1)
     if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
-        # Send the next step's token ids with this one's gradients, unless a checkpoint, a change of shares or a new phase needs
-        # the loader's current position. In a timed run, an evaluation may leave no time for the next step.
+        # Send the next step's token ids with this one's gradients, unless a checkpoint or a change of shares needs the loader's
+        # current position. In a timed run, an evaluation may leave no time for the next step.
         offer(run, ahead=True)
     total = run.sync.step(loss, run.schedule())
     if not math.isfinite(total):
@@ -144,15 +141,14 @@ def spoilt(run: Run, loss: float) -> UserError:
     else:
         todo = f"resume from the last checkpoint {how}"
     text = f"the loss is {loss} at step {step}, so this step's weights are unusable; {todo}."
-    return UserError(text, Cause.NON_FINITE_LOSS, [run.comm.rank] if run.apart else [])
+    return UserError(text, Cause.NON_FINITE_LOSS, [])
 
 
 def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
     """Gradients of all micro-batches; the last one tells the sync which are ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
-    rows = run.shares.rows[run.comm.rank] if run.apart else sum(run.shares.rows)
-    scale = 1.0 / run.stage.targets(rows * run.settings.max_seq_len, run.feed.loader.last, run.apart)
+    scale = 1.0 / run.stage.targets(run.plan.total_batch_size, run.feed.loader.last)
     loss = torch.zeros((), device=run.device)
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None
@@ -180,7 +176,6 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     run.feed.finish()
     typical = run.journal.seconds_per_step(timing.total)
     run.journal.heartbeat.step_seconds = typical
-    run.journal.heartbeat.meeting_in = run.sync.meeting_in()
     run.journal.say(
         f"step {step:05d}/{steps:05d} ({100 * (step / steps if share is None else share):.2f}%) | loss: {smooth:.6f} | "
         f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "

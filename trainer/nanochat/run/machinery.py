@@ -13,7 +13,6 @@ from nanochat.model.gpt import GPT
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.local import make_local
 from nanochat.parallel.shared_head import make_head
 from nanochat.parallel.sync import Sync, make_sync
 from nanochat.rules.schedule import TrainingPlan
@@ -33,16 +32,14 @@ def first_shares(settings: Settings, rows: list[int]) -> Shares:
 
 
 def make_machinery(
-    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str, apart: bool = False
+    settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str
 ) -> Machinery:
-    """Everything that depends on the shares; apart: for separate steps, with a whole head."""
+    """Everything that depends on the shares."""
     tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
-    head = None if apart else make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
+    head = make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
     training = TrainingPass(model, matmul, head)
     optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
-    if apart:
-        return Machinery(training, optimizer, make_local(settings, comm, training, optimizer, tokens_of_ranks))
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
     if settings.save_on_loss and sync.undoable:

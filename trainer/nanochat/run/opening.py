@@ -13,15 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from nanochat.kit.expected import matching
-from nanochat.kit.settings import Settings, flag_of, user_config
-from nanochat.parallel.local import MEETINGS
-from nanochat.rules.schedule import steps_apart
+from nanochat.kit.settings import Settings, user_config
 from nanochat.rules.shares import passes_of
-from nanochat.run.restore import Say
 from nanochat.run.state import Run
 
 
-def say_setup(run: Run, asked: Settings, products: str) -> None:
+def say_setup(run: Run, products: str) -> None:
     """The expected lines at start-up."""
     say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
     flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
@@ -52,24 +49,6 @@ def say_setup(run: Run, asked: Settings, products: str) -> None:
     if run.training.shared_head is not None:
         parts = run.training.shared_head.sizes
         say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
-    say_local(say, settings, asked, plan.num_iterations)
-
-
-def say_local(say: Say, settings: Settings, asked: Settings, steps: int) -> None:
-    """The effect of --local-steps, and on events that need all ranks in sync."""
-    if asked.local_steps and not settings.local_steps:
-        say("Local steps: none, because there is only one rank")
-    if settings.local_steps:
-        apart, behind = steps_apart(steps), settings.local_overlap
-        late = f", sent during the next {behind} steps" if behind else ""
-        say(
-            f"Local steps: the ranks average their changes every {settings.local_steps} steps{late}; the "
-            f"first {apart.start} and last {steps - apart.stop} steps are in lockstep"
-        )
-    for name in MEETINGS:
-        now, before = getattr(settings, name), getattr(asked, name)
-        if now != before:
-            say(f"{flag_of(name)} {before} becomes every {now} steps, when all ranks are in sync")
 
 
 def accumulations(settings: Settings, shares: Sequence[int]) -> str:

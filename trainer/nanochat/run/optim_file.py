@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nanochat.model.optim import Optimizer
 
-# Keys that upstream's loader skips: the other ranks' parts, and data of our own methods.
+# Keys that upstream's loader skips: the other ranks' parts, and which matrices a rank alone had.
 OURS_KEY = "nanochat_ddp_state"
 SPLIT = 1024
 ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")

@@ -77,8 +77,6 @@ def finished(run: Run) -> dict[str, Any]:
 
 def unsavable(run: Run) -> str | None:
     """Why this rank cannot save the last finished step alone, if it cannot."""
-    if run.apart:
-        return "with local steps each rank has its own weights"
     if run.training.shared_head is not None:
         return "the head is split, and a part of it was lost with the rank"
     if run.sync.changing and run.optimizer.undo is None:

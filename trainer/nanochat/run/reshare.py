@@ -10,8 +10,7 @@ depends on the shares is rebuilt from them. So a run that continues and one that
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import Sync
@@ -28,7 +27,10 @@ def change_shares(run: Run, shares: Shares) -> None:
     if run.training.shared_head is not None:
         run.training.shared_head.settle()
     optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
-    make_again(run, shares, optimizer)
+    schedule = run.optimizer.schedule
+    run.make_again(shares)
+    run.optimizer.load_state_dict(optimizer)
+    run.optimizer.schedule = schedule
     # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
@@ -42,15 +44,6 @@ def change_shares(run: Run, shares: Shares) -> None:
         "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,
         speeds=[speed / sum(speeds) for speed in speeds], seconds=seconds,
     )  # fmt: skip
-
-
-def make_again(run: Run, shares: Shares, optimizer: Mapping[str, Any], apart: bool = False) -> None:
-    """Rebuild the machinery with an optimizer's whole state; apart: for separate
-    steps."""
-    schedule = run.optimizer.schedule
-    run.make_again(shares, apart)
-    run.optimizer.load_state_dict(optimizer)
-    run.optimizer.schedule = schedule
 
 
 def told(numbers: Iterable[int]) -> str:

@@ -20,7 +20,6 @@ from nanochat.model import numerics
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.local import MOMENTUM_KEY, LocalSync, settle
 from nanochat.parallel.sync import Sync
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
@@ -111,8 +110,6 @@ def take_up(run: Run, found: Found, files: int) -> None:
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, found.step)
     take_kept_shares(run, meta)
-    if run.apart_at(found.step - 1):
-        run.make_again(run.shares, apart=True)
     loaders = restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
     states = places_of(comm, run.stage, run.reader, loaders)
     restore_progress(run.progress, meta, found.step)
@@ -191,19 +188,15 @@ def restore_optimizer(
 ) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
     training, optimizer, sync = machinery
-    comm, layout, apart = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world), isinstance(sync, LocalSync)
+    comm, layout = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world)
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
     held = {files: file}
-    if apart and layout.is_complete(own):
-        held = {comm.rank: own}
-    elif not layout.is_complete(file):
+    if not layout.is_complete(file):
         others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
         held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
-        if not apart and any(comm.exchange("whose state was saved", "local_of" in state, fits=flag)):
-            settle(comm, state)
         weights = {name: p.detach() for name, p in training.model.named_parameters()}
         if lost := merge_momentum(comm, state, weights, optimizer.matrix_names):
             say(
@@ -211,8 +204,6 @@ def restore_optimizer(
                 "and starts from zero"
             )
         optimizer.load_state_dict(state)
-        if isinstance(sync, LocalSync) and MOMENTUM_KEY in state:
-            sync.dense.momentum.copy_(state[MOMENTUM_KEY])
     except Unusable as why:
         say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
     restore_feedback(sync, rows, own.get(FEEDBACK_KEY), say)

@@ -36,17 +36,15 @@ def checkpoint(run: Run) -> dict[str, Any]:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
     run.places = Places(run.progress.step, loaders)
     layout = OptimizerLayout.of(run.optimizer, run.comm.world)
-    if run.apart:
-        # Each rank resumes with its own.
-        optimizer["local_of"] = run.comm.rank
-    elif run.writer != run.comm.rank:
+    if run.writer != run.comm.rank:
         # The rank that writes for our folder writes everything; our part is for upstream, which needs every rank's file.
         return {"optimizer": {**layout.file(optimizer, run.comm.rank, complete=False), **feedback}, "loader": None}
-    parts = {"optimizer": {**layout.file(optimizer, run.comm.rank), **feedback}, "loader": {"ranks": loaders}}
-    if run.writer != run.comm.rank:
-        return parts
-    meta = run.meta(position_of(loaders))
-    return {**parts, "model": run.weights, "meta": meta}
+    return {
+        "optimizer": {**layout.file(optimizer, run.comm.rank), **feedback},
+        "loader": {"ranks": loaders},
+        "model": run.weights,
+        "meta": run.meta(position_of(loaders)),
+    }
 
 
 def prove_identical(run: Run, when: str) -> None:
@@ -113,6 +111,6 @@ def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool
 
 def prove_checkpoint(run: Run) -> None:
     """The last checkpoint's weights gave a finite loss on all ranks: now older ones may go."""
-    if run.unproven is not None and run.sync.met:
+    if run.unproven is not None:
         run.unproven = None
         checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)

@@ -21,9 +21,7 @@ from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.local import fit
 from nanochat.parallel.shared_head import fit_head
-from nanochat.parallel.wire import WIRES
 from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
@@ -31,7 +29,6 @@ from nanochat.run.deadline import Deadline, told_end
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.opening import say_setup
-from nanochat.run.phases import begin_apart
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
 from nanochat.run.stage import Stage, model_config
@@ -54,14 +51,13 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
             settings, "sync", f"a model {config.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use bf16"
         )
     plan = stage.plan(settings, config)
-    asked, settings = settings, fit(settings, plan.num_iterations, comm.world, device)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
     settings = fit_head(settings, config, tokens_of_ranks, device)
     comm.enter("agree", 0)
     agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
-    check_memory(config, device, settings, shares, comm)
+    check_memory(config, device, settings, comm)
     model = GPT(config).to(device)
     model.init_weights()
     begun = first_shares(settings, shares)
@@ -73,9 +69,8 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     run.feed.take_shares(run.sync, run.passes)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
-    say_setup(run, asked, f"{matmul} through {route}")
+    say_setup(run, f"{matmul} through {route}")
     restore(run)
-    begin_apart(run.sync, run.progress.step, run.plan.num_iterations)
     start_alike(comm, run.weights)
     if plan.timed:
         take_time(run)
@@ -118,15 +113,15 @@ def facts(
 
 def head_share(settings: Settings, comm: Comm) -> float:
     """This rank's maximum fraction of the head's gradient and optimizer state."""
-    if settings.head != "shared" or settings.local_steps:
+    if settings.head != "shared":
         return 1.0
     shares = settings.head_shares or (1,) * comm.world
     return shares[comm.rank] / sum(shares)
 
 
-def check_memory(config: ModelConfig, device: str, settings: Settings, shares: list[int], comm: Comm) -> None:
-    """Check the memory for weights, gradients, optimizer state, meetings and error feedback; a pass needs more. With a shared
-    head each rank holds all of its weights, and all of its optimizer state in a save."""
+def check_memory(config: ModelConfig, device: str, settings: Settings, comm: Comm) -> None:
+    """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more. With a shared head each rank
+    holds all of its weights, and all of its optimizer state in a save."""
     if device != "cpu":
         return
     counts, dummy = counted(config)
@@ -135,15 +130,8 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, shares: l
     share = head_share(settings, comm)
     needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
-        needed += 4 * (matrices + (head if settings.head != "shared" or settings.local_steps else 0))
+        needed += 4 * (matrices + (head if settings.head != "shared" else 0))
     if settings.save_on_loss and comm.world > 1 and settings.head != "shared":
         # Copies of what an update changes: weights and AdamW's state of the head, weights and momentum of the matrices.
         needed += 4 * (3 * head + 2 * matrices)
-    if settings.local_steps:
-        # Rows touched until a meeting: their previous values, and the changes sent by every rank.
-        tokens = settings.local_steps * shares[comm.rank] * settings.max_seq_len
-        rows = tables * min(1.0, tokens / config.vocab_size)
-        wire = WIRES[settings.sync].meetings.dtype.itemsize
-        under_way = 2 * 4 if settings.local_overlap else 0
-        needed += 4 * 4 * (matrices + head) + int(rows * (4 + under_way + wire * comm.world))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())

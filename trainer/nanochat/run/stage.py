@@ -108,7 +108,7 @@ class Stage:
         last, rows = loader["ranks"][rank], loader["rows"][rank]
         return dataloader.replayed(reader.tokenizer, reader.data_dir, last, rows, reader.settings.max_seq_len)
 
-    def targets(self, tokens: int, batch: Any, apart: bool) -> int:
+    def targets(self, tokens: int, batch: Any) -> int:
         """Number of tokens in a step's mean loss; tokens: in its rows, batch: the loader's last one."""
         return tokens
 

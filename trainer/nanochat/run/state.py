@@ -23,7 +23,6 @@ from nanochat.model.kernels import NO_KERNELS, Found
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.local import LocalSync, is_apart
 from nanochat.parallel.sync import Sync
 from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE, StepSchedule, TrainingPlan
@@ -170,15 +169,6 @@ class Run:
         )
 
     @property
-    def apart(self) -> bool:
-        """Whether the ranks currently make separate steps."""
-        return isinstance(self.sync, LocalSync)
-
-    def apart_at(self, step: int) -> bool:
-        """Whether this is a separate step."""
-        return is_apart(self.settings.local_steps, self.plan.num_iterations, step)
-
-    @property
     def passes(self) -> list[int]:
         """This rank's rows in each pass of a step."""
         together = self.training.shared_head is not None
@@ -190,10 +180,10 @@ class Run:
         rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
         return [rows, list(settings.head_shares)]
 
-    def make_again(self, shares: Shares, apart: bool = False) -> None:
-        """Rebuild everything that depends on the shares, or on separate steps, without its state."""
+    def make_again(self, shares: Shares) -> None:
+        """Rebuild everything that depends on the shares, without its state."""
         self.shares = shares
-        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul, apart)
+        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
         self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 

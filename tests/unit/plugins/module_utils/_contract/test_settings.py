@@ -96,7 +96,7 @@ def test_a_list_may_be_typed_with_either_quotes(text):
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
     (problem,) = refusal({"ddp_deph": 4})
     assert problem == "ddp_deph on desktop is not a setting of nanochat.ddp; did you mean ddp_depth?"
-    (problem,) = refusal({"ddp_zzzzzzzzzzz": 4})
+    (problem,) = refusal({"ddp_local_steps": 30})
     assert problem.endswith("docs/settings.md lists all settings.")
 
 

@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 PLANS: list[dict[str, Any]] = [
     {}, {"ddp_profile": "real", "ddp_survive_reboot": True},
     {"ddp_profile": "real", "ddp_tracker": "mlflow", "ddp_port_range": "40000-40999"},
-    {"ddp_local_steps": 4, "ddp_secret_env": {"A": "b"}}, {"ddp_trainer_source": "https://example.org/nanochat.git"},
+    {"ddp_secret_env": {"A": "b"}}, {"ddp_trainer_source": "https://example.org/nanochat.git"},
 ]  # fmt: skip
 
 

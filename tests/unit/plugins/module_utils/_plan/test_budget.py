@@ -157,7 +157,6 @@ def test_run_that_goes_on_keeps_model_and_end():
         ({"ddp_finish_by": "2026-02-30 22:00"}, "not a date and time"),
         ({"ddp_budget": "8 hours"}, "days, hours and minutes"),
         ({"ddp_budget": "2m"}, "setting up and checking the hosts takes about"),
-        ({"ddp_budget": "8h", "ddp_local_steps": 10}, "ddp_local_steps 10"),
         ({"ddp_budget": "8h", "ddp_stage": "sft"}, "only a base model"),
         ({"ddp_budget": "8h", "ddp_trainer_source": "/home/lzw/nanochat"}, "own trainer"),
     ],

@@ -96,19 +96,6 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     assert "joined" not in plan["trainer"] and "torch.distributed.run" in plan["nodes"][0]["argv"]
 
 
-def test_field_25_local_steps_reach_the_trainer_and_the_plan_says_so():
-    outcome = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 50}))
-    assert flag(outcome.plan["nodes"][0], "local-steps") == 10
-    assert flag(outcome.plan["nodes"][0], "local-overlap") == 5
-    told = "sync exact (auto) every 10 steps (the mean is sent during the next 5), with"
-    assert told in render(outcome.plan)
-    often = make_plan(hosts({"ddp_local_steps": 10, "ddp_iterations": 500, "ddp_save_every": 5}))
-    assert "every 10 steps, with" in render(often.plan)  # since all wait before each checkpoint
-    apart, together = outcome.plan["nodes"][0], make_plan(hosts()).plan["nodes"][0]
-    assert apart["memory_bytes"] > together["memory_bytes"]
-    assert flag(together, "local-steps") == 0
-
-
 def test_further_arguments_come_last():
     outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
     assert all(entry["argv"][-2:] == ["--warmup-steps=5", "--matrix-lr=0.01"] for entry in outcome.plan["nodes"])
@@ -177,9 +164,8 @@ def test_a_keeper_on_every_host():
     assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
 
 
-def test_checkpoints_by_time_are_for_steps_in_which_all_are_alike():
+def test_checkpoints_by_time_can_be_switched_off():
     assert flag(make_plan(hosts({})).plan["nodes"][0], "save-minutes") == 30
-    for settings in ({"ddp_save_minutes": 0}, {"ddp_local_steps": 10}):
-        plan = make_plan(hosts(settings)).plan
-        assert plan["training"]["save_minutes"] == 0
-        assert flag(plan["nodes"][0], "save-minutes") is None
+    plan = make_plan(hosts({"ddp_save_minutes": 0})).plan
+    assert plan["training"]["save_minutes"] == 0
+    assert flag(plan["nodes"][0], "save-minutes") is None

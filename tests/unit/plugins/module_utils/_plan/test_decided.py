@@ -27,8 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, lan
 
-BEGUN = {"rows": {}, "sync": "int8", "local_steps": 30, "checkpoints": [5]}
-AUTO_STEPS = {"ddp_local_steps": "auto", "ddp_eval_every": -1}
+BEGUN = {"rows": {}, "sync": "int8", "checkpoints": [5]}
 
 
 def decided(settings: dict[str, Any], run: dict[str, Any] | None = None) -> Decided:
@@ -41,18 +40,16 @@ def makers(of: Decided, *names: str) -> dict[str, tuple[object, str]]:
 
 
 def test_each_decision_says_who_made_it():
-    names = ("device", "dtype", "iterations", "sync", "local_steps", "head", "total_batch")
+    names = ("device", "dtype", "iterations", "sync", "head", "total_batch")
     assert makers(decided({"ddp_iterations": 20}), *names) == {
         "device": ("cpu", DEFAULT),
         "dtype": ("float32", DEFAULT),
         "iterations": (20, USER),
         "sync": ("exact", DEFAULT),
-        "local_steps": (0, DEFAULT),
         "head": ("shared", HOSTS),
         "total_batch": (2048, PROFILE),
     }
-    kept = decided({**AUTO_STEPS, "ddp_iterations": 1000}, BEGUN)
-    assert makers(kept, "sync", "local_steps") == {"sync": ("int8", KEPT), "local_steps": (30, KEPT)}
+    assert makers(decided({}, BEGUN), "sync") == {"sync": ("int8", KEPT)}
     assert decided({"ddp_sync": "bf16"}, BEGUN).sync.by == USER
     found = make_plan(lan(3)).decided.total_batch
     assert (found.value, found.by) == (3072, HOSTS)
@@ -67,7 +64,7 @@ def test_a_stage_and_a_trainer_decide_too():
 
 
 def test_decisions_and_what_they_are_made_from_stay_as_they_are():
-    known = hosts({**AUTO_STEPS, "ddp_iterations": 1000}, {"run": BEGUN}, {"run": BEGUN})
+    known = hosts({"ddp_iterations": 1000}, {"run": BEGUN}, {"run": BEGUN})
     before = copy.deepcopy(known)
     found = make_plan(known).decided
     assert known == before
@@ -80,27 +77,13 @@ def test_decisions_and_what_they_are_made_from_stay_as_they_are():
     [{"ddp_timeout": 3}, {"ddp_head_dim": 63}, {"ddp_total_batch": 2500}, {"ddp_port_range": "29000-29999"}],
 )
 def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
-    """30 local steps, kept from the resumed run, are more than the 20 steps that the user wants now."""
-    settings = {**AUTO_STEPS, "ddp_iterations": 20}
-    assert decided(settings, BEGUN).local_steps.value == 0
+    """int8, kept from the resumed run, cannot send a model 264 wide."""
+    settings = {"ddp_head_dim": 24}
+    assert decided(settings, BEGUN).sync.value == "exact"
     with pytest.raises(PlanError) as caught:
         make_plan(hosts({**settings, **wrong}, {"run": BEGUN}, {"run": BEGUN}))
     said = " ".join(sentence(found) for found in caught.value.findings)
-    assert "ddp_local_steps" not in said and " 30" not in said and "ddp_iterations" not in said
-
-
-@pytest.mark.parametrize(
-    ("settings", "blamed"),
-    [
-        ({"ddp_local_steps": 30, "ddp_iterations": 20}, "20 steps (ddp_iterations)"),
-        ({"ddp_local_steps": 30}, "10 steps (ddp_iterations of the profile smoke)"),
-    ],
-)
-def test_a_refusal_says_which_figure_came_from_the_profile(settings, blamed):
-    with pytest.raises(PlanError) as caught:
-        make_plan(hosts(settings))
-    (problem,) = caught.value.findings
-    assert f"ddp_local_steps is 30, but the run has {blamed}" in problem["seen"]
+    assert "ddp_sync" not in said and "int8" not in said
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,6 @@ def test_where_no_checkpoint_is_nothing_is_refused():
         {"ddp_total_batch": 4096},
         {"ddp_torch": "2.12.0"},
         {"ddp_port": 29600},
-        {"ddp_local_steps": 2},
     ],
 )
 def test_what_a_checkpoint_does_not_depend_on_may_change(settings):

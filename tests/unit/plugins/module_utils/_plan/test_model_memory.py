@@ -19,9 +19,6 @@ def test_memory_grows_with_the_batch_and_with_dense_gradients():
     assert large["activations"] == 2 * small["activations"]
     assert large["weights"] == small["weights"] == 4 * 125829354
     assert model_size.memory(D8, 2, "dense")["gradients"] > small["gradients"]
-    assert (
-        model_size.memory(D8, 2, local=True)["total"] > small["total"] == model_size.memory(D8, 2, local=False)["total"]
-    )
     assert model_size.memory(D8, 2, parts_of_head=2)["gradients"] < small["gradients"]
     assert model_size.memory(D8, 2, ours=False)["logits"] == 4 * 2048 * 32768 * 3
     assert small["total"] == sum(value for name, value in small.items() if name != "total")

@@ -168,7 +168,6 @@ def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off()
         {"ddp_rebalance": False},
         {"ddp_batch_split": "equal"},
         {"ddp_batch_split": "threads"},
-        {"ddp_local_steps": 2},
     )
     for settings in off:
         assert "rebalance" not in make_plan(hosts(settings)).plan["nodes"][0]["flags"]

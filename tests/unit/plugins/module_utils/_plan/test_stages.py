@@ -82,7 +82,7 @@ def test_a_base_model_knows_nothing_of_stages():
 
 
 def test_an_evaluation_is_another_one_for_each_step():
-    known = having_trained("eval", ddp_local_steps=10)
+    known = having_trained("eval")
     plan = make_plan(known).plan
     argv = plan["nodes"][1]["argv"]
     assert argv[argv.index("--") - 1] == "scripts.base_eval" and "--model-step=10" in argv

@@ -92,12 +92,12 @@ def told(document: dict[str, Any], each: list[Speed], among: dict[str, dict[str,
 
 
 def test_field_16_a_host_that_costs_more_than_it_brings_is_named_with_figures_and_the_line_to_type() -> None:
-    found = told(plan(dict.fromkeys("abc", 8)), speeds(a=0.5, b=0.5, c=0.5), links("abc", "c"))
+    found = told(plan(dict.fromkeys("abc", 8)), speeds(a=1.0, b=1.0, c=1.0), links("abc", "c"))
     assert "not-worth-it" not in found
     one = found["host-costs-more"]
     assert one["host"] == "c"
     assert one["remedy"].startswith("Train without it: ansible-playbook train.yml -i INVENTORY -e target=a,b")
-    assert one["seen"] == "without c 2710 tok/s, with it 75.2"
+    assert one["seen"] == "without c 1417 tok/s, with it 74.1"
 
 
 def test_two_hosts_on_the_same_slow_link_are_named_together() -> None:

@@ -209,7 +209,6 @@ def test_what_an_earlier_run_left(tmp_path):
         "head_shares": {},
         "cores": {},
         "sync": None,
-        "local_steps": 0,
         "matmul": None,
         "total_batch": 0,
         "iterations": 0,

@@ -116,7 +116,6 @@ GOOD_BEAT = {
     "collective": "x",
     "step_seconds": 1.0,
     "save_seconds": 2.0,
-    "meeting_in": 0,
     "oom_kills": 0,
 }
 GOOD_LAUNCH = {

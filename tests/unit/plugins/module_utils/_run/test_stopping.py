@@ -13,7 +13,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import 
 PLAN: dict[str, Any] = {
     "timeout_seconds": 300,
     "trainer": {"source": "ours"},
-    "training": {"local_steps": 0},
     "nodes": [{"checkpoint_bytes": 500_000_000}],
 }
 START = {"kind": "start", "time": 1.0}
@@ -38,13 +37,6 @@ def test_the_slowest_of_the_latest_steps_counts():
     assert stop_seconds([START, step(1.0), step(60.0), step(1.0), saved(1)], {}, PLAN) > 120
 
 
-def test_the_way_to_the_next_meeting_is_given():
-    apart = {**PLAN, "training": {"local_steps": 50}}
-    assert stop_seconds([START, step(10.0), saved(1.0)], {}, apart) >= 52 * 10
-    near = stop_seconds([START, step(10.0), saved(1.0)], {"meeting_in": 2}, apart)
-    assert 4 * 10 <= near < 52 * 10, "the trainer knows it better"
-
-
 def test_an_evaluation_that_goes_on_ends_first():
     events = [START, step(1.0), saved(1.0), {"kind": "eval", "seconds": 200.0}]
     assert stop_seconds(events, {}, PLAN) > 200
@@ -55,7 +47,7 @@ def test_before_the_first_save_its_size_tells():
 
 
 def test_what_the_trainer_tells_is_believed():
-    told = {"step_seconds": 3.0, "save_seconds": 40.0, "meeting_in": 0, "phase": "sync"}
+    told = {"step_seconds": 3.0, "save_seconds": 40.0, "phase": "sync"}
     assert 46 <= stop_seconds([START], told, PLAN) < 140
 
 
@@ -77,8 +69,7 @@ def test_odd_figures_are_passed_over(odd):
     heartbeat = {
         "step_seconds": odd,
         "save_seconds": odd,
-        "meeting_in": odd,
         "phase": odd if isinstance(odd, str) else None,
     }
-    plan = {"timeout_seconds": odd, "trainer": odd, "training": odd, "nodes": odd}
+    plan = {"timeout_seconds": odd, "trainer": odd, "nodes": odd}
     assert 0 < stop_seconds([START, step(odd), saved(odd), {"kind": "eval", "seconds": odd}], heartbeat, plan) < 10**7
