@@ -247,7 +247,7 @@ def work(model: Model, modes: Sequence[str], cycles: int) -> dict[str, list[dict
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].rows.dtype)
+        return SharedHead(comm, gpt, bounds, [[tokens] * comm.world], WIRES[mode].hidden)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""

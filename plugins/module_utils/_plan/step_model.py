@@ -180,7 +180,7 @@ def bytes_sent(job: Job, sync: Optional[str] = None, local: Optional[int] = None
     if not meets and head_of(job, kind) == "shared":
         dense -= counts["lm_head"]
         tokens = [rows * model["sequence"] for rows in job.rows]
-        shared = most_bytes(tokens, model["n_embd"], way.row_bytes)
+        shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
     return shared + int(
         ((dense * ring + matrices) * way.value_bytes + rows * model["n_embd"] * tables * (world - 1) * of_row) / apart
     )

@@ -146,12 +146,16 @@ class Wires(NamedTuple):
     rows: Plain
     # A row's change over some local steps is already normalised, so 8 bits lose little.
     meetings: Wire
+    # The shared head's input and its gradient: no larger number is near, so 8 bits per value with a scale per block lose little,
+    # without error feedback (lab/performance.md).
+    hidden: Wire
 
 
 # Wire formats of each point-to-point mode; rules/ways.py has the bytes.
+FLOAT32, BFLOAT16 = Plain(torch.float32), Plain(torch.bfloat16)
 WIRES = {
-    "exact": Wires(Plain(torch.float32), Plain(torch.float32), Plain(torch.float32)),
-    "bf16": Wires(Plain(torch.bfloat16), Plain(torch.bfloat16), Plain(torch.bfloat16)),
-    "int8": Wires(Packed(8), Plain(torch.bfloat16), Packed(8)),
-    "int4": Wires(Packed(4), Plain(torch.bfloat16), Packed(8)),
+    "exact": Wires(FLOAT32, FLOAT32, FLOAT32, FLOAT32),
+    "bf16": Wires(BFLOAT16, BFLOAT16, BFLOAT16, BFLOAT16),
+    "int8": Wires(Packed(8), BFLOAT16, Packed(8), Packed(8)),
+    "int4": Wires(Packed(4), BFLOAT16, Packed(8), Packed(8)),
 }
