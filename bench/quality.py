@@ -166,7 +166,7 @@ def build(comm: Comm, one: Json, size: Size, vocabulary: int, lr_scale: float) -
     tokens, head = [size.rows * size.length] * comm.world, None
     if one["way"].endswith(SHARED):
         bounds = part_bounds(vocabulary, model.config.padded_vocab_size, [1] * comm.world)
-        head = SharedHead(comm, model, bounds, [tokens], WIRES[wire].rows.dtype, MATMUL_TYPES[matmul])
+        head = SharedHead(comm, model, bounds, [tokens], WIRES[wire].hidden, MATMUL_TYPES[matmul])
     training = TrainingPass(model, matmul, head)
     optimizer = Optimizer(model, LearningRates().scaled(lr_scale), matmul, head.rows if head else ALL_ROWS)
     return make_sync(wire, comm, training, optimizer, tokens)

@@ -207,7 +207,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
 
     def shared_head(mode: str) -> SharedHead:
         bounds = part_bounds(gpt.config.vocab_size, gpt.config.padded_vocab_size, [1] * comm.world)
-        return SharedHead(comm, gpt, bounds, [[tokens // passes] * comm.world] * passes, WIRES[mode].rows.dtype)
+        return SharedHead(comm, gpt, bounds, [[tokens // passes] * comm.world] * passes, WIRES[mode].hidden)
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""

@@ -169,7 +169,7 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
     if head_of(job, kind) == "shared":
         dense -= counts["lm_head"]
         tokens = [rows * model["sequence"] for rows in job.rows]
-        shared = most_bytes(tokens, model["n_embd"], way.row_bytes)
+        shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
     embeddings = rows * model["n_embd"] * tables * (world - 1)
     return Sent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 

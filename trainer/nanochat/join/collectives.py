@@ -67,7 +67,7 @@ class Collectives:
         self.comm, self.alone = comm, comm.world == 1
         # Between two steps a rank may evaluate much longer than another.
         self.patient = True
-        self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])
+        self.wire, self.row_wire = WIRES.get(sync, WIRES["exact"])[:2]
         self._feedback: dict[Any, Tensor] = {}
         self._step: tuple[Any, int] = (None, 0)
         self.others = [rank for rank in range(comm.world) if rank != comm.rank]

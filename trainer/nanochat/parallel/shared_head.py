@@ -42,7 +42,7 @@ from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm, Pending
-from nanochat.parallel.wire import WIRES
+from nanochat.parallel.wire import FLOAT32, WIRES, Wire
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import can_share, choose_head
 
@@ -83,8 +83,7 @@ def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype:
     bounds = part_bounds(config.vocab_size, config.padded_vocab_size, shares.head)
     by_rank = passes_of(shares.rows, settings.device_batch_size, together=True)
     passes = [[rows * settings.max_seq_len for rows in one] for one in zip(*by_rank, strict=True)]
-    # Packed hidden states would have no error feedback: they are sent like table rows.
-    return SharedHead(comm, model, bounds, passes, WIRES[settings.sync].rows.dtype, dtype)
+    return SharedHead(comm, model, bounds, passes, WIRES[settings.sync].hidden, dtype)
 
 
 class Target(NamedTuple):
@@ -107,14 +106,20 @@ class Round:
         ends = list(itertools.accumulate(self.sizes))
         self.places = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         self.all = ends[-1]
-        world, width, wire, get = head.comm.world, head.part.size(1), head.wire, head.buffers.get
+        world, width, get = head.comm.world, head.part.size(1), head.buffers.get
+
+        def messages(what: str, sizes: Sequence[int]) -> list[Tensor]:
+            lengths = [head.wire.length(size, width) for size in sizes]
+            return [get(f"{name} {what} {rank}", one, dtype=head.wire.dtype) for rank, one in enumerate(lengths)]
+
         name = f"round {number} of {self.sizes}"
         # The head's input and targets.
-        self.y = get(f"{name} y", self.all, width, dtype=wire)
+        self.y = get(f"{name} y", self.all, width)
+        self.sent_y = messages("y of", self.sizes)
         self.targets = get(f"{name} targets", self.all, dtype=torch.int32)
         self._sums = get(f"{name} sums", world, 2 * self.all)
-        # By the rank of the part: the gradients of this rank's rows.
-        self.dy = get(f"{name} dy", world, self.sizes[head.comm.rank], width, dtype=wire)
+        # By the rank of the part: the gradients of this rank's rows, as sent.
+        self.sent_dy = messages("dy from", [self.sizes[head.comm.rank]] * world)
         self.arriving: dict[tuple[str, int, int], Pending] = {}
         self.found: dict[int, Target] = {}
 
@@ -133,7 +138,7 @@ class SharedHead:
         model: GPT,
         bounds: Sequence[int],
         passes: Sequence[Sequence[int]],
-        wire: torch.dtype = torch.float32,
+        wire: Wire = FLOAT32,
         dtype: torch.dtype = torch.float32,
         limit: int = CHUNK_BYTES,
     ) -> None:
@@ -186,12 +191,12 @@ class SharedHead:
 
         for rank in self.others:
             if rank in one.active:
-                receive("y", rank, rank, one.y[one.places[rank]], 0, "the hidden states")
+                receive("y", rank, rank, one.sent_y[rank], 0, "the hidden states")
                 receive("targets", rank, rank, one.targets[one.places[rank]], 1, "the targets")
             for about in one.active:
                 receive("sums", about, rank, one.sums(rank, about), 3 + about, "the sums of logits")
             if self.comm.rank in one.active:
-                receive("dy", self.comm.rank, rank, one.dy[rank], 2, "the gradient of the hidden states")
+                receive("dy", self.comm.rank, rank, one.sent_dy[rank], 2, "the gradient of the hidden states")
 
     def _send(self, tensor: Tensor, number: int, kind: int, what: str, ranks: Sequence[int]) -> None:
         self._leaving += [self.comm.send(tensor, rank, self._tag(number, kind), what) for rank in ranks]
@@ -201,11 +206,13 @@ class SharedHead:
         for number, one in enumerate(self.rounds):
             if self.comm.rank not in one.active:
                 continue
-            mine = one.places[self.comm.rank]
-            one.y[mine].copy_(y[one.rows])
+            mine, message = one.places[self.comm.rank], one.sent_y[self.comm.rank]
+            self.wire.write(y[one.rows], message)
+            # Rounded for ourselves as for the others.
+            self.wire.read(message, one.y[mine])
             one.targets[mine].copy_(targets[one.rows])
             self._send(one.targets[mine], number, 1, "the targets", self.others)
-            self._send(one.y[mine], number, 0, "the hidden states", self.others)
+            self._send(message, number, 0, "the hidden states", self.others)
         loss = self.take_part(scale)
         d = self.buffers.get("d", *y.shape)
         for one in self.rounds:
@@ -242,7 +249,8 @@ class SharedHead:
         logits = self.logits[place]
         if rank != self.comm.rank:
             self.comm.wait(one.arriving.pop(("targets", rank, rank)), one.arriving.pop(("y", rank, rank)))
-        x = torch.mul(self._float(one.y[place]), 1 / SOFTCAP, out=self._operand("capped", size))
+            self.wire.read(one.sent_y[rank], one.y[place])
+        x = torch.mul(one.y[place], 1 / SOFTCAP, out=self._operand("capped", size))
         wanted = one.targets[place].long() - self.rows.start
         inside = (wanted >= 0) & (wanted < self.real)
         columns = wanted.clamp(0, self.real - 1)
@@ -273,9 +281,11 @@ class SharedHead:
         if own:
             self._own_dy(one).copy_(dy).mul_(factor)
         else:
-            sent = self.buffers.get(f"dy for {rank} of round {number}", *dy.shape, dtype=self.wire)
-            self._send(sent.copy_(dy * factor), number, 2, "the gradient of the hidden states", [rank])
-        torch.mul(self._float(one.y[place]), factor * scale, out=self.scaled[place])
+            name = f"dy for {rank} of round {number}"
+            sent = self.buffers.get(f"{name} as sent", self.wire.length(*dy.shape), dtype=self.wire.dtype)
+            self.wire.write(torch.mul(dy, factor, out=self.buffers.get(name, *dy.shape)), sent)
+            self._send(sent, number, 2, "the gradient of the hidden states", [rank])
+        torch.mul(one.y[place], factor * scale, out=self.scaled[place])
         return (total.log() - at_target.log())[counted].sum() if own else torch.zeros(())
 
     def _own_dy(self, one: Round) -> Tensor:
@@ -289,10 +299,7 @@ class SharedHead:
                 out += self._own_dy(one)
             else:
                 self.comm.wait(one.arriving.pop(("dy", self.comm.rank, rank)))
-                out += one.dy[rank]
-
-    def _float(self, x: Tensor) -> Tensor:
-        return x if x.dtype == torch.float32 else x.float()
+                self.wire.add(one.sent_dy[rank], out)
 
     def _operand(self, name: str, size: int) -> Tensor:
         return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)

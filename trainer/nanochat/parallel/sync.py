@@ -94,7 +94,7 @@ def make_sync(
         raise UserError(f"--sync {mode} is for comparison on CPUs; use exact or bf16 with a GPU.")
     if mode in WHOLE:
         return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
-    wire, row_wire = WIRES[mode]
+    wire, row_wire = WIRES[mode].matrices, WIRES[mode].rows
     if not cuda:
         return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
     if packs(mode):

@@ -25,7 +25,8 @@ class Way(NamedTuple):
     name: str
     told: str  # for --help
     value_bytes: float  # on the wire, per matrix value
-    row_bytes: int  # per value of an embedding row, or of a hidden state for a shared head
+    row_bytes: int  # per value of an embedding row
+    hidden_bytes: float  # per value of a shared head's input and its gradient
     packs: bool = False  # values share scales, and the sender keeps the rounding error (error feedback)
     joins: bool = True  # available to the joined ranks of a checkout
 
@@ -35,19 +36,13 @@ def packed_bytes(bits: int) -> float:
     return bits / 8 + SCALE_BYTES / BLOCK
 
 
+_FED = "on the wire, with error feedback"
 # Most precise first: `auto` takes the first that is nearly as fast as the fastest.
 _WAYS = (
-    Way("exact", "only the used embedding rows, float32", 4.0, 4),
-    Way("bf16", "the same, bf16 on the wire", 2.0, 2),
-    Way("int8", "the same, 8 bits on the wire, with error feedback", packed_bytes(8), 2, packs=True),
-    Way(
-        "int4",
-        "the same, 4 bits on the wire, with error feedback",
-        packed_bytes(4),
-        2,
-        packs=True,
-        joins=False,
-    ),
+    Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
+    Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
+    Way("int8", f"the same, 8 bits {_FED}", packed_bytes(8), 2, packed_bytes(8), packs=True),
+    Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), 2, packed_bytes(8), packs=True, joins=False),
 )
 WAYS = {way.name: way for way in _WAYS}
 # These send every tensor whole.
@@ -78,15 +73,15 @@ def whole_bytes(vocabulary: int, width: int, world: int, element: float = 4) -> 
     return int(2 * (world - 1) * vocabulary * width * element / world)
 
 
-def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: int = 4) -> int:
+def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: float = 4) -> int:
     """Bytes that a rank sends per step for a shared head; tokens: of each rank."""
     others, mine, every = len(tokens) - 1, tokens[rank], sum(tokens)
     hidden = others * mine * (width * element + TARGET_BYTES)
     gradients = (every - mine) * width * element
-    return hidden + gradients + others * every * STATISTICS_BYTES
+    return int(hidden + gradients) + others * every * STATISTICS_BYTES
 
 
-def most_bytes(tokens: Sequence[int], width: int, element: int = 4) -> int:
+def most_bytes(tokens: Sequence[int], width: int, element: float = 4) -> int:
     """Bytes sent by the rank that sends most."""
     return max(shared_bytes(tokens, width, rank, element) for rank in range(len(tokens)))
 
@@ -103,5 +98,5 @@ def choose_head(wanted: str, able: bool, vocabulary: int, width: int, tokens: Se
     if wanted != "auto":
         return wanted
     way = WAYS[sync]
-    saves = most_bytes(tokens, width, way.row_bytes) < whole_bytes(vocabulary, width, len(tokens), way.value_bytes)
+    saves = most_bytes(tokens, width, way.hidden_bytes) < whole_bytes(vocabulary, width, len(tokens), way.value_bytes)
     return "shared" if saves else "whole"
