@@ -13,7 +13,8 @@ The nodes are network namespaces on this machine, joined by two virtual interfac
 step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
 Efficiency is the seconds of a step alone divided by those of a common step, the median over all cycles, so that other work
 affects all ways alike. Token frequencies are those of text. int8 and int4 are measured only on request. exact+head, bf16+head
-and so on share the head (--head shared) instead of sending its gradient.
+and so on share the head (--head shared) instead of sending its gradient; exact+undo and so on
+keep copies to take an interrupted update back, as with ddp_min_hosts.
 Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
@@ -46,7 +47,9 @@ ALONE = "alone"
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
 USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
-MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED)
+# Suffix of ways that keep copies to take an interrupted update back (--save-on-loss).
+UNDO = "+undo"
+MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + UNDO, "bf16" + UNDO, "int8" + UNDO)
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29577
 WARM_UP = 1
@@ -170,7 +173,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     from nanochat.model.fused import TrainingPass
     from nanochat.model.gpt import GPT, ModelConfig
     from nanochat.model.gradients import HEAD
-    from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer
+    from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer, Undo
     from nanochat.parallel.comm import connect
     from nanochat.parallel.shared_head import SharedHead
     from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, make_sync
@@ -201,7 +204,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
         shared = mode.endswith(SHARED)
-        mode = mode.removesuffix(SHARED)
+        mode = mode.removesuffix(SHARED).removesuffix(UNDO)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
         return make_sync(mode, comm, passing, optimizer, [tokens] * comm.world)
 
@@ -223,10 +226,12 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    undo = Undo()
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
             rows = draw()
             optimizer.dense[HEAD] = states[mode]
+            optimizer.undo = undo if mode.endswith(UNDO) else None
             comm.exchange("the start of a step", mode)
             found[mode].append(one_step(sync, rows))
     comm.close()
@@ -345,7 +350,7 @@ def add_expected(
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
-        kind = str(row["sync"]).removesuffix(SHARED)
+        kind = str(row["sync"]).removesuffix(SHARED).removesuffix(UNDO)
         if kind != ALONE and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
             row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
             row["auto"] = kind == taken

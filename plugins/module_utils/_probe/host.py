@@ -92,9 +92,8 @@ def probe(
     """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
-    ip = find("ip")
-    interfaces = nics(run, ip)
-    names, routes = names_and_routes(peers, interfaces, run, ip)
+    interfaces = nics(run, find("ip"))
+    names, routes = names_and_routes(peers, interfaces, run, find("ip"))
     rights = sudo(run, find)
     prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
     return {
