@@ -42,7 +42,7 @@ class Story:
         self.rows: list[Json] = []
 
     def happen(self, what: str, do: Callable[[], object], *members: str) -> None:
-        """Cause a fault during a step, and record when these hosts continued, as one sees it that trained all the time."""
+        """Cause a fault during a step, and record when these hosts continued, as seen by one that trains throughout."""
         lab, witness = self.lab, LAPTOP
         made = len(lab.events(witness, "step"))
         lab.wait("30 more steps", lambda: len(lab.events(witness, "step")) > made + 30)

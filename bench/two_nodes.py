@@ -13,15 +13,15 @@ The nodes are network namespaces on this machine, joined by two virtual interfac
 step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
 Efficiency is the seconds of a step alone divided by those of a common step, the median over all cycles, so that other work
 affects all ways alike. Token frequencies are those of text. int8 and int4 are measured only on request. exact+head, bf16+head
-and so on share the head (--head shared) instead of sending its gradient; exact+undo and so on
-keep copies to take an interrupted update back, as with ddp_min_hosts.
+and so on share the head (--head shared) instead of sending its gradient; exact+undo and so on keep copies to take an
+interrupted update back (--save-on-loss).
 Beside each way is the prediction of the rehearsal's formula, from the link's rate and a step measured like the rehearsal's, in
 the same processes before the turns; it assumes --head auto, so ways with another head have none. With --delay the link
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
 foresees hosts eight times as fast as this machine's core by slowing down time: the link is eight times as slow and --delay
-eight times as long as given, and an eighth of all measured seconds is reported. --passes 4 makes four passes a step on each node,
-over four times as many rows. --write replaces the file's results of the
-measured sizes and rates. Needs root, iproute2 and two cores; removes only the namespaces that it made.
+eight times as long as given, and an eighth of all measured seconds is reported. --passes 4 makes four passes a step on each
+node, over four times as many rows. --write replaces the file's results of the measured sizes and rates.
+Needs root, iproute2 and two cores; removes only the namespaces that it made.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    undo = Undo()
+    undo = Undo(torch.device("cpu"))
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
             rows = draw()

@@ -150,9 +150,9 @@ def muon_share(job: Job, sync: Optional[str] = None) -> float:
 
 
 def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
-    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of
-    the layers' matrices gradients to their owners and its own updates to all, of all else what a ring sends, which passes
-    every byte almost twice, and between two ranks once."""
+    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of the layers' matrices gradients to their
+    owners and its own updates to all, of all else what a ring sends, which passes every byte almost twice, and between two
+    ranks once."""
     model, world = job.model, job.world
     kind = sync or job.sync
     counts = model["parameters"]

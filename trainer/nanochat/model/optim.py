@@ -36,6 +36,7 @@ from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
 from nanochat.model.kernels import EPSILON, VECTOR, AdamWStep
+from nanochat.model.layers import Buffers
 from nanochat.rules.schedule import StepSchedule
 
 FIXED_LR = 0.2  # of smear and backout, independent of the batch
@@ -107,10 +108,9 @@ def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, 
 class Undo:
     """Copies of what an update changes, to take it back if it cannot be finished."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._kept: list[tuple[Tensor, Tensor | None, Tensor]] = []
-        # Of the last step's copies, by number: new memory takes several times as long.
-        self._memory: dict[int, Tensor] = {}
+        self._buffers = Buffers(device)
 
     def keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
         """Copy these tensors, or some rows of each."""
@@ -118,10 +118,7 @@ class Undo:
             if rows is not None:
                 copy = tensor.index_select(0, rows)
             else:
-                memory = self._memory.get(len(self._kept))
-                fits = memory is not None and memory.shape == tensor.shape
-                copy = memory.copy_(tensor) if memory is not None and fits else tensor.clone()
-                self._memory[len(self._kept)] = copy
+                copy = self._buffers.get(str(len(self._kept)), *tensor.shape, dtype=tensor.dtype).copy_(tensor)
             self._kept.append((tensor, rows, copy))
 
     def take_back(self) -> None:
@@ -145,10 +142,12 @@ class DenseAdamW:
         self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
-        adamw_kernel(self.parameter[rows], gradient, self.m[rows], self.v[rows], self.group, multiplier, step)
+        p, m, v = self.at(rows)
+        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
 
-    def keep(self, undo: Undo, rows: slice) -> None:
-        undo.keep(None, self.parameter[rows], self.m[rows], self.v[rows])
+    def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """What an update of these rows changes."""
+        return self.parameter[rows], self.m[rows], self.v[rows]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
@@ -189,21 +188,18 @@ class RowAdamW:
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """Make step `step` of rows that are up to date with the previous one."""
-        kernels.adamw(self._rows(), rows, gradient, [self.group.at(multiplier, step)])
-
-    def keep(self, undo: Undo, rows: Tensor) -> None:
-        undo.keep(rows, *self._rows())
+        kernels.adamw(self.rows(), rows, gradient, [self.group.at(multiplier, step)])
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
         """Make the rows' postponed updates up to `step`."""
         first = int(self.current[rows].min()) + 1 if len(rows) else step + 1
         if first <= step:
-            kernels.adamw(self._rows(), rows, None, self._steps(history, first, step))
+            kernels.adamw(self.rows(), rows, None, self._steps(history, first, step))
 
     def _steps(self, history: Mapping[int, float], first: int, last: int) -> list[AdamWStep]:
         return [self.group.at(history[number], number) for number in range(first, last + 1)]
 
-    def _rows(self) -> kernels.Rows:
+    def rows(self) -> kernels.Rows:
         return kernels.Rows(self.parameter, self.m, self.v, self.current)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -406,37 +402,36 @@ class Optimizer:
         self.undo.take_back()
         self.steps, self.schedule, self.history = self._before
 
+    def _keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
+        """Copy what is about to change, if it may be taken back."""
+        if self.undo is not None:
+            self.undo.keep(rows, *tensors)
+
     @torch.no_grad()
     def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
         """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
-        multiplier, undo = self.schedule.lr_multiplier, self.undo
         if name in self.tables:
-            if undo is not None:
-                self.tables[name].keep(undo, token_ids)
-            self.tables[name].update(token_ids, gradient, multiplier, self.steps)
+            self._keep(token_ids, *self.tables[name].rows())
+            self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
-            if undo is not None:
-                self.dense[name].keep(undo, rows)
-            self.dense[name].update(gradient, multiplier, self.steps, rows)
+            self._keep(None, *self.dense[name].at(rows))
+            self.dense[name].update(gradient, self.schedule.lr_multiplier, self.steps, rows)
 
     @torch.no_grad()
     def directions(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self.undo is not None:
-            stores = (self.muon.momentum, self.muon.second)
-            self.undo.keep(None, *(store[name] for store in stores for name in gradients if name in store))
+        stores = (self.muon.momentum, self.muon.second)
+        self._keep(None, *(store[name] for store in stores for name in gradients if name in store))
         return self.muon.directions(gradients, self.schedule.muon_momentum)
 
     @torch.no_grad()
     def apply(self, name: str, direction: Tensor) -> None:
-        if self.undo is not None:
-            self.undo.keep(None, self.parameters[name])
+        self._keep(None, self.parameters[name])
         self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
 
     @torch.no_grad()
     def replace(self, name: str, matrix: Tensor) -> None:
         """Take a matrix as its owner has updated it."""
-        if self.undo is not None:
-            self.undo.keep(None, self.parameters[name])
+        self._keep(None, self.parameters[name])
         self.parameters[name].copy_(matrix.view_as(self.parameters[name]))
 
     def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:

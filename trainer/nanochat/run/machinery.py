@@ -43,7 +43,7 @@ def make_machinery(
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
     if settings.save_on_loss and sync.undoable:
-        optimizer.undo = Undo()
+        optimizer.undo = Undo(sync.device)
     return Machinery(training, optimizer, sync)
 
 
