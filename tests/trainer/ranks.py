@@ -107,3 +107,10 @@ def passed(results: Sequence[Result]) -> list[str]:
     """Standard output of each rank, all of which ended well."""
     assert [r.code for r in results] == [0] * len(results), "\n".join(r.err[-2000:] for r in results)
     return [r.out for r in results]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.05)

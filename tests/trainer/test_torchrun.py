@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,6 @@ def lines_of(agent: subprocess.Popen[str]) -> list[str]:
     error = agent.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
     assert "Traceback" not in error, error
     return error.strip().splitlines()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    until = time.monotonic() + ranks.PATIENCE_SECONDS
-    while not reached():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_a_rank_that_fails_says_why_and_torchrun_how(tmp_path: Path) -> None:
@@ -119,9 +111,9 @@ def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subpr
 def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp_path: Path) -> None:
     """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
     agent = start_module(tmp_path, 1, "--shutdown-timeout=1")
-    wait_until((tmp_path / "began").exists)
+    ranks.wait_until((tmp_path / "began").exists)
     agent.send_signal(sent)
-    wait_until((tmp_path / "asked").exists)
+    ranks.wait_until((tmp_path / "asked").exists)
     agent.send_signal(signal.SIGTERM)
     time.sleep(3.0)
     assert agent.poll() is None
@@ -148,7 +140,7 @@ def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     agent = start(job, ranks.free_port(), "--num-iterations", "100000")
     job.wait_for_step(1)
     agent.kill()
-    wait_until(lambda: bool(job.events("end")))
+    ranks.wait_until(lambda: bool(job.events("end")))
     assert job.events("end")[-1]["reason"] == "stopped"
     agent.communicate(timeout=ranks.PATIENCE_SECONDS)
 
@@ -218,9 +210,11 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
         )
         for node in (0, 1)
     ]  # fmt: skip
-    wait_until(lambda: all((tmp_path / f"began-{node}").exists() for node in (0, 1)))
+    ranks.wait_until(lambda: all((tmp_path / f"began-{node}").exists() for node in (0, 1)))
     waits = Path(f"/proc/{agents[1].pid}/status")
-    wait_until(lambda: bool(int(re.search(r"SigIgn:\s*(\w+)", waits.read_text())[1], 16) & 1 << (signal.SIGTERM - 1)))
+    ranks.wait_until(
+        lambda: bool(int(re.search(r"SigIgn:\s*(\w+)", waits.read_text())[1], 16) & 1 << (signal.SIGTERM - 1))
+    )
     agents[1].send_signal(signal.SIGTERM)
     (tmp_path / "end").touch()
     assert [lines_of(agent) for agent in agents] == [[], []]
