@@ -41,7 +41,7 @@ _FED = "on the wire, with error feedback"
 _WAYS = (
     Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
     Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
-    Way("int8", f"the same, 8 bits {_FED}", packed_bytes(8), 2, packed_bytes(8), packs=True),
+    Way("int8", f"the same, 8 bits {_FED}", packed_bytes(8), 2, 2.0, packs=True),
     Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), 2, packed_bytes(8), packs=True, joins=False),
 )
 WAYS = {way.name: way for way in _WAYS}
