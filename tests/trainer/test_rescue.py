@@ -24,7 +24,7 @@ from nanochat.kit.common import Ranks
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.record.journal import Journal
-from nanochat.run import rescue
+from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
 from nanochat.run.saving import save
@@ -148,6 +148,23 @@ def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tm
         job.run("--resume", "--save-on-loss", "--head", "whole")
         assert job.events("start", 1)[-1]["resumed_from"] == 3
         assert job.final_digest() == whole.final_digest()
+
+
+def run_short_of_memory(comm: Comm, folder: str) -> None:
+    machinery.memory_available = lambda: 2**20  # type: ignore[assignment]
+    run = ready(comm, folder, "--save-on-loss", "--head", "whole")
+    train_step(run)
+    assert run.optimizer.undo is None and rescue.unsavable(run) is None
+    run.sync.changing = True
+    assert "had begun to change the weights" in str(rescue.save_alone(run))
+    run.feed.loader.close()
+
+
+def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.environment(0), job.environment(1)
+    outs = ranks.passed(ranks.call(HERE, "run_short_of_memory", 2, str(tmp_path)))
+    assert "A rank lost during an update costs steps: too little memory is free" in outs[0]
 
 
 def lose_in_a_dense_update(comm: Comm, folder: str) -> None:

@@ -155,19 +155,24 @@ class Keeper:
         """Run until the run is over for this host; returns the session's exit code."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._signalled)
-        self._remember(self.own)
-        self._tell("keeper started", "")
-        self.talk.say(self.own.word)
-        self.talk.start()
-        self.rank.prepare()
-        while self.own.word.state not in states.OVER or self.rank.process is not None:
-            self._hear(TICK)
-            self._look()
+        self.begin()
+        while not self.over():
+            self.turn(TICK)
         self.rank.close()
         self._linger()
         self.talk.close()
         codes = {states.FAILED: self.code, states.AWAY: COME_BACK}
         return codes.get(self.own.word.state, 0)
+
+    def begin(self) -> None:
+        self._remember(self.own)
+        self._tell("keeper started", "")
+        self.talk.say(self.own.word)
+        self.talk.start()
+        self.rank.prepare()
+
+    def over(self) -> bool:
+        return self.own.word.state in states.OVER and self.rank.process is None
 
     def _signalled(self, number: int, frame: Any) -> None:
         self.signals.add(number)
@@ -182,8 +187,9 @@ class Keeper:
                     self.heard[word.host] = membership.hear(before, word, time.monotonic(), self.rules.lost)
                 word = self.talk.heard.get_nowait()
 
-    def _look(self) -> None:
-        """Check all events, then decide, act, and publish the state."""
+    def turn(self, seconds: float) -> None:
+        """Wait up to this long for a message, check all events, then decide, act, and publish the state."""
+        self._hear(seconds)
         before, now = self.own, time.monotonic()
         # Before the rank: a rank ended by a signal must not look as if somebody else stopped it.
         order = self._asked(now)
@@ -298,7 +304,7 @@ class Keeper:
         if now - before > self.rules.lost + self.rules.grace:
             # An answer to a question from before may still come.
             self.woke = time.monotonic() + talk.LATE_SECONDS
-            self.own = self.own._replace(word=self.own.word._replace(returned=True))
+            self.own = memory.slept(self.own, time.monotonic())
             self._tell("awake", "after %.0f s" % (now - before))
         self.own = memory.woken(self.own, self.heard, self.woke)
 

@@ -15,7 +15,7 @@ one; a host joins only the newest that it promised, so it never trains in two.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
     ASKING,
@@ -213,9 +213,7 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
         return True
     waited = now - own.since
     known = [own.word, *(heard[host].word for host in members if host in heard)]
-    last = own.last.members if own.last is not None else rules.hosts
-    if all(word.returned for word in known) and missing & set(last):
-        # A missing host may know that the run was stopped.
+    if may_be_stopped(rules, own, known, missing):
         return False
     if all(host in heard and heard[host].word.state == RESTING for host in missing):
         return True
@@ -224,6 +222,15 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
         return waited >= rules.first_grace
     # A host that announced its shutdown is not back before it is heard again.
     return waited >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
+
+
+def may_be_stopped(rules: Rules, own: Own, known: Sequence[Word], missing: Set[str]) -> bool:
+    """Whether a missing host of the newest generation may know that the run was stopped, since the others of it were off."""
+    taken_part = [word.generation for word in known if word.generation and word.generation.number == word.started]
+    newest = max([*taken_part, *([own.last] if own.last else [])], default=Generation(0, rules.hosts))
+    # One that only took part in an older one may have been off at the time, and have gone on by itself.
+    witnesses = [word for word in known if word.started >= newest.number]
+    return bool(missing & set(newest.members)) and all(word.returned for word in witnesses)
 
 
 def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
@@ -297,6 +304,10 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
     for word in others:
         if word is None or word.state != PROMISED or word.promised != offer.number:
             return own, ""
+    known = [own.word, *(word for word in others if word is not None)]
+    if may_be_stopped(rules, own, known, set(expected(rules, own)) - set(offer.members)):
+        # They have slept since they were asked.
+        return change(own, now, IDLE), ""
     return _started(own, offer, now, go=True), START
 
 

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
+    IDLE,
+    OFFERED,
+    PROMISED,
+    TRAINING,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import Death
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation, Heard, Own, Word
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
+    Generation,
+    Heard,
+    Own,
+    Word,
+    change,
+)
 
 
 class Remembered(TypedDict):
@@ -42,12 +53,19 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     started = int(kept["started"])
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
-        host, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
+        host, generation=last or None, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
         returned=returned,
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
     return Own(word, since=now, last=last or None, deaths=tuple(died))
+
+
+def slept(own: Own, now: float) -> Own:
+    """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer of before may have been taken up without it."""
+    if own.word.state in (OFFERED, PROMISED):
+        own = change(own, now, IDLE, generation=own.last)
+    return own._replace(word=own.word._replace(returned=True))
 
 
 def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
@@ -57,7 +75,7 @@ def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
         return own
     others = [heard.get(host) for host in mine.members if host != word.host]
     told = [one.word for one in others if one is not None and one.at > since]
-    all_train = len(told) == len(others) and all((one.state, one.generation) == (TRAINING, mine) for one in told)
+    all_train = 0 < len(told) == len(others) and all((one.state, one.generation) == (TRAINING, mine) for one in told)
     return own._replace(word=word._replace(returned=False)) if all_train else own
 
 

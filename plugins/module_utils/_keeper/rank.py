@@ -72,6 +72,7 @@ class Rank:
         self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
+        self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
         self._metrics_begin = 0  # where this start's events begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
@@ -98,7 +99,7 @@ class Rank:
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
         self.ends_at = self.agent_ends_at = 0.0
-        self._out_of_time = False
+        self.order, self._out_of_time = "", False
         self._metrics_begin = self._size()
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
@@ -124,12 +125,15 @@ class Rank:
             self.nursery = None
 
     def end(self, order: str, least: float = 0.0, why: str = "") -> None:
-        """End it: after its step and a checkpoint, or (if its peers are lost) with what it has; it gets at least this many seconds."""
-        if self.process is None or self.ends_at:
+        """End it: after its step and a checkpoint, or (if its peers are lost, also after the first order) with what it has; it gets at
+        least this many seconds."""
+        if self.process is None or self.order in (order, membership.SAVE):
             return
+        self.order = order
         allowed = stop_seconds if order == membership.FINISH_STEP else rescue_seconds
         needed = allowed(read_events(self._metrics).events, read_object(self._heartbeat), cast(Document, self.plan))
-        self.ends_at = time.monotonic() + max(least, needed)
+        limit = time.monotonic() + max(least, needed)
+        self.ends_at = min(self.ends_at or limit, limit)
         if order == membership.SAVE:
             # A rank blocked on a frozen or unreachable one wakes up, saves the last finished step and exits.
             with contextlib.suppress(OSError):

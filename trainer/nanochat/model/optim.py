@@ -402,6 +402,11 @@ class Optimizer:
         self.undo.take_back()
         self.steps, self.schedule, self.history = self._before
 
+    def undo_bytes(self) -> int:
+        """Memory of the copies, without those of the rows used: weights, and AdamW's or Muon's state."""
+        dense = sum(3 * self.parameters[name].nbytes for name in self.dense)
+        return dense + sum(2 * self.parameters[name].nbytes for name in self.matrix_names)
+
     def _keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
         """Copy what is about to change, if it may be taken back."""
         if self.undo is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings
 from nanochat.model.fused import MATMUL_TYPES, TrainingPass
 from nanochat.model.gpt import GPT
@@ -42,9 +43,15 @@ def make_machinery(
     optimizer = Optimizer(model, rates.scaled(plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
-    if settings.save_on_loss and sync.undoable:
+    if settings.save_on_loss and sync.undoable and has_room_for_undo(optimizer):
         optimizer.undo = Undo(sync.device)
     return Machinery(training, optimizer, sync)
+
+
+def has_room_for_undo(optimizer: Optimizer) -> bool:
+    """Whether memory suffices to copy what an update changes, and for what the first step allocates."""
+    available = memory_available()
+    return available is None or 2 * optimizer.undo_bytes() <= available
 
 
 def new_balancer(model: GPT, shares: Shares) -> Balancer:

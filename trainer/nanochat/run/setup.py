@@ -70,6 +70,9 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, f"{matmul} through {route}")
+    if settings.save_on_loss and machinery.sync.undoable and machinery.optimizer.undo is None:
+        size = machinery.optimizer.undo_bytes() / 2**20
+        run.journal.say(f"A rank lost during an update costs steps: too little memory is free to copy what it changes ({size:.0f} MiB)")
     restore(run)
     start_alike(comm, run.weights)
     if plan.timed:
@@ -131,7 +134,4 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, comm: Com
     needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" else 0))
-    if settings.save_on_loss and comm.world > 1 and settings.head != "shared":
-        # Copies of what an update changes: weights and AdamW's state of the head, weights and momentum of the matrices.
-        needed += 4 * (3 * head + 2 * matrices)
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())

@@ -36,7 +36,7 @@ def test_random_schedules():
     assert len(waits) > SCHEDULES / 3
     assert events["steps"] > 10 * SCHEDULES
     # The schedules do make what they are to withstand.
-    faults = [fault.__name__[2:].replace("_", " ") for fault in membership_world.OFTEN]
+    faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
     assert not [name for name in (*faults, "ended in order", "stopped", "finished", "given up") if not events[name]]
 
 

@@ -1,0 +1,340 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host on which the real keeper.Keeper and rank.Rank run: clocks, a disk and processes that a test moves.
+
+`simulated` replaces what keeper.py and rank.py reach the machine by: time, os, open, files, subprocess, reaper and processes, the
+connections of talk.py, and the readings of guests. All else is theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import queue
+import signal
+import types
+from unittest import mock
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import run_folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, rank, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
+
+RUN = "run"
+FOLDER = f"{RUN}/{run_folder.KEEPER_FOLDER}"
+STOP, LEAVE = f"{RUN}/{run_folder.SESSION_FILES}/stop", f"{FOLDER}/{run_folder.KEEPER_LEAVE}"
+MEMORY, SETTINGS, PLAN = f"{FOLDER}/{run_folder.KEEPER_MEMORY}", f"{FOLDER}/{run_folder.KEEPER_SETTINGS}", f"{RUN}/plan.json"
+MODEL = f"{RUN}/{run_folder.CHECKPOINTS[0]}/d1/model_%06d.pt"
+HANG_UP = f"{RUN}/{rank.HANG_UP}"
+END_SECONDS = 5.0  # how long a rank may take to end
+SESSION = "session"
+# In numbers of generations a second is short: as many as one tick of the world could use up.
+WALL, WALL_SECONDS = 10**9, 60
+
+
+def plan_of(rules, timeout):
+    """The parts of a plan that a keeper reads."""
+    nodes = [
+        {"host": host, "rank": place, "address": host, "keeper_port": 1, "guest": {"quiet_minutes": 0}}
+        for place, host in enumerate(rules.hosts)
+    ]
+    return {"rules": rules, "timeout_seconds": timeout, "trainer": {"source": "theirs"}, "nodes": nodes}
+
+
+class Lineage:
+    """One step of training, and the steps before it."""
+
+    __slots__ = ("before", "number", "step")
+
+    def __init__(self, before, step, number):
+        self.before, self.step, self.number = before, step, number
+
+
+START = Lineage(None, 0, 0)
+
+
+class Process:
+    """An agent and its rank."""
+
+    pids = itertools.count(100)
+
+    def __init__(self, host, generation):
+        self.host, self.generation, self.pid, self.start = host, generation, next(self.pids), 0
+        self.code = None  # of the agent
+        self.alive = True  # the rank
+        self.told = self.stopped = False  # by SIGTERM, by SIGSTOP
+        self.head = None  # what it has trained, once all ranks have met
+        self.waits_since = host.observer.tick
+        host.write_beat(self, "rendezvous")
+
+    def poll(self):
+        return self.code
+
+    def wait(self):
+        return self.code
+
+    def end(self, agent_code, **end):
+        """The rank ends, and (unless it hangs) its agent; end: what it records."""
+        self.alive = False
+        if end:
+            self.host.write_event("end", **end)
+            self.host.write_beat(self, "end")
+        self.code = agent_code if self.code is None else self.code
+
+
+class Host:
+    """One machine, and the keeper that runs there."""
+
+    def __init__(self, name, clock, plan, observer):
+        self.name, self.plan, self.observer = name, plan, observer
+        self.clock, self.suspended = clock, 0.0  # the monotonic clock, and the seconds for which that stood still
+        self.wall = WALL
+        self.disk = {SETTINGS: json.dumps({"host": name, "launch": "1", "secret": ""})}
+        self.saves = {}  # path of a checkpoint -> what was trained
+        self.metrics, self.beat = b"", {}
+        self.is_full = self.is_used = self.unkillable = False
+        self.restarted = False
+        self.process = None
+        self.crashes = 0  # of its ranks, by their own error
+        self.log = []
+        self.keeper = None
+
+    @property
+    def own(self):
+        return self.keeper.own
+
+    @property
+    def rank(self):
+        """The process of its rank while that is alive."""
+        return self.process if self.process is not None and self.process.alive else None
+
+    @property
+    def saved(self):
+        """The newest checkpoint."""
+        return self.saves[max(self.saves)] if self.saves else START
+
+    def save(self, trained):
+        if trained.step:
+            self.saves[MODEL % trained.step] = trained
+
+    def write_event(self, kind, **event):
+        self.metrics += json.dumps({"kind": kind, "time": self.wall, **event}).encode() + b"\n"
+
+    def write_beat(self, process, phase):
+        self.beat = {"pid": process.pid, "phase": phase, "time": self.wall}
+
+    def boot(self):
+        """Start a keeper."""
+        with HERE.on(self):
+            self.keeper = keeper.Keeper(RUN)
+            self.keeper.begin()
+
+    def next_own(self):
+        """The state with which the next keeper would start."""
+        with HERE.on(self):
+            return keeper.Keeper(RUN).own
+
+    def turn(self):
+        with HERE.on(self):
+            self.keeper.turn(0.0)
+
+    def can_compute(self):
+        """Whether its rank answers the others."""
+        return not (self.unkillable or self.rank.stopped or self.hung_up())
+
+    def hung_up(self):
+        """Whether the keeper has closed its rank's connections."""
+        return not (self.unkillable or self.rank.stopped) and HANG_UP % self.keeper.rank.number in self.disk
+
+
+class Here:
+    """Whose keeper runs now, and that host's machine in place of the modules."""
+
+    CLOCK_BOOTTIME = 0
+
+    def __init__(self):
+        self.host = None
+        self.path = types.SimpleNamespace(
+            join=os.path.join, basename=os.path.basename, exists=self.exists, lexists=self.exists, getsize=self.size
+        )
+
+    @contextlib.contextmanager
+    def on(self, host):
+        before, self.host = self.host, host
+        yield
+        self.host = before
+
+    # -- time
+
+    def monotonic(self):
+        return self.host.clock
+
+    def time(self):
+        return float(self.host.wall)
+
+    def clock_gettime(self, which):
+        return self.host.clock + self.host.suspended
+
+    # -- os and files
+
+    @property
+    def environ(self):
+        return {RESTARTED_VARIABLE: "1"} if self.host.restarted else {}
+
+    def getppid(self):
+        return 1
+
+    def exists(self, path):
+        return path in self.host.disk
+
+    def remove(self, path):
+        self.host.disk.pop(path, None)
+
+    def size(self, path):
+        return len(self.host.metrics)
+
+    def stat(self, path):
+        return types.SimpleNamespace(st_size=len(self.host.metrics), st_mtime_ns=0)
+
+    def walk(self, path):
+        yield os.path.join(path, "d1"), [], [os.path.basename(one) for one in self.host.saves if one.startswith(path + "/")]
+
+    def makedirs(self, path):
+        pass
+
+    def replace(self, old, new):
+        # What gave way is kept, but it is no checkpoint of the run.
+        self.host.saves.pop(old)
+
+    def open(self, path, mode, encoding=""):
+        return io.BytesIO(self.host.metrics) if mode == "rb" else io.StringIO()
+
+    def read_object(self, path):
+        if path == PLAN:
+            return self.host.plan
+        if "heartbeat" in path:
+            return self.host.beat
+        try:
+            return json.loads(self.host.disk.get(path, "{}"))
+        except ValueError:
+            return {}
+
+    def write_json(self, path, content, mode=0o644, durable=False):
+        if self.host.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        self.host.disk[path] = json.dumps(content)
+
+    def write_whole(self, path, content, mode):
+        self.write_json(path, content.decode())
+
+    def write(self, text):
+        self.host.log.append("%8.1f  %s" % (self.host.clock, text.strip()))
+
+    def flush(self):
+        pass
+
+    # -- processes
+
+    def start(self, argv, **more):
+        self.host.process = Process(self.host, argv[0])
+        self.host.observer.starts(self.host, argv[0])
+        return self.host.process
+
+    def members(self, session=None):
+        process = self.host.process
+        return {process.pid: process} if process is not None and (process.alive or process.code is None) else {}
+
+    def send(self, target, number):
+        if number == signal.SIGTERM:
+            self.host.process.told = True
+        elif not self.host.unkillable:
+            self.host.crashes += 1
+            self.host.process.end(1)
+
+    def end(self, session, seconds, term=0.0):
+        if self.host.unkillable:
+            return self.members()
+        for one in self.members().values():
+            one.end(-signal.SIGKILL)
+        return {}
+
+    def process(self, pid):
+        one = self.host.rank
+        if one is None or one.pid != pid:
+            return None
+        return types.SimpleNamespace(state="T" if one.stopped else "S", marker=SESSION)
+
+    def alive(self, pid, start):
+        return bool(self.host.unkillable)
+
+
+HERE = Here()
+
+
+class Talk:
+    """What a keeper says and hears; the world carries it."""
+
+    def __init__(self, me, others, secret, launch):
+        self.heard, self.silent, self.said = queue.SimpleQueue(), {}, (float("-inf"), None)
+
+    def say(self, word):
+        self.said = (HERE.monotonic(), word)
+
+    def start(self):
+        pass
+
+    close = start
+
+    def word(self, now):
+        """What it answers now, if anything."""
+        at, word = self.said
+        return word if now - at <= talk.FRESH_SECONDS else None
+
+
+class Guest:
+    """Whether the owner uses the machine."""
+
+    def __init__(self, limits, now):
+        pass
+
+    def look(self, now, let_in):
+        return "used by its owner" if HERE.host.is_used else ""
+
+
+@contextlib.contextmanager
+def simulated():
+    """Within this, keepers and their ranks are on simulated hosts."""
+    reaper = types.SimpleNamespace(
+        Session=rank.reaper.Session, TERM_SECONDS=0.0, members=HERE.members, send=HERE.send, end=HERE.end,
+        gentle_targets=lambda found: list(found.values()),
+    )  # fmt: skip
+    processes = types.SimpleNamespace(
+        SESSION_VARIABLE="session", start_ticks=lambda pid: 0, process=HERE.process, alive=HERE.alive
+    )
+    machine = types.SimpleNamespace(
+        path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
+        stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace, SEEK_END=os.SEEK_END,
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(talk, "Talk", Talk))
+        stack.enter_context(
+            mock.patch.multiple(
+                keeper, create=True, time=HERE, os=HERE, files=HERE, open=HERE.open, Guest=Guest,
+                sys=types.SimpleNamespace(stdout=HERE), rules_of=lambda plan: plan["rules"],
+                is_plausible=lambda word, hosts: True,  # a third of the time, and only keepers send words here
+            )  # fmt: skip
+        )
+        stack.enter_context(
+            mock.patch.multiple(
+                rank, create=True, time=HERE, os=machine, open=HERE.open, reaper=reaper, processes=processes,
+                subprocess=types.SimpleNamespace(Popen=HERE.start, DEVNULL=None), read_object=HERE.read_object,
+                write_whole=HERE.write_whole, command=lambda plan, host, generation: [generation],
+                read_events=lambda path: types.SimpleNamespace(events=[]),
+                stop_seconds=lambda *dummy: END_SECONDS, rescue_seconds=lambda *dummy: END_SECONDS,
+            )  # fmt: skip
+        )
+        yield
