@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanochat.parallel import wire
-from nanochat.parallel.wire import Packed
+from nanochat.parallel.wire import Float8, Packed
 
 SHAPES = [(1, 128), (64, 256), (600, 128), (7, 96), (4, 12), (5, 2), (0, 256)]
 
@@ -78,20 +78,32 @@ def test_a_value_too_small_for_its_block_arrives_in_the_end(bits: int) -> None:
     assert torch.allclose(total / 1000, values, atol=1 / packed_range(bits) / 1000)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_the_bits_do_not_depend_on_threads_or_pieces(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float_of_8_bits_rounds_small_values_as_little_as_large_ones() -> None:
+    values = torch.randn(64, 256) * 10 ** (-4 * torch.rand(64, 256))
+    arrived = sent(Float8(), values)
+    largest = values.abs().view(-1, 128).amax(1, keepdim=True).repeat(1, 128).view_as(values)
+    # A 16th for three bits of mantissa, a 256th for the scale, and the smallest number there is.
+    assert bool(((arrived - values).abs() <= values.abs() * (1 / 16 + 1 / 256) + largest * 2**-18).all())
+    assert Float8().length(64, 256) == Packed(8).length(64, 256)
+
+
+ALL = pytest.mark.parametrize("packed", [Packed(4), Packed(8), Float8()], ids=["4 bits", "8 bits", "float8"])
+
+
+@ALL
+def test_the_bits_do_not_depend_on_threads_or_pieces(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
     values = matrix(3000, 128)
-    whole = sent(Packed(bits), values)
+    whole = sent(packed, values)
     monkeypatch.setattr(wire, "CHUNK", 2**9)
-    assert torch.equal(sent(Packed(bits), values), whole)
+    assert torch.equal(sent(packed, values), whole)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@ALL
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_not_hidden(bits: int, bad: float) -> None:
+def test_what_is_not_finite_is_not_hidden(packed: Packed, bad: float) -> None:
     values = torch.ones(2, 128)
     values[1, 3] = bad
-    arrived = sent_or_nan(Packed(bits), values)
+    arrived = sent_or_nan(packed, values)
     assert bool(arrived[0].isfinite().all())
     assert bool(arrived[1].isnan().any())
 

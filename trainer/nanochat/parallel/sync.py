@@ -38,7 +38,7 @@ from nanochat.model.fused import TrainingPass, unique_ids
 from nanochat.model.gradients import HEAD, Part, is_table
 from nanochat.model.optim import ALL_ROWS, Optimizer
 from nanochat.parallel.comm import Comm, Pending
-from nanochat.parallel.wire import WIRES, Plain, Wire
+from nanochat.parallel.wire import WIRES, Wire
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
 from nanochat.rules.ways import WHOLE, packs
@@ -342,7 +342,7 @@ class OverlappedSync(Sync):
         optimizer: Optimizer,
         tokens_of_ranks: Sequence[int],
         wire: Wire,
-        row_wire: Plain,
+        row_wire: Wire,
         speeds: Sequence[int] = (),
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
@@ -530,7 +530,7 @@ class OverlappedSync(Sync):
         for rank in self.trainers:
             index = self.index[rank]
             message = self._sent.pop(name) if rank == self.comm.rank else self._arrived(name, rank)
-            total.index_add_(0, index, message.view(len(index), total.size(1)).float())
+            total.index_add_(0, index, self.row_wire.values(message, len(index), total.size(1)))
         return total
 
     def _begin_update(self, schedule: StepSchedule) -> None:

@@ -50,6 +50,10 @@ class Plain:
     def read(self, message: Tensor, into: Tensor) -> Tensor:
         return into.copy_(message.view_as(into))
 
+    def values(self, message: Tensor, rows: int, columns: int) -> Tensor:
+        """The received values: the message itself if that is possible."""
+        return message.view(rows, columns).float()
+
     def add(self, message: Tensor, into: Tensor) -> Tensor:
         return into.add_(message.view_as(into))
 
@@ -80,18 +84,26 @@ class Packed:
 
     def _pack(self, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
         """Pack some blocks into the message; returns the values as the receiver will read them."""
-        work, half = self._work(x.shape), x.size(1) // 2
+        work = self._work(x.shape)
         scale = torch.abs(x, out=work).amax(1).div_(self.largest).clamp_min_(LEAST_SCALE)
         scale = scales.copy_(scale).float().unsqueeze(1)
         # bf16 rounds a scale by less than would make the largest value round up.
-        torch.mul(x, scale.reciprocal(), out=work).round_()
-        numbers.copy_(work if self.bits == 8 else work[:, half:].mul(16).add_(work[:, :half]))
+        self._round(torch.mul(x, scale.reciprocal(), out=work), numbers)
         return work.mul_(scale)
+
+    def _round(self, work: Tensor, numbers: Tensor) -> None:
+        """Round the values in place, and write them into the message."""
+        half = work.size(1) // 2
+        work.round_()
+        numbers.copy_(work if self.bits == 8 else work[:, half:].mul(16).add_(work[:, :half]))
 
     def read(self, message: Tensor, into: Tensor) -> Tensor:
         for rows, numbers, scales in self._chunks(message, *into.shape):
             self._unpack(numbers, scales, _blocks(into)[rows])
         return into
+
+    def values(self, message: Tensor, rows: int, columns: int) -> Tensor:
+        return self.read(message, torch.empty(rows, columns))
 
     def add(self, message: Tensor, into: Tensor) -> Tensor:
         for rows, numbers, scales in self._chunks(message, *into.shape):
@@ -101,13 +113,15 @@ class Packed:
 
     def _unpack(self, numbers: Tensor, scales: Tensor, work: Tensor) -> Tensor:
         """Unpack into `work`; one rounding per value, of the product, so every CPU gets the same result."""
+        return self._values(numbers, work).mul_(scales.float().unsqueeze(1))
+
+    def _values(self, numbers: Tensor, work: Tensor) -> Tensor:
         if self.bits == 8:
-            work.copy_(numbers)
-        else:
-            both, half = numbers.float(), work.size(1) // 2
-            high = torch.div(both, 16, out=work[:, half:]).round_()
-            torch.sub(both, high, alpha=16, out=work[:, :half])
-        return work.mul_(scales.float().unsqueeze(1))
+            return work.copy_(numbers)
+        both, half = numbers.float(), work.size(1) // 2
+        high = torch.div(both, 16, out=work[:, half:]).round_()
+        torch.sub(both, high, alpha=16, out=work[:, :half])
+        return work
 
     def _work(self, shape: torch.Size) -> Tensor:
         if self._scratch.numel() < shape.numel():
@@ -125,6 +139,20 @@ class Packed:
             yield some, numbers[some], scales[some]
 
 
+class Float8(Packed):
+    """Floats of 8 bits with the same scales: unlike integers, they round a small value as little as a large one of its block."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.largest = torch.finfo(torch.float8_e4m3fn).max
+
+    def _round(self, work: Tensor, numbers: Tensor) -> None:
+        work.copy_(numbers.view(torch.float8_e4m3fn).copy_(work))
+
+    def _values(self, numbers: Tensor, work: Tensor) -> Tensor:
+        return work.copy_(numbers.view(torch.float8_e4m3fn))
+
+
 def block(columns: int) -> int:
     """Values per scale in a matrix with this many columns: never across rows, whose sizes can differ a lot."""
     return math.gcd(columns, BLOCK)
@@ -134,7 +162,7 @@ def _blocks(matrix: Tensor) -> Tensor:
     return matrix.view(-1, block(matrix.size(1)))
 
 
-Wire = Plain | Packed
+Wire = Plain | Packed  # Float8 is one, too
 
 
 class Wires(NamedTuple):
@@ -143,7 +171,7 @@ class Wires(NamedTuple):
     matrices: Wire
     # Embedding rows have no error feedback: they recur too seldom, and it would need another table. So they are sent in 16 bits:
     # AdamW divides each element by its own size, and 8 bits would round the small ones to zero.
-    rows: Plain
+    rows: Wire
     # The shared head's input and its gradient have no error feedback. 8 bits, with a scale per block, cost about 0.002 nats
     # (lab/performance.md): too much for int8, which otherwise costs nothing that can be measured.
     hidden: Wire
@@ -155,5 +183,5 @@ WIRES = {
     "exact": Wires(FLOAT32, FLOAT32, FLOAT32),
     "bf16": Wires(BFLOAT16, BFLOAT16, BFLOAT16),
     "int8": Wires(Packed(8), BFLOAT16, BFLOAT16),
-    "int4": Wires(Packed(4), BFLOAT16, Packed(8)),
+    "int4": Wires(Packed(4), Float8(), Packed(8)),
 }

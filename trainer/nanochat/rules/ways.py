@@ -25,7 +25,7 @@ class Way(NamedTuple):
     name: str
     told: str  # for --help
     value_bytes: float  # on the wire, per matrix value
-    row_bytes: int  # per value of an embedding row
+    row_bytes: float  # per value of an embedding row
     hidden_bytes: float  # per value of a shared head's input and its gradient
     packs: bool = False  # values share scales, and the sender keeps the rounding error (error feedback)
     joins: bool = True  # available to the joined ranks of a checkout
@@ -42,7 +42,7 @@ _WAYS = (
     Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
     Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
     Way("int8", f"the same, 8 bits {_FED}", packed_bytes(8), 2, 2.0, packs=True),
-    Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), 2, packed_bytes(8), packs=True, joins=False),
+    Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), packed_bytes(8), packed_bytes(8), packs=True, joins=False),
 )
 WAYS = {way.name: way for way in _WAYS}
 # These send every tensor whole.
