@@ -38,7 +38,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, expected, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
@@ -274,9 +274,12 @@ class Keeper:
         elif os.path.exists(os.path.join(self.folder, KEEPER_LEAVE)):
             self.own, order = membership.asked_to_end(self.own, now, states.LEFT, "it was taken out")
         elif self.signals:
-            self.own, order = membership.going_down(self.own, now)
+            # No user's stop does this: the host leaves for now, and the others continue at once.
+            self.own, order = membership.asked_to_end(self.own, now, states.AWAY, "%s goes down" % self.host)
         elif os.getppid() != self.runner:
-            self.own, order = membership.going_down(self.own, now, "the session of %s was killed" % self.host)
+            self.own, order = membership.asked_to_end(
+                self.own, now, states.AWAY, "the session of %s was killed" % self.host
+            )
         return order
 
     def _mind_the_owner(self, now: float) -> str:
@@ -357,10 +360,8 @@ class Keeper:
         silent, word = dict(self.talk.silent), self.own.word
         told = [silent[self.host]] if self.host in silent else []
         if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
-            missing = [
-                host for host in membership.expected(self.rules, self.own) if host not in (self.host, *word.hears)
-            ]
-            told += [silent.get(host, "%s is not heard" % host) for host in missing]
+            missing = set(expected(self.rules, word.left, word.failed)) - {self.host, *word.hears}
+            told += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
             told += ["%s does not hear this host" % host for host in deaf]
             words = [self.heard[host].word for host in word.hears]

@@ -34,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     TRAINING,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, clique, may_train, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, clique, expected, may_train
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
@@ -118,11 +118,6 @@ def clique_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[s
     return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
-def expected(rules: Rules, own: Own) -> Tuple[str, ...]:
-    """The hosts to wait for: neither removed by hand nor given up."""
-    return tuple(host for host in wanted(rules, own.word.left) if host not in own.word.failed)
-
-
 def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
     """The next number above all known ones that no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
@@ -151,7 +146,7 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
             return change(own, now, STOPPED, why="%s was stopped" % word.host), ""
         if word.state == FINISHED:
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
-    if not may_train(rules, expected(rules, own), own.word.left):
+    if not may_train(rules, expected(rules, own.word.left, own.word.failed), own.word.left):
         return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
     if state in (ASKING, RESTING):
         return _ask(rules, own, words, now) if state == ASKING else own, ""
@@ -208,7 +203,7 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     """Whether the host in charge may offer a generation of these members now."""
     if not may_train(rules, members, own.word.left):
         return False
-    missing = set(expected(rules, own)) - set(members)
+    missing = set(expected(rules, own.word.left, own.word.failed)) - set(members)
     if not missing:
         return True
     waited = now - own.since
@@ -295,18 +290,17 @@ def _started(own: Own, generation: Generation, now: float, go: bool = False) -> 
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
-    """Start when all have promised; give up if one has promised a newer one, or not in time."""
+    """Start when all have promised; give up if one has promised a newer one, or not in time, or if all have slept since."""
     offer = _current_generation(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
     if any(word is not None and word.promised > offer.number for word in others) or now - own.since > rules.offer:
         # Missing hosts have been waited for already.
         return change(own, now - max(rules.grace, rules.first_grace), IDLE), ""
-    for word in others:
-        if word is None or word.state != PROMISED or word.promised != offer.number:
-            return own, ""
-    known = [own.word, *(word for word in others if word is not None)]
-    if may_be_stopped(rules, own, known, set(expected(rules, own)) - set(offer.members)):
-        # They have slept since they were asked.
+    ready = [word for word in others if word and word.state == PROMISED and word.promised == offer.number]
+    if len(ready) < len(others):
+        return own, ""
+    missing = set(expected(rules, own.word.left, own.word.failed)) - set(offer.members)
+    if may_be_stopped(rules, own, [own.word, *ready], missing):
         return change(own, now, IDLE), ""
     return _started(own, offer, now, go=True), START
 
@@ -449,11 +443,6 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
         into = STUCK if own.word.state == STUCK else ENDING
         return change(own, now, into, why=why, **told)._replace(after_ending=state), order
     return change(own, now, state, why=why), ""
-
-
-def going_down(own: Own, now: float, why: str = "") -> Tuple[Own, str]:
-    """A signal ends this keeper, which no user's stop does: the host leaves for now, and the others continue at once."""
-    return asked_to_end(own, now, AWAY, why or "%s goes down" % own.word.host)
 
 
 def rank_stuck(own: Own, now: float, why: str) -> Own:

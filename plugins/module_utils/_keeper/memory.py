@@ -53,8 +53,8 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     started = int(kept["started"])
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
-        host, generation=last or None, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed, missed=started,
-        returned=returned,
+        host, generation=last or None, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed,
+        missed=started, returned=returned,
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
@@ -62,7 +62,7 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
 
 
 def slept(own: Own, now: float) -> Own:
-    """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer of before may have been taken up without it."""
+    """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (OFFERED, PROMISED):
         own = change(own, now, IDLE, generation=own.last)
     return own._replace(word=own.word._replace(returned=True))

@@ -27,6 +27,11 @@ def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:
     return tuple(host for host in rules.hosts if host not in left)
 
 
+def expected(rules: Rules, left: Sequence[str], failed: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts to wait for: neither removed by hand nor given up."""
+    return tuple(host for host in wanted(rules, left) if host not in failed)
+
+
 def may_train(rules: Rules, members: Iterable[str], left: Sequence[str] = ()) -> bool:
     """Whether these are enough: ddp_min_hosts, or all that were not removed.
 

@@ -72,7 +72,9 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     say_setup(run, f"{matmul} through {route}")
     if settings.save_on_loss and machinery.sync.undoable and machinery.optimizer.undo is None:
         size = machinery.optimizer.undo_bytes() / 2**20
-        run.journal.say(f"A rank lost during an update costs steps: too little memory is free to copy what it changes ({size:.0f} MiB)")
+        run.journal.say(
+            f"A rank lost during an update costs steps: too little memory is free to copy what it changes ({size:.0f} MiB)"
+        )
     restore(run)
     start_alike(comm, run.weights)
     if plan.timed:

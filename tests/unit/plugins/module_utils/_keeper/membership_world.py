@@ -26,7 +26,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
     END_SECONDS,
     LEAVE,
     MEMORY,
-    START,
     STOP,
     WALL_SECONDS,
     Host,
@@ -105,7 +104,9 @@ class Checks:
         assert all(host.rank.head is None for host in ranks), "ranks of one generation did not begin together"
 
     def all_have_the_same_weights(self, ranks):
-        assert all(host.rank.head is ranks[0].rank.head for host in ranks), "ranks of one generation have different weights"
+        assert all(host.rank.head is ranks[0].rank.head for host in ranks), (
+            "ranks of one generation have different weights"
+        )
 
     def nothing_saved_by_all_is_lost(self, best):
         assert best.step >= self.everywhere or self.parts, "a step that a whole generation had saved is lost"
@@ -563,12 +564,16 @@ class World:
     def peaceful(self):
         """Leave a set of hosts alone which can and must train, and switch off the others; None where there is none."""
         able = [name for name, host in self.hosts.items() if not host.gone and (host.over_at is None or host.off_at)]
-        able = [name for name in able if not self.hosts[name].is_asked() and self.hosts[name].own.word.state != m.FAILED]
+        able = [
+            name for name in able if not self.hosts[name].is_asked() and self.hosts[name].own.word.state != m.FAILED
+        ]
         able = [name for name in able if not self.hosts[name].unkillable_until]
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))
         keepers = [self.own_to_be(self.hosts[name]) for name in able]
-        left, failed = ({out for name in able for out in self.known_to_be_out(name, kind)} for kind in ("left", "failed"))
+        left, failed = (
+            {out for name in able for out in self.known_to_be_out(name, kind)} for kind in ("left", "failed")
+        )
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
         for own in keepers:

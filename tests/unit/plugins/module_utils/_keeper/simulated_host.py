@@ -27,7 +27,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import
 RUN = "run"
 FOLDER = f"{RUN}/{run_folder.KEEPER_FOLDER}"
 STOP, LEAVE = f"{RUN}/{run_folder.SESSION_FILES}/stop", f"{FOLDER}/{run_folder.KEEPER_LEAVE}"
-MEMORY, SETTINGS, PLAN = f"{FOLDER}/{run_folder.KEEPER_MEMORY}", f"{FOLDER}/{run_folder.KEEPER_SETTINGS}", f"{RUN}/plan.json"
+MEMORY, SETTINGS, PLAN = (
+    f"{FOLDER}/{run_folder.KEEPER_MEMORY}",
+    f"{FOLDER}/{run_folder.KEEPER_SETTINGS}",
+    f"{RUN}/plan.json",
+)
 MODEL = f"{RUN}/{run_folder.CHECKPOINTS[0]}/d1/model_%06d.pt"
 HANG_UP = f"{RUN}/{rank.HANG_UP}"
 END_SECONDS = 5.0  # how long a rank may take to end
@@ -201,7 +205,11 @@ class Here:
         return types.SimpleNamespace(st_size=len(self.host.metrics), st_mtime_ns=0)
 
     def walk(self, path):
-        yield os.path.join(path, "d1"), [], [os.path.basename(one) for one in self.host.saves if one.startswith(path + "/")]
+        yield (
+            f"{path}/d1",
+            [],
+            [one.rpartition("/")[2] for one in self.host.saves if one.startswith(path + "/")],
+        )
 
     def makedirs(self, path):
         pass
@@ -276,7 +284,7 @@ HERE = Here()
 
 
 class Talk:
-    """What a keeper says and hears; the world carries it."""
+    """The words that a keeper says and hears; the world carries them."""
 
     def __init__(self, me, others, secret, launch):
         self.heard, self.silent, self.said = queue.SimpleQueue(), {}, (float("-inf"), None)
@@ -290,7 +298,7 @@ class Talk:
     close = start
 
     def word(self, now):
-        """What it answers now, if anything."""
+        """Its answer now, if any."""
         at, word = self.said
         return word if now - at <= talk.FRESH_SECONDS else None
 
@@ -323,18 +331,34 @@ def simulated():
         stack.enter_context(mock.patch.object(talk, "Talk", Talk))
         stack.enter_context(
             mock.patch.multiple(
-                keeper, create=True, time=HERE, os=HERE, files=HERE, open=HERE.open, Guest=Guest,
-                sys=types.SimpleNamespace(stdout=HERE), rules_of=lambda plan: plan["rules"],
+                keeper,
+                create=True,
+                time=HERE,
+                os=HERE,
+                files=HERE,
+                open=HERE.open,
+                Guest=Guest,
+                sys=types.SimpleNamespace(stdout=HERE),
+                rules_of=lambda plan: plan["rules"],
                 is_plausible=lambda word, hosts: True,  # a third of the time, and only keepers send words here
-            )  # fmt: skip
+            )
         )
         stack.enter_context(
             mock.patch.multiple(
-                rank, create=True, time=HERE, os=machine, open=HERE.open, reaper=reaper, processes=processes,
-                subprocess=types.SimpleNamespace(Popen=HERE.start, DEVNULL=None), read_object=HERE.read_object,
-                write_whole=HERE.write_whole, command=lambda plan, host, generation: [generation],
+                rank,
+                create=True,
+                time=HERE,
+                os=machine,
+                open=HERE.open,
+                reaper=reaper,
+                processes=processes,
+                subprocess=types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
+                read_object=HERE.read_object,
+                write_whole=HERE.write_whole,
+                command=lambda plan, host, generation: [generation],
                 read_events=lambda path: types.SimpleNamespace(events=[]),
-                stop_seconds=lambda *dummy: END_SECONDS, rescue_seconds=lambda *dummy: END_SECONDS,
-            )  # fmt: skip
+                stop_seconds=lambda *dummy: END_SECONDS,
+                rescue_seconds=lambda *dummy: END_SECONDS,
+            )
         )
         yield

@@ -96,6 +96,32 @@ def test_an_offer_is_promised_once():
         assert m.decide(RULES, own, heard(5, caller), 5.0)[0].word.state == state
 
 
+def test_an_offer_from_before_a_suspend_is_void():
+    """The others may have taken it up and have been stopped while this host slept."""
+    offer = m.Generation(5, ("desktop", "laptop"))
+    caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, started=5, hears=("laptop",))
+    own = m.Own(m.Word("laptop", m.PROMISED, offer, promised=5))
+    assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
+    own, order = m.decide(RULES, memory.slept(own, 5.0), heard(5, caller), 5.0)
+    assert (own.word.state, order, own.word.returned) == (m.IDLE, "", True)
+
+
+def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stopped():
+    last = m.Generation(4, ("a", "b", "c"))
+    words = [m.Word(host, generation=last, started=4, promised=4, returned=True) for host in "ab"]
+    a, b = (m.Own(word, last=last) for word in words)
+    b_heard = heard(50, b.word._replace(hears=("a",)))
+    assert m.decide(THREE, a, b_heard, 50.0)[0].word.state == m.IDLE
+    # One that was awake all the time would know.
+    b_heard = heard(50, b.word._replace(hears=("a",), returned=False))
+    a, dummy = m.decide(THREE, a, b_heard, 50.0)
+    assert a.word.state == m.OFFERED
+    # It slept before it promised.
+    promised = b.word._replace(state=m.PROMISED, promised=a.word.promised, generation=a.word.generation, hears=("a",))
+    assert m.decide(THREE, a, heard(51, promised), 51.0)[0].word.state == m.IDLE
+    assert m.decide(THREE, a, heard(51, promised._replace(returned=False)), 51.0)[1] == m.START
+
+
 def test_the_first_generation_waits_for_all_hosts():
     own = m.Own(m.Word("desktop"))
     assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
@@ -253,7 +279,7 @@ def test_losses_of_hosts_and_links_never_end_a_run():
 
 
 def test_who_goes_down_is_not_waited_for_and_is_let_in_again():
-    laptop, order = m.going_down(trains(RULES, "laptop", BOTH), 110.0)
+    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.AWAY, "laptop goes down")
     assert (laptop.word.state, order) == (m.ENDING, m.FINISH_STEP)
     desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH), heard(111, laptop.word), 111.0)
     assert (desktop.word.state, order, desktop.word.why) == (m.ENDING, m.FINISH_STEP, "laptop goes down")
@@ -339,7 +365,7 @@ def test_a_host_that_was_off_does_not_begin_alone():
 
 def test_a_host_that_was_off_trusts_one_that_was_not():
     own = again(trains(THREE, "a", ("a", "b", "c")), returned=True)
-    other = trains(THREE, "c", ("c",)).word._replace(state=m.IDLE, hears=("a",))
+    other = trains(THREE, "c", ("a", "b", "c")).word._replace(state=m.IDLE, hears=("a",))
     for returned, state in ((True, m.IDLE), (False, m.OFFERED)):
         assert m.decide(THREE, own, heard(1000, other._replace(returned=returned)), 1000.0)[0].word.state == state
 

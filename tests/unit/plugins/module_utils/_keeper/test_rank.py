@@ -77,6 +77,21 @@ def test_a_slow_step_has_its_time_to_end(tmp_path: Path) -> None:
         one.process.wait()
 
 
+def test_a_rank_whose_peer_is_lost_while_it_ends_is_told_so(tmp_path: Path) -> None:
+    write_events(tmp_path, {"kind": "start"}, {"kind": "step", "step": 3, "seconds": 400.0})
+    one = a_rank(tmp_path)
+    one.process = subprocess.Popen([sys.executable, "-c", "pass"])
+    one.end(membership.FINISH_STEP)
+    before = one.ends_at
+    one.end(membership.SAVE, why="laptop is not heard")
+    assert (tmp_path / "hang-up-rank0").read_text() == "laptop is not heard" and one.ends_at < before - 700
+    (tmp_path / "hang-up-rank0").unlink()
+    for order in (membership.SAVE, membership.FINISH_STEP):
+        one.end(order)
+    assert not (tmp_path / "hang-up-rank0").exists()
+    one.process.wait()
+
+
 AGENT = """
 import json, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -49,7 +49,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
         (D4, "exact", 47),
         (D4, "bf16", 24),
         (D4, "int8", 12.8),
-        (D4, "int4", 6.9),
+        (D4, "int4", 6.5),
         (D8, "dense", 510),
         (D8, "exact", 175),
         (D8, "bf16", 87),
