@@ -14,7 +14,7 @@ COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "molecule:storm,molecule:evening")
+THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -83,6 +83,12 @@ run_docs() {
 # one round is played and no further one is begun.
 run_campaign() {
     tests/campaign/run.sh --seed 43 --rounds 10 --minutes $((60 - SECONDS / 60)) --second-try
+}
+
+# Random faults on three hosts in network namespaces, and the promises of docs/membership.md.
+run_storm() {
+    need_trainer_venv
+    as_root "$TRAINER_VENV/bin/python" bench/storm.py --minutes "${STORM_MINUTES:-10}" ${STORM_SEED:+--seed "$STORM_SEED"}
 }
 
 # The execution environment, built and tried.
@@ -171,8 +177,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | long | campaign | ee | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, long, campaign, ee, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | long | campaign | storm | ee | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, long, campaign, storm, ee, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done

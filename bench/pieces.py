@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -47,9 +48,12 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
-    """The events of a kind, or all, in a metrics file, skipping incomplete lines."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [event for event in map(json.loads, lines) if kind in ("", event["kind"])]
+    """The events of a kind, or all, in a metrics file, skipping incomplete lines: a power cut tears one, and the next joins it."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [event for event in found if kind in ("", event["kind"])]
 
 
 def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@
     python bench/storm.py                           # single faults, three times each
     python bench/storm.py --minutes 10 --seed 7     # random faults of all kinds, and a table of the storm
 
+A storm after which weights differ, a step's rows were not each trained on once, or a host began from scratch, fails.
 Needs root: three network namespaces on this machine, each a host with its own disk (tmpfs), session, keeper and rank.
 """
 
@@ -207,6 +208,16 @@ def storm_table(told: Json) -> str:
     )
 
 
+def broken(told: Json) -> list[str]:
+    """The promises of docs/membership.md that the storm broke."""
+    promises = {
+        "a host began from scratch": told["from scratch"],
+        "steps are missing, or rows were not trained on once": told["not once"],
+        "ranks had different weights": told["differing"] or told["last digests"] != 1,
+    }
+    return [text for text, is_broken in promises.items() if is_broken]
+
+
 def story(lab: Lab, times: int) -> tuple[str, Any]:
     lab.first_step(0.0, *HOSTS)
     told = Story(lab)
@@ -243,6 +254,8 @@ def main() -> None:
             print(table)
             if given.write:
                 given.write.write_text(json.dumps(told, indent=1) + "\n")
+            if given.minutes and (found := broken(told)):
+                raise SystemExit("The storm did harm: " + "; ".join(found) + ".")
         finally:
             lab.close()
 
