@@ -20,6 +20,7 @@ from test_chat_sft import Chat
 from test_faults import enter_folder, ready
 from trainings import STEPS, Job
 
+from nanochat.kit import common
 from nanochat.kit.common import Ranks
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
@@ -151,7 +152,7 @@ def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tm
 
 
 def run_short_of_memory(comm: Comm, folder: str) -> None:
-    machinery.memory_available = lambda: 2**20  # type: ignore[assignment]
+    setattr(machinery, common.memory_available.__name__, lambda: 2**20)
     run = ready(comm, folder, "--save-on-loss", "--head", "whole")
     train_step(run)
     assert run.optimizer.undo is None and rescue.unsavable(run) is None
