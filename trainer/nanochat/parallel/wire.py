@@ -169,8 +169,8 @@ class Wires(NamedTuple):
     """The wire formats of a --sync method."""
 
     matrices: Wire
-    # Embedding rows have no error feedback: they recur too seldom, and it would need another table. So they are sent in 16 bits:
-    # AdamW divides each element by its own size, and 8 bits would round the small ones to zero.
+    # Embedding rows have no error feedback: they recur too seldom, and it would need another table. So they are sent as floats:
+    # AdamW divides each element by its own size, and integers of 8 bits would round the small ones to zero.
     rows: Wire
     # The shared head's input and its gradient have no error feedback. 8 bits, with a scale per block, cost about 0.002 nats
     # (lab/performance.md): too much for int8, which otherwise costs nothing that can be measured.

@@ -80,6 +80,7 @@ class Checks:
         assert self.members.setdefault(mine.number, mine.members) == mine.members, "one number, two generations"
 
     def starts_once(self, host, mine):
+        assert host.rank is None, "a rank runs already"
         assert host.name in mine.members and (host.name, mine.number) not in self.begun, (
             "started twice in one generation"
         )

@@ -248,8 +248,8 @@ class Here:
     # -- processes
 
     def start(self, argv, **more):
-        self.host.process = Process(self.host, argv[0])
         self.host.observer.starts(self.host, argv[0])
+        self.host.process = Process(self.host, argv[0])
         return self.host.process
 
     def members(self, session=None):
