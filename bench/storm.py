@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--head", default="whole", choices=["whole", "shared"])
     parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
     parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--keep", type=Path, help="folder for the hosts' logs and metrics")
     given = parser.parse_args()
     # Take the hosts down even if this process is killed.
     signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(1))
@@ -257,6 +258,8 @@ def main() -> None:
             if given.minutes and (found := broken(told)):
                 raise SystemExit("The storm did harm: " + "; ".join(found) + ".")
         finally:
+            if given.keep:
+                lab.keep(given.keep)
             lab.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,13 @@ class Lab:
             session.wait()
         for host in HOSTS:
             subprocess.run(["umount", "-l", self.folder / host], check=False)
+
+    def keep(self, place: Path) -> None:
+        """Copy what the hosts logged."""
+        for file in [*self.folder.glob("*.log"), *self.folder.glob("*/*.jsonl")]:
+            kept = place / file.relative_to(self.folder)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, kept)
 
     # -- the run
 

@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shutil
 import signal
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +26,21 @@ from trainings import STEPS, Job
 
 from nanochat.kit import common
 from nanochat.kit.common import Ranks
+from nanochat.kit.connections import connections
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.record.journal import Journal
 from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
+from nanochat.run.program import end_when_hung_up
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
 
+SO_MAX_PACING_RATE = 47  # constant of Linux, missing from Python's socket
 HERE = "test_rescue"
 TRIES = 8
 
@@ -102,6 +109,34 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
     assert back.events("start", 1)[-1]["resumed_from"] == STEPS
     assert back.events("end", 1)[-1]["identical"] is True
+
+
+def hang_up_within_a_message(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-on-loss", "--head", "whole")
+    train_step(run)
+    message = torch.zeros(2**27, dtype=torch.uint8)
+    if comm.rank == 1:
+        for one in connections():
+            one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 2**20)
+        sent = comm.send(message, 0, 1, "a long message")
+        for dummy in range(600):
+            if Job(Path(folder), 2).events("end", 0):
+                break
+            time.sleep(0.1)
+        del sent
+        os._exit(0)
+    end_when_hung_up(run.journal, comm, lambda: run)
+    request = run.journal.folder / "hang-up-rank0"
+    threading.Timer(1.0, lambda: request.write_text("the attic is not heard")).start()
+    comm.wait(comm.receive(message, 1, 1, "a long message"))
+
+
+def test_a_rank_that_has_a_part_of_a_message_hears_that_its_connection_was_closed(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.environment(0), job.environment(1)
+    receiver = ranks.call(HERE, "hang_up_within_a_message", 2, str(tmp_path))[0]
+    assert receiver.code == 2 and "rank 0 lost the others (the attic is not heard)" in receiver.err
+    assert f"saved step 1 to {job.checkpoints(0)} without the lost rank" in receiver.out
 
 
 class LostError(Exception):

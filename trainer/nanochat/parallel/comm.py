@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import socket
 import threading
@@ -198,6 +199,8 @@ class Comm:
         # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
+        # Since when this rank waits for tensors; held by whoever ends it during a wait.
+        self._waiting_since, self._goes_on = math.inf, threading.Lock()
         self._exchanges = 0
         self._on_phase = on_phase
         self._quiet = threading.Event()
@@ -266,15 +269,27 @@ class Comm:
 
     def wait(self, *pending: Pending) -> None:
         """Wait for pending tensors; counts as waiting time."""
-        begun = time.perf_counter()
-        for work, what in pending:
-            if work is not None:
-                try:
-                    # Otherwise point-to-point work would keep the short connection timeout.
-                    work.wait(timedelta(seconds=self.timeout))
-                except RuntimeError as error:
-                    raise self._explain(what, error, time.perf_counter() - begun) from None
+        begun = self._waiting_since = time.perf_counter()
+        try:
+            for work, what in pending:
+                if work is not None:
+                    try:
+                        # Otherwise point-to-point work would keep the short connection timeout.
+                        work.wait(timedelta(seconds=self.timeout))
+                    except RuntimeError as error:
+                        raise self._explain(what, error, time.perf_counter() - begun) from None
+        finally:
+            with self._goes_on:
+                self._waiting_since = math.inf
         self.wait_seconds += time.perf_counter() - begun
+
+    def stop_stuck(self, seconds: float) -> bool:
+        """Whether this rank has waited for tensors for so long; if so, it never returns from that wait."""
+        self._goes_on.acquire()
+        if time.perf_counter() - self._waiting_since > seconds:
+            return True
+        self._goes_on.release()
+        return False
 
     def launch(self, what: str, start: Callable[[], Any]) -> Pending:
         """Start an exchange of torch.distributed that has no method here."""

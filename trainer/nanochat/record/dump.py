@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from nanochat.kit.connections import connections
 from nanochat.kit.expected import MOST_CHARACTERS
 
 ENTRIES = 20
@@ -81,19 +82,10 @@ def hang_up(run_dir: Path, rank: int) -> str | None:
         return None
     why = request.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
     request.unlink(missing_ok=True)
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError, ValueError):
-            if entry.readlink().name.startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(entry.name))) as one:
-                    _shut(one)
+    for one in connections():
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
     return why
-
-
-def _shut(one: socket.socket) -> None:
-    """Close a connection to another host or process; listening sockets are left alone, because their thread would die."""
-    listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if one.family in (socket.AF_INET, socket.AF_INET6) and not listens:
-        one.shutdown(socket.SHUT_RDWR)
 
 
 def answer_request(run_dir: Path, rank: int) -> bool:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from nanochat.run.stage import Stage
 from nanochat.run.state import Run
 
 EXIT_ERROR = 2
+STUCK_SECONDS = 1.0  # so long after its connections were closed, a wait has failed or never will
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
@@ -38,6 +40,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
         device = choose_device(settings.device_type)
         began = time.time()
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
+        end_when_hung_up(journal, comm, lambda: run)
         opening = {"began": began, "met": time.time()}
         run = set_up(settings, comm, journal, make_stage())
         start_event(run, opening)
@@ -46,9 +49,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
         run.feed.loader.close()
         comm.close()
     except CommError as error:
-        if run is not None and settings.save_on_loss and (said := save_alone(run)):
-            journal.say(f"A rank was lost: {said}")
-        return fail(journal, comm, explained(journal, error))
+        return lost(journal, comm, run, error)
     except UserError as error:
         return fail(journal, comm, error)
     except KeyboardInterrupt:
@@ -59,6 +60,30 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
     journal.end(reason)
     outlast_agents(comm)
     return 0
+
+
+def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError) -> int:
+    """Save what can be saved without the other ranks, and report the end."""
+    if run is not None and run.settings.save_on_loss and (said := save_alone(run)):
+        journal.say(f"A rank was lost: {said}")
+    return fail(journal, comm, explained(journal, error))
+
+
+def end_when_hung_up(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
+    """End this rank if it still waits after its connections were closed: Gloo never tells a wait of that if part of its message
+    has arrived."""
+
+    def end() -> None:
+        while not comm.stop_stuck(STUCK_SECONDS):
+            time.sleep(STUCK_SECONDS)
+        lost(journal, comm, run(), CommError("", Cause.PEER_LOST, []))
+
+    def after_a_while() -> None:
+        timer = threading.Timer(STUCK_SECONDS, end)
+        timer.daemon = True
+        timer.start()
+
+    journal.heartbeat.on_hang_up = after_a_while
 
 
 def stop_when_asked(run: Run) -> None:
