@@ -33,6 +33,7 @@ from nanochat.record.journal import Journal
 from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
+from nanochat.run.opening import start_event
 from nanochat.run.program import end_when_hung_up
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up
@@ -109,6 +110,28 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
     assert back.events("start", 1)[-1]["resumed_from"] == STEPS
     assert back.events("end", 1)[-1]["identical"] is True
+
+
+def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    for dummy in range(5):
+        job.environment(0), job.environment(1)
+        ranks.passed(ranks.call(HERE, "train_a_step_and_lose_the_other", 2, str(tmp_path)))
+    assert job.events("start", 1)[-1]["resumed_from"] == 4
+    for rank in (0, 1):
+        # Two that both have, and the newest, of which a rank alone does not know that.
+        assert sorted(path.name for path in job.checkpoints(rank).glob("model*")) == [
+            f"model_00000{n}.pt" for n in (3, 4, 5)
+        ]
+
+
+def train_a_step_and_lose_the_other(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-on-loss", "--resume", "--head", "whole")
+    start_event(run, {})
+    train_step(run)
+    assert str(rescue.save_alone(run)).startswith("saved step ")
+    run.feed.loader.close()
+    run.journal.metrics.close()
 
 
 def hang_up_within_a_message(comm: Comm, folder: str) -> None:

@@ -56,6 +56,8 @@ def save_alone(run: Run) -> str | None:
         saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **finished(run))
     except NotSaved as error:
         return str(error)
+    # A run that often loses ranks has no other time to do this.
+    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
     run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
     return f"saved step {step} to {run.checkpoints} without the lost rank."
 

@@ -15,7 +15,7 @@ from typing import Any
 from nanochat.data import dataset
 from nanochat.data.dataloader import START, Cursor
 from nanochat.kit.common import BadCheckpoint
-from nanochat.kit.expected import flag, maybe
+from nanochat.kit.expected import count, flag, listed, maybe
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel.balance import Shares
@@ -59,8 +59,20 @@ def restore(run: Run) -> None:
     files = fetch(comm, folder, found, run.writer)
     with understood(folder, found.step):
         take_up(run, found, files)
-    run.saved = [found.step]
+    run.saved = common_steps(comm, folder, found.step)
     run.journal.say(f"Resuming from step {found.step} of {folder}")
+
+
+def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
+    """The steps up to this one that every rank's folder has, so that older ones may go."""
+    mine = [
+        step
+        for step in checkpoints.steps_in(folder)
+        if step <= last
+        and any(checkpoints.is_whole(folder, step, rank, deep=False) for rank in optimizer_ranks(folder, step))
+    ]
+    told = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
+    return sorted(set(mine).intersection(*told))
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
