@@ -45,7 +45,7 @@ TRIES = 3
 SETTINGS: dict[str, Any] = {
     "ddp_run": RUN, "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64, "ddp_total_batch": 512,
     "ddp_device_batch": 4, "ddp_vocab_size": 512, "ddp_iterations": STEPS, "ddp_save_every": 10, "ddp_eval_every": 40,
-    "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 45, "ddp_venv_dir": VENV, "ddp_sync": "exact",
+    "ddp_eval_tokens": 512, "ddp_threads": 1, "ddp_timeout": 45, "ddp_venv_dir": VENV, "ddp_sync": "exact", "ddp_matmul": "fp32",
     "ddp_batch_split": "equal", "ddp_data_paths": [TEXT], "ddp_data_shards": 2,
 }  # fmt: skip
 NOT_PLAYED = "not played"

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 
 from nanochat.kit.common import UserError, choose_device, read_ranks
+from nanochat.kit.pacing import start_pacing
 from nanochat.kit.settings import Settings
 from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
 from nanochat.record.journal import Journal
@@ -41,6 +42,8 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
         began = time.time()
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
         end_when_hung_up(journal, comm, lambda: run)
+        if comm.world > 1:
+            start_pacing()
         opening = {"began": began, "met": time.time()}
         run = set_up(settings, comm, journal, make_stage())
         start_event(run, opening)

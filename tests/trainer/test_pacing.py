@@ -1,0 +1,80 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Connections that share a slow link are paced until its queue is short; tests/integration/test_saturated_link.py has a real one."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from typing import TYPE_CHECKING
+
+from nanochat.kit import pacing
+from nanochat.kit.pacing import LEAST_SHARE, SO_MAX_PACING_RATE, Pace, Pacer, Seen, next_pace
+
+if TYPE_CHECKING:
+    import pytest
+
+LINK = 125_000.0  # bytes per second
+FULL = 2.0  # seconds of its queue when it is full
+SHORTEST = 0.01
+
+
+def share_link(count: int, others: float = 0.0, seconds: int = 120) -> list[tuple[float, float]]:
+    """Queue and what all together delivered, second by second, where connections send all they may; others: what other traffic
+    sends without being paced."""
+    paces, queue, course = [Pace()] * count, 0.0, []
+    for second in range(1, seconds):
+        wanted = [min(pace.rate, LINK) for pace in paces]
+        # Who sends more than the link lets through gets its part, and the rest waits.
+        sent = sum(wanted) + others
+        queue = min(FULL, max(0.0, queue + sent / LINK - 1))
+        full = queue > 0 or sent > LINK
+        delivered = [LINK * one / sent if full else one for one in wanted]
+        queueing = count if queue > pacing.LONG_SECONDS else 1
+        looks = [Seen(SHORTEST + queue, SHORTEST, second, one) for one in delivered]
+        paces = [next_pace(pace, seen, queueing) for pace, seen in zip(paces, looks, strict=True)]
+        course.append((queue, sum(delivered)))
+    return course
+
+
+def test_a_queue_becomes_short_and_the_link_stays_in_use() -> None:
+    for count in (1, 2, 9):
+        late = share_link(count)[60:]
+        assert max(queue for queue, dummy in late) < 0.5, count
+        assert sum(sent for dummy, sent in late) / len(late) > 0.85 * LINK, count
+
+
+def test_other_traffic_that_fills_the_queue_does_not_stop_us() -> None:
+    queue, sent = share_link(1, others=LINK)[-1]
+    assert queue == FULL
+    assert sent > LINK / 4
+
+
+def test_without_a_long_queue_nothing_is_paced() -> None:
+    seen = Seen(SHORTEST + pacing.LONG_SECONDS / 2, SHORTEST, 7, LINK)
+    assert next_pace(Pace(), seen, 1).rate == Pace().rate
+
+
+def test_an_idle_connection_keeps_its_pace() -> None:
+    before = Pace(rate=1000.0, best=LINK, acked=7, delivered=LINK)
+    assert next_pace(before, Seen(SHORTEST + FULL, SHORTEST, 7, LINK), 1) == before
+
+
+def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        there = server.accept()[0]
+        client.sendall(b"x" * 1000)
+        assert there.recv(1000)
+        seen = pacing.seen_of(client)
+        assert 0 < seen.shortest <= seen.round_trip + 0.01 < 5 and seen.acked >= 1000 and seen.delivered > 0
+        acked = itertools.count()
+        monkeypatch.setattr(pacing, "seen_of", lambda dummy: Seen(2.1, 0.1, next(acked), LINK))
+        listening = server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE)
+        pacer = Pacer()
+        pacer.look()
+        pacer.queueing = 1
+        pacer.look()
+        assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == LEAST_SHARE * LINK
+        assert server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == listening
+        there.close()
