@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_account import back_by, from_scratch, log_of, rows_of_steps, surviving
-from storm_faults import Faults
+from storm_faults import STOPPED, Faults
 from storm_lab import HOSTS, Lab
 
 Json = dict[str, Any]
@@ -148,9 +148,11 @@ class Storm:
         for hit, until in zip(self.hits, ends, strict=True):
             hit["still"] = longest_gap(steps, hit["begun"], until)
             hit["back"] = all_back(steps, hit["healed"]) - hit["healed"]
+        stopped = sum(hit["healed"] - hit["begun"] for hit in self.hits if hit["what"] == STOPPED)
         digests = [event for events in told.values() for event in events if event["kind"] == "digest"]
         return {
             "efficiency": len(made) * pace / (self.ended - self.begun),
+            "wanted": len(made) * pace / (self.ended - self.begun - stopped),
             "faults an hour": len(self.hits) / (self.ended - self.begun) * 3600,
             "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
             "from scratch": sum(len(from_scratch(events)) for events in told.values()),
@@ -199,7 +201,7 @@ def storm_table(told: Json) -> str:
             *lines,
             "",
             f"{len(still)} faults, {told['faults an hour']:.0f} an hour. Efficiency: {100 * told['efficiency']:.0f} % of the undisturbed "
-            f"run before it ({told['step ms']:.0f} ms a step).",
+            f"run before it ({told['step ms']:.0f} ms a step); {100 * told['wanted']:.0f} % of the time for which the user had not stopped it.",
             f"Without a step: p90 {still[int(0.9 * (len(still) - 1))]:.1f} s. All back {told['back']:.0f} s after the last fault.",
             f"{told['steps']} steps, {told['again']} made again by all hosts together, {told['from scratch']} starts from scratch, "
             f"{told['not once']} steps whose rows were not each trained on once.",

