@@ -201,7 +201,7 @@ def storm_table(told: Json) -> str:
             *lines,
             "",
             f"{len(still)} faults, {told['faults an hour']:.0f} an hour. Efficiency: {100 * told['efficiency']:.0f} % of the undisturbed "
-            f"run before it ({told['step ms']:.0f} ms a step); {100 * told['wanted']:.0f} % of the time for which the user had not stopped it.",
+            f"run before it ({told['step ms']:.0f} ms a step); {100 * told['wanted']:.0f} % without the user's stops.",
             f"Without a step: p90 {still[int(0.9 * (len(still) - 1))]:.1f} s. All back {told['back']:.0f} s after the last fault.",
             f"{told['steps']} steps, {told['again']} made again by all hosts together, {told['from scratch']} starts from scratch, "
             f"{told['not once']} steps whose rows were not each trained on once.",
