@@ -148,13 +148,15 @@ class Storm:
         for hit, until in zip(self.hits, ends, strict=True):
             hit["still"] = longest_gap(steps, hit["begun"], until)
             hit["back"] = all_back(steps, hit["healed"]) - hit["healed"]
-        stopped = sum(hit["healed"] - hit["begun"] for hit in self.hits if hit["what"] == STOPPED)
+        stops = [hit for hit in self.hits if hit["what"] == STOPPED]
+        stopped = sum(hit["healed"] - hit["begun"] for hit in stops)
         digests = [event for events in told.values() for event in events if event["kind"] == "digest"]
         return {
             "efficiency": len(made) * pace / (self.ended - self.begun),
             "wanted": len(made) * pace / (self.ended - self.begun - stopped),
             "faults an hour": len(self.hits) / (self.ended - self.begun) * 3600,
             "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
+            "parts": lost_by_part([self.lab.member_events(host) for host in HOSTS], [hit["begun"] for hit in stops]),
             "from scratch": sum(len(from_scratch(events)) for events in told.values()),
             "not once": sum(count != sum(self.lab.plan()["training"]["rows"]) for count in rows.values()) + len(rows) - max(rows) - 1,
             "differing": sum(not event["identical"] for event in digests),
@@ -186,6 +188,21 @@ def all_back(steps: Sequence[Json], since: float) -> float:
     return next((event["time"] for event in steps if event["time"] > since and event["world"] == len(HOSTS)), math.inf)
 
 
+def lost_by_part(told: Sequence[Sequence[Json]], launches: Sequence[float]) -> Json:
+    """Seconds without a step by their parts, in all generations; of each, as the host knows that stood still for the shortest.
+
+    Each launch numbers its generations anew.
+    """
+    shortest: dict[tuple[int, int], Json] = {}
+    for event in (event for events in told for event in events if event["what"] == "goes on"):
+        launch = sum(event["time"] > begun for begun in launches)
+        seconds = shortest.setdefault((launch, event["generation"]), event["seconds"])
+        if sum(event["seconds"].values()) < sum(seconds.values()):
+            shortest[launch, event["generation"]] = event["seconds"]
+    names = dict.fromkeys(name for seconds in shortest.values() for name in seconds)
+    return {name: sum(seconds.get(name, 0.0) for seconds in shortest.values()) for name in names}
+
+
 def storm_table(told: Json) -> str:
     """For people."""
     lines = ["| fault | times | without a step: median, most | until all are back: median, most |", "|---|---|---|---|"]
@@ -202,6 +219,7 @@ def storm_table(told: Json) -> str:
             "",
             f"{len(still)} faults, {told['faults an hour']:.0f} an hour. Efficiency: {100 * told['efficiency']:.0f} % of the undisturbed "
             f"run before it ({told['step ms']:.0f} ms a step); {100 * told['wanted']:.0f} % without the user's stops.",
+            f"Seconds without a step: {', '.join(f'{name} {seconds:.0f}' for name, seconds in told['parts'].items())}.",
             f"Without a step: p90 {still[int(0.9 * (len(still) - 1))]:.1f} s. All back {told['back']:.0f} s after the last fault.",
             f"{told['steps']} steps, {told['again']} made again by all hosts together, {told['from scratch']} starts from scratch, "
             f"{told['not once']} steps whose rows were not each trained on once.",

@@ -29,7 +29,7 @@ from nanochat.run.stage import Stage
 from nanochat.run.state import Run
 
 EXIT_ERROR = 2
-STUCK_SECONDS = 1.0  # so long after its connections were closed, a wait has failed or never will
+STUCK_SECONDS = 0.4  # so long after its connections were closed, a wait has failed or never will
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
