@@ -34,7 +34,7 @@ from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
 from nanochat.run.opening import start_event
-from nanochat.run.program import end_when_hung_up
+from nanochat.run.program import end_when_cut_off
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up
 
@@ -134,7 +134,7 @@ def train_a_step_and_lose_the_other(comm: Comm, folder: str) -> None:
     run.journal.metrics.close()
 
 
-def hang_up_within_a_message(comm: Comm, folder: str) -> None:
+def lose_within_a_message(comm: Comm, folder: str, hang_up: bool) -> None:
     run = ready(comm, folder, "--save-on-loss", "--head", "whole")
     train_step(run)
     message = torch.zeros(2**27, dtype=torch.uint8)
@@ -142,24 +142,32 @@ def hang_up_within_a_message(comm: Comm, folder: str) -> None:
         for one in connections():
             one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 2**20)
         sent = comm.send(message, 0, 1, "a long message")
-        for dummy in range(600):
+        time.sleep(2)
+        for dummy in range(600 if hang_up else 0):
             if Job(Path(folder), 2).events("end", 0):
                 break
             time.sleep(0.1)
         del sent
         os._exit(0)
-    end_when_hung_up(run.journal, comm, lambda: run)
-    request = run.journal.folder / "hang-up-rank0"
-    threading.Timer(1.0, lambda: request.write_text("the attic is not heard")).start()
+    end_when_cut_off(run.journal, comm, lambda: run)
+    if hang_up:
+        request = run.journal.folder / "hang-up-rank0"
+        threading.Timer(1.0, lambda: request.write_text("the attic is not heard")).start()
     comm.wait(comm.receive(message, 1, 1, "a long message"))
 
 
-def test_a_rank_that_has_a_part_of_a_message_hears_that_its_connection_was_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hang_up", "why"), [(True, "lost the others (the attic is not heard)"), (False, "no heartbeat from rank 1")]
+)
+def test_a_rank_that_has_a_part_of_a_message_learns_that_its_connection_was_closed(
+    hang_up: bool, why: str, tmp_path: Path
+) -> None:
     job = Job(tmp_path, 2)
     job.environment(0), job.environment(1)
-    receiver = ranks.call(HERE, "hang_up_within_a_message", 2, str(tmp_path))[0]
-    assert receiver.code == 2 and "rank 0 lost the others (the attic is not heard)" in receiver.err
+    receiver = ranks.call(HERE, "lose_within_a_message", 2, str(tmp_path), hang_up)[0]
+    assert receiver.code == 2 and why in receiver.err
     assert f"saved step 1 to {job.checkpoints(0)} without the lost rank" in receiver.out
+    assert "Timed out" not in receiver.err
 
 
 class LostError(Exception):

@@ -11,6 +11,22 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+Ends = tuple[object, object]
+
+
+def all_ends() -> set[Ends]:
+    """The two addresses of each connection."""
+    found = set()
+    for one in connections():
+        with contextlib.suppress(OSError):
+            found.add(ends_of(one))
+    return found
+
+
+def ends_of(one: socket.socket) -> Ends:
+    """The two addresses of a connection."""
+    return one.getsockname(), one.getpeername()
+
 
 def connections() -> Iterator[socket.socket]:
     """A duplicate of each connection to another host or process; closed afterwards."""

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from nanochat.kit.connections import connections
+from nanochat.kit.connections import Ends, connections, ends_of
 
 SO_MAX_PACING_RATE = 47  # constant of Linux, missing from Python's socket
 MOST = 2**31 - 1  # the largest rate that setsockopt takes
@@ -83,7 +83,7 @@ class Pacer:
     """The paces of all connections."""
 
     def __init__(self) -> None:
-        self.paces: dict[tuple[object, object], Pace] = {}
+        self.paces: dict[Ends, Pace] = {}
         self.queueing = 1  # connections that met a long queue at the last look
 
     def look(self) -> None:
@@ -91,7 +91,7 @@ class Pacer:
         queueing = 0
         for one in connections():
             with contextlib.suppress(OSError, struct.error):
-                ends, seen = (one.getsockname(), one.getpeername()), seen_of(one)
+                ends, seen = ends_of(one), seen_of(one)
                 queueing += seen.queue > LONG_SECONDS
                 before = self.paces.get(ends, Pace())
                 self.paces[ends] = pace = next_pace(before, seen, self.queueing)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import socket
 import threading
@@ -199,8 +198,9 @@ class Comm:
         # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
-        # Since when this rank waits for tensors; held by whoever ends it during a wait.
-        self._waiting_since, self._goes_on = math.inf, threading.Lock()
+        # The tensors that this rank waits for, and since when; the lock is kept by whoever ends it during a wait.
+        self._waiting: tuple[str, float] | None = None
+        self._goes_on = threading.Lock()
         self._exchanges = 0
         self._on_phase = on_phase
         self._quiet = threading.Event()
@@ -269,27 +269,39 @@ class Comm:
 
     def wait(self, *pending: Pending) -> None:
         """Wait for pending tensors; counts as waiting time."""
-        begun = self._waiting_since = time.perf_counter()
+        begun, failed, what = time.perf_counter(), None, ""
         try:
-            for work, what in pending:
-                if work is not None:
-                    try:
-                        # Otherwise point-to-point work would keep the short connection timeout.
-                        work.wait(timedelta(seconds=self.timeout))
-                    except RuntimeError as error:
-                        raise self._explain(what, error, time.perf_counter() - begun) from None
+            for one in pending:
+                what, self._waiting = one.what, (one.what, begun)
+                if one.work is not None:
+                    # Otherwise point-to-point work would keep the short connection timeout.
+                    one.work.wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            failed = error
         finally:
             with self._goes_on:
-                self._waiting_since = math.inf
+                self._waiting = None
+        if failed is not None:
+            raise self._explain(what, failed, time.perf_counter() - begun)
         self.wait_seconds += time.perf_counter() - begun
 
-    def stop_stuck(self, seconds: float) -> bool:
-        """Whether this rank has waited for tensors for so long; if so, it never returns from that wait."""
+    def waited(self) -> float:
+        """Seconds for which this rank has been waiting for the same tensors; 0 if it is not waiting."""
+        waiting = self._waiting
+        return time.perf_counter() - waiting[1] if waiting is not None else 0.0
+
+    def stop_waiting(self, seconds: float) -> bool:
+        """Make a wait that has lasted so long last forever, so that another thread can end this rank; False if there is none."""
         self._goes_on.acquire()
-        if time.perf_counter() - self._waiting_since > seconds:
+        if self.waited() > seconds:
             return True
         self._goes_on.release()
         return False
+
+    def explain_wait(self) -> CommError:
+        """The error of a wait that lasts forever."""
+        assert self._waiting is not None
+        return self._explain(self._waiting[0], None, self.waited())
 
     def launch(self, what: str, start: Callable[[], Any]) -> Pending:
         """Start an exchange of torch.distributed that has no method here."""

@@ -95,7 +95,6 @@ class Heartbeat:
         # One tuple, so that the thread never sees a partial change.
         self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
         self.hung_up = ""  # why all connections were closed
-        self.on_hang_up: Callable[[], object] = lambda: None
         self._stop = threading.Event()
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,9 +118,7 @@ class Heartbeat:
         while not self._stop.wait(min(LOOK_SECONDS, self.every)):
             # Nothing may end this thread.
             with contextlib.suppress(OSError):
-                if why := hang_up(self.path.parent, self.rank):
-                    self.hung_up = why
-                    self.on_hang_up()
+                self.hung_up = hang_up(self.path.parent, self.rank) or self.hung_up
             if time.monotonic() - beaten < self.every:
                 continue
             beaten = time.monotonic()

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 
 from nanochat.kit.common import UserError, choose_device, read_ranks
+from nanochat.kit.connections import all_ends
 from nanochat.kit.pacing import start_pacing
 from nanochat.kit.settings import Settings
 from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
@@ -29,7 +30,7 @@ from nanochat.run.stage import Stage
 from nanochat.run.state import Run
 
 EXIT_ERROR = 2
-STUCK_SECONDS = 0.4  # so long after its connections were closed, a wait has failed or never will
+CUT_OFF_SECONDS = 0.4  # so long after its connection was closed, a wait has failed or never will
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
@@ -41,9 +42,9 @@ def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callabl
         device = choose_device(settings.device_type)
         began = time.time()
         comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
-        end_when_hung_up(journal, comm, lambda: run)
         if comm.world > 1:
             start_pacing()
+            end_when_cut_off(journal, comm, lambda: run)
         opening = {"began": began, "met": time.time()}
         run = set_up(settings, comm, journal, make_stage())
         start_event(run, opening)
@@ -72,21 +73,23 @@ def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError)
     return fail(journal, comm, explained(journal, error))
 
 
-def end_when_hung_up(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
-    """End this rank if it still waits after its connections were closed: Gloo never tells a wait of that if part of its message
-    has arrived."""
+def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
+    """End this rank if it still waits after a connection was closed: Gloo never tells a wait of that if part of its message has
+    arrived."""
+    at_first = all_ends()
 
-    def end() -> None:
-        while not comm.stop_stuck(STUCK_SECONDS):
-            time.sleep(STUCK_SECONDS)
-        lost(journal, comm, run(), CommError("", Cause.PEER_LOST, []))
+    def watch() -> None:
+        while True:
+            time.sleep(CUT_OFF_SECONDS)
+            if comm.waited() < CUT_OFF_SECONDS or not (journal.heartbeat.hung_up or at_first - all_ends()):
+                continue
+            # If it waited for its own error, it is over by now.
+            time.sleep(CUT_OFF_SECONDS)
+            if comm.stop_waiting(2 * CUT_OFF_SECONDS):
+                silent = bool(journal.heartbeat.hung_up)
+                lost(journal, comm, run(), CommError("", Cause.PEER_LOST, []) if silent else comm.explain_wait())
 
-    def after_a_while() -> None:
-        timer = threading.Timer(STUCK_SECONDS, end)
-        timer.daemon = True
-        timer.start()
-
-    journal.heartbeat.on_hang_up = after_a_while
+    threading.Thread(target=watch, name="cut-off", daemon=True).start()
 
 
 def stop_when_asked(run: Run) -> None:
