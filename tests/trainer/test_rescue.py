@@ -34,7 +34,7 @@ from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
 from nanochat.run.opening import start_event
-from nanochat.run.program import end_when_cut_off
+from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up
 
@@ -168,6 +168,25 @@ def test_a_rank_that_has_a_part_of_a_message_learns_that_its_connection_was_clos
     assert receiver.code == 2 and why in receiver.err
     assert f"saved step 1 to {job.checkpoints(0)} without the lost rank" in receiver.out
     assert "Timed out" not in receiver.err
+
+
+def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-on-loss", "--head", "whole")
+    end_when_cut_off(run.journal, comm, lambda: run)
+    message = torch.full((10,), comm.rank)
+    if comm.rank == 1:
+        time.sleep(4 * CUT_OFF_SECONDS)
+        comm.wait(comm.send(message, 0, 1, "a message"))
+    else:
+        comm.wait(comm.receive(message, 1, 1, "a message"))
+    assert message.tolist() == [1] * 10
+    run.feed.loader.close()
+
+
+def test_a_rank_whose_connections_are_there_waits_for_a_late_one(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.environment(0), job.environment(1)
+    ranks.passed(ranks.call(HERE, "wait_for_a_late_rank", 2, str(tmp_path)))
 
 
 class LostError(Exception):

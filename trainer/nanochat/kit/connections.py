@@ -10,8 +10,9 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-Ends = tuple[object, object]
+Ends = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def all_ends() -> set[Ends]:

@@ -76,7 +76,9 @@ def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError)
 def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
     """End this rank if it still waits after a connection was closed: Gloo never tells a wait of that if part of its message has
     arrived."""
-    at_first = all_ends()
+    # The rendezvous store's connections may come and go.
+    store = int(os.environ["MASTER_PORT"])
+    at_first = {ends for ends in all_ends() if all(end[1] != store for end in ends)}
 
     def watch() -> None:
         while True:
