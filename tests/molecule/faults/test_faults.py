@@ -447,7 +447,7 @@ def test_field_19_a_rank_that_is_stopped_in_an_evaluation_is_named(plan, train, 
 
 
 FLIP = """
-import gc, sys, threading, time
+import gc, os, sys, threading, time
 def flip():
     while True:
         time.sleep(0.05)
@@ -458,7 +458,8 @@ def flip():
                 for weight in one.parameters():
                     weight.data.view(-1)[0] += 0.01
                 return
-threading.Thread(target=flip, daemon=True).start()
+# A rank is forked from a process that has loaded the trainer, without its threads.
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=flip, daemon=True).start())
 """
 
 
