@@ -141,7 +141,7 @@ class Keeper:
             if not self.full_since:
                 self.full_since = time.monotonic()
                 self._tell("cannot write", "%s: %s; tried again until it can" % (error.filename, error.strerror))
-            promised = [self.kept.get(name, 0) for name in ("promised", "started")]
+            promised = [self.kept.get("promised", 0), (self.kept.get("last") or [0])[0]]
             return promised == [own.word.promised, own.word.started]
         if self.full_since:
             self._tell("can write", "again after %.0f s" % (time.monotonic() - self.full_since))
@@ -250,7 +250,7 @@ class Keeper:
 
     def _give_way(self) -> None:
         """Move the separately made checkpoints aside, because another part of the run has more steps."""
-        last = self.own.last
+        last = self.own.word.last
         if not self.own.word.apart or last is None or last == self.gave_way or self.rank.process is not None:
             return
         self.gave_way = last

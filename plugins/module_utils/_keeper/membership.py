@@ -55,7 +55,7 @@ class Word(NamedTuple):
     generation: Optional[Generation] = None  # offered, promised, or the one in which its rank runs or ran last
     go: bool = False  # all members have promised: the offering host starts, and so shall they
     promised: int = 0  # joins no generation below this number
-    started: int = 0  # the newest generation in which it has started a rank
+    last: Optional[Generation] = None  # the newest in which it has started a rank
     steps: int = 0  # steps done
     hears: Tuple[str, ...] = ()
     regroup: int = 0  # this generation ends only to begin a new one
@@ -69,13 +69,17 @@ class Word(NamedTuple):
     returned: bool = False  # it was off, so the run may have been stopped meanwhile
     why: str = ""
 
+    @property
+    def started(self) -> int:
+        """The number of `last`."""
+        return self.last.number if self.last else 0
+
 
 class Own(NamedTuple):
     """A keeper's state: the published part, and private data."""
 
     word: Word
     since: float = 0.0  # when the state began
-    last: Optional[Generation] = None  # in which this host trained last
     died: bool = False  # that one ended although nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
@@ -195,8 +199,7 @@ def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, st
     members = clique_around(rules, own, around)
     if busy or not may_form(rules, own, heard, members, now):
         return own, ""
-    offer = Generation(next_number(rules, own, words), members)
-    return _join(rules, own, words, offer, now, OFFERED), ""
+    return _join(rules, own, words, Generation(next_number(rules, own, words), members), now, OFFERED), ""
 
 
 def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
@@ -206,23 +209,21 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     missing = set(expected(rules, own.word.left, own.word.failed)) - set(members)
     if not missing:
         return True
-    waited = now - own.since
     known = [own.word, *(heard[host].word for host in members if host in heard)]
-    if may_be_stopped(rules, own, known, missing):
+    if may_be_stopped(rules, known, missing):
         return False
     if all(host in heard and heard[host].word.state == RESTING for host in missing):
         return True
     if not any(word.started for word in known):
         # Nothing was trained yet, so a missing host has never been there.
-        return waited >= rules.first_grace
+        return now - own.since >= rules.first_grace
     # A host that announced its shutdown is not back before it is heard again.
-    return waited >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
+    return now - own.since >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
 
 
-def may_be_stopped(rules: Rules, own: Own, known: Sequence[Word], missing: Set[str]) -> bool:
+def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bool:
     """Whether a missing host of the newest generation may know that the run was stopped, since the others of it were off."""
-    taken_part = [word.generation for word in known if word.generation and word.generation.number == word.started]
-    newest = max([*taken_part, *([own.last] if own.last else [])], default=Generation(0, rules.hosts))
+    newest = max((word.last for word in known if word.last), default=Generation(0, rules.hosts))
     # One that only took part in an older one may have been off at the time, and have gone on by itself.
     witnesses = [word for word in known if word.started >= newest.number]
     return bool(missing & set(newest.members)) and all(word.returned for word in witnesses)
@@ -239,7 +240,7 @@ def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, 
 
 def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
     """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
-    died, last, own = own.died, own.last, own._replace(died=False)
+    died, last, own = own.died, own.word.last, own._replace(died=False)
     if last is None or not died:
         return own
     told = [own.word, *(words[host] for host in last.members if host in words)]
@@ -285,8 +286,7 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
     told = {"go": go, "regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
-    own = change(own, now, TRAINING, started=generation.number, **told)
-    return own._replace(last=generation, died=False)
+    return change(own, now, TRAINING, last=generation, **told)._replace(died=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
@@ -300,7 +300,7 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
     if len(ready) < len(others):
         return own, ""
     missing = set(expected(rules, own.word.left, own.word.failed)) - set(offer.members)
-    if may_be_stopped(rules, own, [own.word, *ready], missing):
+    if may_be_stopped(rules, [own.word, *ready], missing):
         return change(own, now, IDLE), ""
     return _started(own, offer, now, go=True), START
 

@@ -27,7 +27,6 @@ class Remembered(TypedDict):
     """A keeper's state on disk."""
 
     promised: int
-    started: int
     last: Optional[Generation]
     deaths: Tuple[Death, ...]
     left: Tuple[str, ...]
@@ -38,7 +37,7 @@ def to_remember(own: Own) -> Remembered:
     """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
-        "promised": word.promised, "started": word.started, "last": own.last, "deaths": own.deaths,
+        "promised": word.promised, "last": word.last, "deaths": own.deaths,
         "left": word.left, "failed": word.failed,
     }  # fmt: skip
 
@@ -50,21 +49,20 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     ArithmeticError, LookupError, TypeError or ValueError if `kept` did not come from `to_remember`.
     """
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
-    started = int(kept["started"])
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
-        host, generation=last or None, promised=int(kept["promised"]), started=started, steps=steps, left=left, failed=failed,
-        missed=started, returned=returned,
+        host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
+        missed=last.number if last else 0, returned=returned,
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
     died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return Own(word, since=now, last=last or None, deaths=tuple(died))
+    return Own(word, since=now, deaths=tuple(died))
 
 
 def slept(own: Own, now: float) -> Own:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (OFFERED, PROMISED):
-        own = change(own, now, IDLE, generation=own.last)
+        own = change(own, now, IDLE, generation=own.word.last)
     return own._replace(word=own.word._replace(returned=True))
 
 

@@ -19,7 +19,7 @@ def is_plausible(word: membership.Word, hosts: Sequence[str]) -> bool:
     return (
         word.host in hosts
         and all(type(value) is type(default) and _fits(value, hosts) for value, default in parts)
-        and (word.generation is None or _is_generation(word.generation, hosts))
+        and all(one is None or _is_generation(one, hosts) for one in (word.generation, word.last))
     )
 
 

@@ -77,9 +77,9 @@ def to_text(word: membership.Word) -> str:
 def to_word(text: str) -> membership.Word:
     """ValueError, KeyError or TypeError if invalid."""
     told = json.loads(text)
-    generation = told["generation"]
     known = {name: told[name] for name in membership.Word._fields}
-    known["generation"] = membership.Generation(int(generation[0]), tuple(generation[1])) if generation else None
+    for name in ("generation", "last"):
+        known[name] = membership.Generation(int(told[name][0]), tuple(told[name][1])) if told[name] else None
     known.update({name: tuple(told[name]) for name in ("hears", "left", "failed")})
     return membership.Word(**known)
 

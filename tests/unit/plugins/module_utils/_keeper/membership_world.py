@@ -578,7 +578,7 @@ class World:
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
         for own in keepers:
-            if own.word.returned and not set(own.last.members if own.last else self.rules.hosts) <= {
+            if own.word.returned and not set(own.word.last.members if own.word.last else self.rules.hosts) <= {
                 *able,
                 *left,
                 *failed,

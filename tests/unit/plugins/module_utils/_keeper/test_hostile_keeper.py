@@ -41,7 +41,8 @@ def test_a_word_of_an_honest_keeper_is_taken():
 HOSTILE: list[dict[str, Any]] = [
     {"host": "elsewhere"}, {"generation": [3, ["a", "../../x"]]}, {"generation": [3, []]}, {"generation": [3, ["b", "b"]]},
     {"generation": [-1, ["b"]]}, {"generation": [10**400, ["b"]]}, {"generation": [3, [["b"]]]}, {"promised": "9"}, {"promised": 1e308},
-    {"promised": True}, {"started": 10**30}, {"steps": None}, {"steps": -5}, {"go": "yes"}, {"hears": ["elsewhere"]}, {"hears": [{}]},
+    {"last": [10**30, ["b"]]}, {"last": [3, ["elsewhere"]]},
+    {"promised": True}, {"steps": None}, {"steps": -5}, {"go": "yes"}, {"hears": ["elsewhere"]}, {"hears": [{}]},
     {"left": [None]}, {"why": "x" * 10**5}, {"why": 5}, {"state": ["idle"]},
 ]  # fmt: skip
 

@@ -393,7 +393,7 @@ def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() ->
         rank=SimpleNamespace(process=object(), set_apart=set_apart), since=700, gave_way=None, _tell=lambda *words: None
     )
     mine = membership.Generation(4, ("a",))
-    one.own = membership.Own(membership.Word("a", generation=mine, regroup=4, apart=True), last=mine)
+    one.own = membership.Own(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
     keeper.Keeper._give_way(one)
     assert not moved, "its rank saves"
     one.rank.process = None
@@ -404,7 +404,7 @@ def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() ->
 
 
 GOOD_STATE = {
-    "launch": "x", "promised": 3, "started": 2, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
+    "launch": "x", "promised": 3, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
 }  # fmt: skip
 SPOILT_STATES = [
     {},
@@ -423,7 +423,7 @@ def remembered(folder: Path, state: object) -> membership.Own:
 
 def test_what_was_promised_is_kept(tmp_path: Path) -> None:
     own = remembered(tmp_path, GOOD_STATE)
-    assert (own.word.promised, own.word.started, own.last) == (3, 2, membership.Generation(2, ("a", "b")))
+    assert (own.word.promised, own.word.started, own.word.last) == (3, 2, membership.Generation(2, ("a", "b")))
 
 
 @pytest.mark.parametrize("state", SPOILT_STATES)

@@ -90,7 +90,7 @@ def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
-TRAINS = m.Own(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, started=2))
+TRAINS = m.Own(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
 
 
 def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
@@ -134,7 +134,7 @@ def test_the_others_do_not_wait_for_a_guest_that_is_away():
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():
     rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
-    own = m.Own(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, started=2), since=0.0)
-    word = m.Word("laptop", m.RESTING, promised=2, started=1, why="used")
+    own = m.Own(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
+    word = m.Word("laptop", m.RESTING, promised=2, last=m.Generation(1, MINE.members), why="used")
     own, order = m.decide(rules, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
     assert (own.word.state, own.word.why, order) == (m.ENDING, "laptop: used", m.SAVE)

@@ -99,7 +99,7 @@ def test_an_offer_is_promised_once():
 def test_an_offer_from_before_a_suspend_is_void():
     """The others may have taken it up and have been stopped while this host slept."""
     offer = m.Generation(5, ("desktop", "laptop"))
-    caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, started=5, hears=("laptop",))
+    caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
     own = m.Own(m.Word("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
     own, order = m.decide(RULES, memory.slept(own, 5.0), heard(5, caller), 5.0)
@@ -108,8 +108,8 @@ def test_an_offer_from_before_a_suspend_is_void():
 
 def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stopped():
     last = m.Generation(4, ("a", "b", "c"))
-    words = [m.Word(host, generation=last, started=4, promised=4, returned=True) for host in "ab"]
-    a, b = (m.Own(word, last=last) for word in words)
+    words = [m.Word(host, generation=last, last=last, promised=4, returned=True) for host in "ab"]
+    a, b = map(m.Own, words)
     b_heard = heard(50, b.word._replace(hears=("a",)))
     assert m.decide(THREE, a, b_heard, 50.0)[0].word.state == m.IDLE
     # One that was awake all the time would know.
@@ -122,6 +122,15 @@ def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stoppe
     assert m.decide(THREE, a, heard(51, promised._replace(returned=False)), 51.0)[1] == m.START
 
 
+def test_who_promises_a_new_generation_still_tells_who_was_in_its_last():
+    """a was away while b and c trained, and c was stopped; b, which was off since, must not go on with a."""
+    offer = m.Generation(10, ("a", "b"))
+    a = m.Own(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
+    b = m.Word("b", m.PROMISED, offer, last=m.Generation(5, ("b", "c")), promised=10, returned=True, hears=("a",))
+    assert m.decide(THREE, a, heard(1, b), 1.0)[1] == ""
+    assert m.decide(THREE, a, heard(1, b._replace(returned=False)), 1.0)[1] == m.START
+
+
 def test_the_first_generation_waits_for_all_hosts():
     own = m.Own(m.Word("desktop"))
     assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
@@ -130,7 +139,7 @@ def test_the_first_generation_waits_for_all_hosts():
 
 def test_a_missing_member_ends_the_generation_and_is_waited_for():
     own = trains(RULES, "desktop", ("desktop", "laptop"))
-    laptop = m.Word("laptop", m.TRAINING, started=2, promised=2, hears=("desktop",))
+    laptop = m.Word("laptop", m.TRAINING, last=m.Generation(2, BOTH), promised=2, hears=("desktop",))
     assert m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 105.0)[1] == ""
     own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 107.0)
     assert (order, own.word.why) == (m.SAVE, "laptop is not heard")
@@ -169,7 +178,14 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
     """Also one whose rank has ended before it heard why."""
     attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
     leader = m.Word(
-        "a", m.ENDING, attic.word.generation, started=4, regroup=4, apart=True, hears=("b",), why="c has more steps"
+        "a",
+        m.ENDING,
+        attic.word.generation,
+        last=attic.word.generation,
+        regroup=4,
+        apart=True,
+        hears=("b",),
+        why="c has more steps",
     )
     if ended:
         attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
@@ -239,21 +255,25 @@ def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
 def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     own = m.Own(m.Word("laptop"))
     for number in range(3):
-        own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", started=number + 1)])
+        own = died(
+            RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
+        )
     assert own.word.why == "the run died 3 times at step 17"
     own = m.Own(m.Word("laptop"))
     for number in range(10):
         # That of a keeper which was killed, or which heard one less.
         own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
         # That of a host which was frozen while the other went on without it, and lost others since.
-        own = died(RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", started=99, missed=99)])
+        own = died(
+            RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)]
+        )
     assert own.deaths == ()
 
 
 def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
     own = m.Own(m.Word("desktop"))
     for number in range(1, 9):
-        restarted = m.Word("laptop", promised=number, started=number - 1)
+        restarted = m.Word("laptop", promised=number, last=m.Generation(number - 1, BOTH))
         own = died(RULES, own, number, 17, 60.0 * number, told=[restarted])
     assert own.deaths == ()
 
@@ -266,7 +286,7 @@ def test_losses_of_hosts_and_links_never_end_a_run():
         for own, other in ((desktop, "laptop"), (laptop, "desktop")):
             mine, now = m.Generation(number, BOTH), 60.0 * number
             own = m._started(own._replace(word=own.word._replace(promised=number, generation=mine)), mine, now)
-            old = m.Heard(m.Word(other, m.TRAINING, mine, started=number, promised=number), now, now)
+            old = m.Heard(m.Word(other, m.TRAINING, mine, last=mine, promised=number), now, now)
             own, order = m.decide(RULES, own, {other: old}, now + 8)
             assert order == m.SAVE
             both.append(m.rank_ended(own, now + 10, 17, m.FAILED, by_itself=True))
@@ -309,7 +329,7 @@ def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
 def test_a_rank_that_cannot_be_killed_keeps_nobody_waiting():
     laptop, order = m.decide(RULES, trains(RULES, "laptop", BOTH), {}, 110.0)
     assert (laptop.word.state, order) == (m.ENDING, m.SAVE)
-    desktop = m.change(m.Own(m.Word("desktop", started=2, promised=2)), 110.0, m.IDLE)
+    desktop = m.change(m.Own(m.Word("desktop", last=m.Generation(2, BOTH), promised=2)), 110.0, m.IDLE)
     hears = laptop.word._replace(hears=("desktop",))
     assert m.decide(RULES, desktop, heard(150, hears), 150.0)[0].word.state == m.IDLE
     laptop = m.rank_stuck(laptop, 150.0, "its rank cannot be killed")
@@ -372,7 +392,10 @@ def test_a_host_that_was_off_trusts_one_that_was_not():
 
 def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_all():
     own = memory.forgetful("a", 0.0, 1.7e9, 7)
-    b, c = (m.Word(host, hears=("a", "b", "c"), started=5, promised=5, returned=True) for host in "bc")
+    b, c = (
+        m.Word(host, hears=("a", "b", "c"), last=m.Generation(5, ("a", "b", "c")), promised=5, returned=True)
+        for host in "bc"
+    )
     assert m.decide(THREE, own, heard(1000, b), 1000.0)[0].word.state == m.IDLE
     assert m.decide(THREE, own, heard(1000, b, c), 1000.0)[0].word.promised > 1.7e9
 
@@ -407,7 +430,7 @@ def test_a_stop_reaches_whoever_waits():
     assert m.decide(RULES, own, {}, 106.0)[0].word.state == m.ASKING
     assert m.decide(RULES, own, heard(107, stopped), 107.0)[0].word.state == m.STOPPED
     assert m.decide(RULES, own, {}, 1120.0)[0].word.state == m.IDLE
-    idle = m.Word("desktop", m.IDLE, started=2)
+    idle = m.Word("desktop", m.IDLE, last=m.Generation(2, BOTH))
     assert m.decide(RULES, own, heard(107, idle), 107.0)[0].word.state == m.IDLE
 
 
