@@ -200,7 +200,7 @@ def test_shards_of_the_controller(lab):
     for name in (*ALL[:3], ALL[200]):
         subprocess.run(["podman", "cp", f"ddp-shards-desktop:/srv/collection/{name}", folder], check=True)
     said = lab.play(*words_for("mine", "controller", folder, shards=9), code=2)
-    assert f"names {folder}, which holds 4 shards (*.parquet) on the controller, but ddp_data_shards is 9" in said
+    assert f"names {folder}, which has 4 shards (*.parquet) on the controller, but ddp_data_shards is 9" in said
     lab.play(*words_for("mine", "controller", folder))
     wanted = {
         name: digest for name, digest in sums(lab, "desktop", "/srv/collection").items() if name in (*ALL[:2], ALL[200])
