@@ -42,12 +42,10 @@ def rows_of_steps(lines: Mapping[str, Mapping[int, Json]]) -> dict[int, int]:
 
 
 def rows_of_host(line: Mapping[int, Json], step: int, attempt: str) -> int:
-    """Rows of one host in a step; those of the previous step if the rank was killed before logging it."""
+    """Rows of one host in a step; those of its last logged step if it was killed before it logged this one, or its disk was full."""
     # It took part, because no rank finishes a step without everyone's gradients.
-    for made in (line.get(step), line.get(step - 1)):
-        if made is not None and made["attempt"] == attempt:
-            return int(made["rows"])
-    return 0
+    logged = next((line[one] for one in range(step, -1, -1) if one in line), None)
+    return int(logged["rows"]) if logged is not None and logged["attempt"] == attempt else 0
 
 
 def back_by(events: Iterable[Json]) -> int:
