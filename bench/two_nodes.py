@@ -171,6 +171,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     import torch
 
     from nanochat.kit.common import read_ranks
+    from nanochat.kit.pacing import start_pacing
     from nanochat.model import numerics
     from nanochat.model.fused import TrainingPass
     from nanochat.model.gpt import GPT, ModelConfig
@@ -184,6 +185,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
 
     numerics.setup()
     comm = connect(read_ranks(), "cpu", 300)
+    start_pacing()
     gpt = GPT(
         ModelConfig.from_depth(model.depth, head_dim=model.head_dim, sequence_len=model.length, vocab_size=VOCABULARY)
     )
