@@ -77,4 +77,10 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         pacer.look()
         assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == LEAST_SHARE * LINK
         assert server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == listening
+        # Without a queue it speeds up again, at last without a limit.
+        monkeypatch.setattr(pacing, "seen_of", lambda dummy: Seen(0.1, 0.1, next(acked), LINK))
+        for ends, pace in pacer.paces.items():
+            pacer.paces[ends] = pace._replace(rate=1.7e308)
+        pacer.look()
+        assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == pacing.MOST
         there.close()

@@ -88,16 +88,17 @@ class Pacer:
 
     def look(self) -> None:
         """Look at all connections, and change their paces."""
-        queueing = 0
+        queueing, paces = 0, {}
         for one in connections():
             with contextlib.suppress(OSError, struct.error):
                 ends, seen = ends_of(one), seen_of(one)
                 queueing += seen.queue > LONG_SECONDS
                 before = self.paces.get(ends, Pace())
-                self.paces[ends] = pace = next_pace(before, seen, self.queueing)
+                paces[ends] = pace = next_pace(before, seen, self.queueing)
                 if pace.rate != before.rate:
-                    one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(MOST, int(pace.rate)))
-        self.queueing = max(1, queueing)
+                    one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(min(MOST, pace.rate)))
+        # Closed connections are forgotten.
+        self.paces, self.queueing = paces, max(1, queueing)
 
 
 def start_pacing() -> None:
