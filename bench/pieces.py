@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -16,7 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-TRAINER = Path(__file__).resolve().parents[1] / "trainer"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / ".ansible/collections"))
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import parse_events  # noqa: E402
+
+TRAINER = ROOT / "trainer"
 VOCABULARY = 4096
 
 
@@ -49,10 +53,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
     """The events of a kind, or all, in a metrics file, skipping incomplete lines: a power cut tears one, and the next joins it."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
+    found = parse_events(path.read_bytes()) if path.exists() else []
     return [event for event in found if kind in ("", event["kind"])]
 
 

@@ -150,11 +150,12 @@ class Storm:
             hit["back"] = all_back(steps, hit["healed"]) - hit["healed"]
         stops = [hit for hit in self.hits if hit["what"] == STOPPED]
         stopped = sum(hit["healed"] - hit["begun"] for hit in stops)
+        seconds, undisturbed = self.ended - self.begun, len(made) * pace
         digests = [event for events in told.values() for event in events if event["kind"] == "digest"]
         return {
-            "efficiency": len(made) * pace / (self.ended - self.begun),
-            "wanted": len(made) * pace / (self.ended - self.begun - stopped),
-            "faults an hour": len(self.hits) / (self.ended - self.begun) * 3600,
+            "efficiency": undisturbed / seconds,
+            "wanted": undisturbed / (seconds - stopped),
+            "faults an hour": len(self.hits) / seconds * 3600,
             "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
             "parts": lost_by_part([self.lab.member_events(host) for host in HOSTS], [hit["begun"] for hit in stops]),
             "from scratch": sum(len(from_scratch(events)) for events in told.values()),

@@ -27,6 +27,7 @@ from trainings import STEPS, Job
 from nanochat.kit import common
 from nanochat.kit.common import Ranks
 from nanochat.kit.connections import connections
+from nanochat.kit.pacing import SO_MAX_PACING_RATE
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.record.journal import Journal
@@ -41,7 +42,6 @@ from nanochat.run.setup import set_up
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
 
-SO_MAX_PACING_RATE = 47  # constant of Linux, missing from Python's socket
 HERE = "test_rescue"
 TRIES = 8
 

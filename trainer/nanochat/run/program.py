@@ -88,8 +88,9 @@ def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]
             # If it waited for its own error, it is over by now.
             time.sleep(CUT_OFF_SECONDS)
             if comm.stop_waiting(2 * CUT_OFF_SECONDS):
-                silent = bool(journal.heartbeat.hung_up)
-                lost(journal, comm, run(), CommError("", Cause.PEER_LOST, []) if silent else comm.explain_wait())
+                # The store, which could explain more, was hung up on, too.
+                error = CommError("", Cause.PEER_LOST, []) if journal.heartbeat.hung_up else comm.explain_wait()
+                lost(journal, comm, run(), error)
 
     threading.Thread(target=watch, name="cut-off", daemon=True).start()
 

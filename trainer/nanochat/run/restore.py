@@ -29,7 +29,16 @@ from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.machinery import Machinery
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
-from nanochat.run.resume import Found, Training, choose_step, fetch, find_training, folder_leader, name_training
+from nanochat.run.resume import (
+    Found,
+    Training,
+    choose_step,
+    fetch,
+    find_training,
+    folder_leader,
+    name_training,
+    writer_of,
+)
 from nanochat.run.stage import BaseModel, Reader, Stage
 from nanochat.run.state import Places, Progress, Run
 
@@ -68,8 +77,7 @@ def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
     mine = [
         step
         for step in checkpoints.steps_in(folder)
-        if step <= last
-        and any(checkpoints.is_whole(folder, step, rank, deep=False) for rank in optimizer_ranks(folder, step))
+        if step <= last and writer_of(folder, step, deep=False) is not None
     ]
     told = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
     return sorted(set(mine).intersection(*told))

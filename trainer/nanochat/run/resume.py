@@ -79,10 +79,10 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     return min(sharing)
 
 
-def writer_of(folder: Path, step: int) -> int | None:
+def writer_of(folder: Path, step: int, deep: bool = True) -> int | None:
     """The rank whose files here form a complete checkpoint of this step; None if there is none."""
     for rank in checkpoints.optimizer_ranks(folder, step):
-        if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank):
+        if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank, deep):
             return rank
     return None
 
