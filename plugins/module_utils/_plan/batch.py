@@ -19,7 +19,7 @@ class BatchError(ValueError):
     """The batch cannot be split; the text says what is possible."""
 
 
-class Wanted(NamedTuple):
+class BatchRequest(NamedTuple):
     """The requested batch; total_batch and device_batch are the profile's unless the user set them."""
 
     sequence: int
@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
     set_device: bool
 
 
-class Batch(NamedTuple):
+class SharedBatch(NamedTuple):
     """Each rank's rows per step, in passes of device_batch rows."""
 
     rows: list[int]
@@ -37,17 +37,19 @@ class Batch(NamedTuple):
     total_batch: int
 
 
-def plan_batch(wanted: Wanted, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()) -> Batch:
+def plan_batch(
+    wanted: BatchRequest, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()
+) -> SharedBatch:
     """Split a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
 
     `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
     """
     rows = total_rows(wanted, len(weights), equal)
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
-    return Batch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
+    return SharedBatch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
 
 
-def pass_rows(wanted: Wanted, shares: Sequence[int]) -> int:
+def pass_rows(wanted: BatchRequest, shares: Sequence[int]) -> int:
     """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
 
     Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
@@ -64,7 +66,7 @@ def multiples_near(value: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below else str(unit)
 
 
-def total_rows(wanted: Wanted, world: int, equal: bool) -> int:
+def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
     """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
     if not wanted.set_total:
         return adapted_rows(wanted, world)
@@ -94,7 +96,7 @@ def total_rows(wanted: Wanted, world: int, equal: bool) -> int:
     return rows
 
 
-def adapted_rows(wanted: Wanted, world: int) -> int:
+def adapted_rows(wanted: BatchRequest, world: int) -> int:
     """The profile's rows, or the nearest number that this many hosts can share equally."""
     profile = max(1, wanted.total_batch // wanted.sequence)
     found = 0
@@ -112,7 +114,7 @@ def _apart(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
 
 
-def pass_sizes(wanted: Wanted) -> Iterator[int]:
+def pass_sizes(wanted: BatchRequest) -> Iterator[int]:
     """Possible rows per pass, largest first."""
     yield wanted.device_batch
     size = wanted.device_batch // 2

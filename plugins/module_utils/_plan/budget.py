@@ -34,9 +34,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks imp
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Job,
     Link,
     Speed,
+    StepJob,
     choose_sync,
     links_of,
     predict,
@@ -100,7 +100,7 @@ class Row(NamedTuple):
         return max(1.0, seconds) / (self.run.iterations * (self.together or 1.0))
 
 
-class Choice(NamedTuple):
+class ModelChoice(NamedTuple):
     """The rows, the chosen one with its reason, and the depth at which the speeds were measured."""
 
     rows: Sequence[Row]
@@ -130,7 +130,7 @@ def deadline(run: RunSettings, begun: float) -> float:
 
 def fit(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
-) -> Tuple[Asked, Optional[Choice], List[Finding]]:
+) -> Tuple[Asked, Optional[ModelChoice], List[Finding]]:
     """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
     model; later changes by the user are reported as a difference."""
     late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.began)]
@@ -147,8 +147,8 @@ def fit(
 
 
 def with_end(
-    launched: Launched, choice: Optional[Choice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
-) -> Tuple[Launched, Optional[Choice]]:
+    launched: Launched, choice: Optional[ModelChoice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
+) -> Tuple[Launched, Optional[ModelChoice]]:
     """A timed training with its end, and both with what similar trainings let expect."""
     if "timed" not in plan["training"]:
         return launched, choice
@@ -266,7 +266,7 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: 
     """Seconds of a step, with rows by speed and the plan's ddp_sync."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
-    job = Job(
+    job = StepJob(
         tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
         is_open,
     ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
@@ -281,7 +281,7 @@ def seconds_for_steps(row: Row, left: float) -> float:
     return left - START_SECONDS - evaluation - 12 * size / SAVE_RATE - collect_seconds(run, row.model)
 
 
-def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
+def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
     """The model for this many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
@@ -290,7 +290,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     if any(row.together is None for row in rows):
         at = row_of(by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
         why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
-        return Choice(rows, at, why, left, measured)
+        return ModelChoice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     taken = min(able, key=lambda row: abs(math.log(row.share(seconds_for_steps(row, left)))))
     seconds = seconds_for_steps(taken, left)
@@ -302,7 +302,7 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
         taken = fitted(asked, taken, hosts, head, max(1.0, seconds))
-    return Choice(rows, taken, why, seconds, measured)
+    return ModelChoice(rows, taken, why, seconds, measured)
 
 
 def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
@@ -335,7 +335,7 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
 # Text
 
 
-def render(choice: Choice, end: Optional[float]) -> str:
+def render(choice: ModelChoice, end: Optional[float]) -> str:
     """The table, the chosen row, and the reason."""
     taken = choice.taken
     at = [row.run.depth for row in choice.rows].index(taken.run.depth)
@@ -362,7 +362,7 @@ def render(choice: Choice, end: Optional[float]) -> str:
     return "\n".join(lines)
 
 
-def cells(row: Row, choice: Choice) -> list[str]:
+def cells(row: Row, choice: ModelChoice) -> list[str]:
     """A line of the table."""
     run, known = row.run, row.together is not None
 

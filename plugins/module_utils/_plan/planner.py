@@ -43,7 +43,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     sync_choice,
     trainings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch, BatchError
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError, SharedBatch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
     HOSTS,
     Basis,
@@ -89,7 +89,7 @@ SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_00
 EPHEMERAL = {"low": 32768, "high": 60999}
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """The document, with descriptions and data for the controller."""
 
     plan: Plan
@@ -97,13 +97,13 @@ class Outcome(NamedTuple):
     controller: Controller
     decided: Decided
     training: Launched
-    budget: Optional[budget.Choice]
+    budget: Optional[budget.ModelChoice]
 
 
-class Shared(NamedTuple):
+class HostShares(NamedTuple):
     """The batch split among the hosts, with problems and remarks."""
 
-    batch: Batch
+    batch: SharedBatch
     head_parts: Mapping[str, int]
     problems: tuple[Finding, ...]
     findings: tuple[Finding, ...]
@@ -129,7 +129,7 @@ def make_plan(
     here: Mapping[str, Any] | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
     clock: budget.Clock = budget.NO_CLOCK,
-) -> Outcome:
+) -> PlanOutcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
     each host (without it the last measurement counts that the host kept).
@@ -171,12 +171,12 @@ def make_plan(
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     told = budget.with_end(launched, choice, known, run, plan, clock)
-    return Outcome(plan, findings, of_controller(run), decided, *told)
+    return PlanOutcome(plan, findings, of_controller(run), decided, *told)
 
 
 def hosts_and_trainings(
     asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[Host], trainings.Choice, trainings.Choice]:
+) -> tuple[list[Host], trainings.TrainingChoice, trainings.TrainingChoice]:
     """The hosts, and the trainings to resume: the run's and its base model's."""
     known = [known_host(asked, host, measured) for host in hosts]
     training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
@@ -193,7 +193,7 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
     return Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
 
 
-def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> Shared:
+def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> HostShares:
     """Split rows and head among the hosts, in their order."""
     run, split = asked.run, basis.batch_split.value
     weights = weights_of(split, hosts)
@@ -201,10 +201,10 @@ def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> Shared:
         batch = share_out(asked, split, hosts, weights)
     except BatchError as error:
         problem = finding("setting-refused", "", str(error).rstrip("."))
-        batch = Batch([run.device_batch] * len(hosts), run.device_batch, run.total_batch)
-        return Shared(batch, {}, (*weights.problems, problem), ())
+        batch = SharedBatch([run.device_batch] * len(hosts), run.device_batch, run.total_batch)
+        return HostShares(batch, {}, (*weights.problems, problem), ())
     found = (*weights.findings, *adapted(run, batch, len(hosts)))
-    return Shared(batch, parts_of_head(split, hosts, weights), weights.problems, found)
+    return HostShares(batch, parts_of_head(split, hosts, weights), weights.problems, found)
 
 
 def decide(
@@ -213,7 +213,7 @@ def decide(
     shape: Shape,
     by_rank: Sequence[Host],
     hosts: Sequence[Host],
-    shared: Shared,
+    shared: HostShares,
 ) -> Decided:
     """All decisions; hosts in the order of the shares."""
     batch = shared.batch

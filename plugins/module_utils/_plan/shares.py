@@ -11,7 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch, Wanted, plan_batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchRequest, SharedBatch, plan_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import FOLLOWING
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import head_weights
@@ -128,10 +128,10 @@ def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
     return rows if all(other == rows for other in found) and all(share > 0 for share in rows.values()) else {}
 
 
-def share_out(asked: Asked, split: str, hosts: Sequence[Host], weights: Weights) -> Batch:
+def share_out(asked: Asked, split: str, hosts: Sequence[Host], weights: Weights) -> SharedBatch:
     """A step's batch; raises BatchError if the requested batch cannot be split."""
     run = asked.run
-    wanted = Wanted(
+    wanted = BatchRequest(
         run.sequence,
         run.total_batch,
         run.device_batch,
@@ -148,7 +148,7 @@ def parts_of_head(split: str, hosts: Sequence[Host], weights: Weights) -> dict[s
     return kept or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
 
 
-def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
+def adapted(run: RunSettings, batch: SharedBatch, world: int) -> list[Finding]:
     """The batch differs from the profile because of the number and speed of the hosts."""
     changes = [
         f"{name} {new} (profile: {old})"

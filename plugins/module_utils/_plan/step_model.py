@@ -63,7 +63,7 @@ class Link(NamedTuple):
     latency_ms: float
 
 
-class Sent(NamedTuple):
+class BytesSent(NamedTuple):
     """Bytes that the rank which sends most sends in a step."""
 
     gradients: int  # and updates, once a step
@@ -74,7 +74,7 @@ class Sent(NamedTuple):
         return self.gradients + self.head
 
 
-class Step(NamedTuple):
+class PredictedStep(NamedTuple):
     """A predicted step."""
 
     seconds: float
@@ -84,7 +84,7 @@ class Step(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class StepJob:
     """The part of a plan that determines a step's time."""
 
     hosts: Tuple[str, ...]  # by rank, as the rows
@@ -104,17 +104,17 @@ class Job:
     def world(self) -> int:
         return len(self.hosts)
 
-    def with_way(self, sync: str, head: str) -> Job:
+    def with_way(self, sync: str, head: str) -> StepJob:
         """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
         chosen = _choose_head(self, sync, head)
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
-def job_of(plan: Mapping[str, Any]) -> Job:
+def job_of(plan: Mapping[str, Any]) -> StepJob:
     """The job of a plan document, which may be from an older version with fewer fields."""
     training, nodes = plan["training"], plan["nodes"]
     asked = {name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head")}
-    return Job(
+    return StepJob(
         hosts=tuple(node["host"] for node in nodes),
         rows=tuple(node.get("rows") or 0 for node in nodes),
         model=plan["model"],
@@ -138,18 +138,18 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def most_matrices(job: Job) -> float:
+def most_matrices(job: StepJob) -> float:
     """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
     that among many ranks its owner takes and sends more than the others."""
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def muon_share(job: Job, sync: Optional[str] = None) -> float:
+def muon_share(job: StepJob, sync: Optional[str] = None) -> float:
     """The largest fraction of Muon's matrices that one rank updates per step."""
     return most_matrices(job) if (sync or job.sync) in WAYS else 1.0
 
 
-def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
+def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of the layers' matrices gradients to their
     owners and its own updates to all, of all else what a ring sends, which passes every byte almost twice, and between two
     ranks once."""
@@ -158,7 +158,7 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     if kind not in WAYS:
-        return Sent(int(FLOAT * counts["total"] * ring), 0)
+        return BytesSent(int(FLOAT * counts["total"] * ring), 0)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
@@ -171,23 +171,23 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
     embeddings = rows * model["n_embd"] * tables * (world - 1)
-    return Sent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
+    return BytesSent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 
 
-def head_of(job: Job, kind: str) -> str:
+def head_of(job: StepJob, kind: str) -> str:
     """The head with this sync method: if the plan chooses, it depends on the bytes."""
     fixed = kind == job.sync or not job.head_open or job.world < 2
     return job.head if fixed else _choose_head(job, kind, AUTO)
 
 
-def _choose_head(job: Job, kind: str, wanted: str) -> str:
+def _choose_head(job: StepJob, kind: str, wanted: str) -> str:
     width = job.model["n_embd"]
     tokens = [rows * job.model["sequence"] for rows in job.rows]
     vocabulary = job.model["parameters"]["lm_head"] // width
     return choose_head(wanted, can_share(job.device, kind), vocabulary, width, tokens, kind)
 
 
-def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
+def passes_of(job: StepJob, rows: Sequence[int]) -> List[float]:
     """Each rank's work in passes of device_batch rows; parts of the head are finer than rows."""
     passes = [share / job.device_batch for share in rows]
     parts = job.head_shares
@@ -198,12 +198,12 @@ def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
 
 
 def predict(
-    job: Job,
+    job: StepJob,
     speeds: Sequence[Speed],
     link: Optional[Link],
     rows: Sequence[int],
     sync: Optional[str] = None,
-) -> Step:
+) -> PredictedStep:
     """A step of all hosts, with rows in the order of the speeds."""
     kind = sync or job.sync
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
@@ -218,7 +218,7 @@ def predict(
         late = ROUNDS * link.latency_ms / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return Step(seconds, job.total_batch / seconds, waits, sent.total)
+    return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
 
 
 def felt(link: Link, kind: str, sent: float, computing: float) -> float:
@@ -242,12 +242,12 @@ def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
 NEARLY_AS_FAST = 0.95
 
 
-def eligible(job: Job) -> List[str]:
+def eligible(job: StepJob) -> List[str]:
     """The methods that auto may choose for this model."""
     return [kind for kind in WAYS if fits(kind, job.model["n_embd"])]
 
 
-def choose_sync(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
+def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
     """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers. None if there is
     nothing to choose, or the link is unknown."""
     if job.world < 2 or link is None or not job.sync_open:

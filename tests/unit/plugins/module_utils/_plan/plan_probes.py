@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 
 GIGA = 10**9
@@ -166,7 +166,7 @@ def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
     return [sentence(found) for found in caught.value.findings]
 
 
-def codes(outcome: Outcome) -> list[tuple[str, str]]:
+def codes(outcome: PlanOutcome) -> list[tuple[str, str]]:
     return [(found["code"], found["host"]) for found in outcome.findings]
 
 
@@ -178,5 +178,5 @@ def flag(node: dict[str, Any], name: str) -> object:
     return value
 
 
-def node(outcome: Outcome, name: str) -> dict[str, Any]:
+def node(outcome: PlanOutcome, name: str) -> dict[str, Any]:
     return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)  # type: ignore[misc]

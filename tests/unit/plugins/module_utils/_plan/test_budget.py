@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_of
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import flag, hosts, refusal
@@ -47,7 +47,7 @@ def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
     return {"measured": {**parts, "link": {"mbit": 900.0, "latency_ms": 0.3}, **measured_of(plan)}}
 
 
-def made(time_given: dict[str, Any], *more: dict[str, Any]) -> Outcome:
+def made(time_given: dict[str, Any], *more: dict[str, Any]) -> PlanOutcome:
     facts = list(more) or [measured(), measured()]
     return make_plan(hosts({"ddp_profile": "real", **time_given}, *facts), clock=budget.Clock(NOW, NOW))
 

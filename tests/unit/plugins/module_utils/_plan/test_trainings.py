@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, int | None]) -> Outcome:
+def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, int | None]) -> PlanOutcome:
     """The plan where hosts hold a training: its id, its number and its newest step."""
     known, deployed = hosts(settings), make_plan(hosts()).plan
     for host in known:
@@ -34,7 +34,7 @@ def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, 
     return make_plan(known)
 
 
-def older(outcome: Outcome) -> list[str]:
+def older(outcome: PlanOutcome) -> list[str]:
     return [found["host"] for found in outcome.findings if found["code"] == "training-older"]
 
 
