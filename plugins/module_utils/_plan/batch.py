@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
@@ -70,30 +71,22 @@ def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
     """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
     if not wanted.set_total:
         return adapted_rows(wanted, world)
-    total, sequence = wanted.total_batch, wanted.sequence
+    total, factors = wanted.total_batch, {"ddp_sequence": wanted.sequence}
     # Unequal shares have a shorter last pass.
-    device_batch = wanted.device_batch if wanted.set_device and equal else 1
-    unit = sequence * device_batch * (world if equal else 1)
+    if equal and wanted.set_device:
+        factors["ddp_device_batch"] = wanted.device_batch
+    if equal and world > 1:
+        factors[f"{world} hosts"] = world
+    unit, least = math.prod(factors.values()), wanted.sequence * world
     if total % unit or total < unit:
-        names = [("ddp_sequence", sequence), ("ddp_device_batch", device_batch), (f"{world} hosts", world)]
-        used = [
-            names[0],
-            *([names[1]] if wanted.set_device and equal else []),
-            *([names[2]] if equal and world > 1 else []),
-        ]
-        product = " x ".join(str(number) for dummy, number in used) + (f" = {unit}" if len(used) > 1 else "")
+        product = " x ".join(map(str, factors.values())) + (f" = {unit}" if len(factors) > 1 else "")
         raise BatchError(
-            f"ddp_total_batch {total} is not a multiple of {' x '.join(name for name, dummy in used)} = {product}; "
+            f"ddp_total_batch {total} is not a multiple of {' x '.join(factors)} = {product}; "
             f"use {multiples_near(total, unit)}."
         )
-    rows = total // sequence
-    if rows // device_batch < world:
-        passes = f" of ddp_device_batch {device_batch}" if wanted.set_device and equal else ""
-        raise BatchError(
-            f"ddp_total_batch {total} has too few rows for {world} hosts{passes}; "
-            f"use {sequence * device_batch * world} or more."
-        )
-    return rows
+    if total < least:
+        raise BatchError(f"ddp_total_batch {total} has too few rows for {world} hosts; use {least} or more.")
+    return total // wanted.sequence
 
 
 def adapted_rows(wanted: BatchRequest, world: int) -> int:

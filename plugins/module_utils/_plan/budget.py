@@ -339,16 +339,8 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
     """The table, the chosen row, and the reason."""
     taken = choice.taken
     at = [row.run.depth for row in choice.rows].index(taken.run.depth)
-    head = [
-        "depth",
-        "parameters",
-        "tokens",
-        "a parameter",
-        "steps",
-        "batch",
-        *(f"{host} alone" for host in taken.alone),
-    ]
-    head += ["together", "memory", "gets in time"]
+    head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch"]
+    head += [f"{host} alone" for host in taken.alone] + ["together", "memory", "gets in time"]
     lines = ["What fits the time (parameters of matrices and head; hours for the wanted tokens)"]
     lines += table(head, [cells(row, choice) for row in choice.rows[max(0, at - 2) : at + 3]])
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"

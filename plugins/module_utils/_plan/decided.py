@@ -125,6 +125,7 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
     if dtype.value == AUTO:
         dtype = Decision("bfloat16" if device.value == "cuda" else "float32", DEFAULT, f"on {device.value}")
     tried = _tries_products(run, device.value, dtype.value, hosts)
+    matmul = _matmul(asked, dtype.value, tried, hosts)
     restarts, min_hosts, survive_reboot = _keepers(asked, ours)
     return Basis(
         name=stages.run_name(run),
@@ -134,8 +135,8 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
         joined=not ours and device.value == "cpu" and run.trainer_join,
         device=device,
         dtype=dtype,
-        matmul=_matmul(asked, dtype.value, tried, hosts),
-        matmul_tried=products.TRIED if tried else (_matmul(asked, dtype.value, tried, hosts).value,),
+        matmul=matmul,
+        matmul_tried=products.TRIED if tried else (matmul.value,),
         iterations=iterations(asked),
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         restarts=restarts,

@@ -40,6 +40,15 @@ class Host(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def kept_fact(self, name: str) -> Any:
+        """This host's own entry in a fact of the resumed run, None if unknown."""
+        return (self.kept.get(name) or {}).get(self.name)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this host has taken part in the resumed run."""
+        return self.kept_fact("rows") is not None
+
     def measured_with(self, matmul: str) -> Host:
         """The host with only its measurements of this precision."""
         return self._replace(measured=of_products(self.measured, matmul)) if self.measured else self

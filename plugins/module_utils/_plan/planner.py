@@ -38,12 +38,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     model_size,
     polite,
     settings_checks,
+    shares,
     source_checks,
     stages,
     sync_choice,
     trainings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import BatchError, SharedBatch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
     HOSTS,
     Basis,
@@ -68,16 +68,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
     of_controller,
     read,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
-    adapted,
-    capability_of,
-    core_sets,
-    cores_of,
-    parts_of_head,
-    share_out,
-    threads_of,
-    weights_of,
-)
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
@@ -98,15 +88,6 @@ class PlanOutcome(NamedTuple):
     decided: Decided
     training: Launched
     budget: Optional[budget.ModelChoice]
-
-
-class HostShares(NamedTuple):
-    """The batch split among the hosts, with problems and remarks."""
-
-    batch: SharedBatch
-    head_parts: Mapping[str, int]
-    problems: tuple[Finding, ...]
-    findings: tuple[Finding, ...]
 
 
 class Inputs(NamedTuple):
@@ -145,7 +126,7 @@ def make_plan(
     asked, choice, late = budget.fit(asked, known, since, clock)
     basis, run, shape = decide_basis(asked, known), asked.run, model_size.shape_of(asked.run)
     order, wrong = ranks(known)
-    shared = shared_out(asked, basis, known)
+    shared = shares.shared_out(asked, basis.batch_split.value, known)
     problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
     if problems:
         # There will be no plan, except one for looking at the hosts.
@@ -193,27 +174,13 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
     return Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
 
 
-def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> HostShares:
-    """Split rows and head among the hosts, in their order."""
-    run, split = asked.run, basis.batch_split.value
-    weights = weights_of(split, hosts)
-    try:
-        batch = share_out(asked, split, hosts, weights)
-    except BatchError as error:
-        problem = finding("setting-refused", "", str(error).rstrip("."))
-        batch = SharedBatch([run.device_batch] * len(hosts), run.device_batch, run.total_batch)
-        return HostShares(batch, {}, (*weights.problems, problem), ())
-    found = (*weights.findings, *adapted(run, batch, len(hosts)))
-    return HostShares(batch, parts_of_head(split, hosts, weights), weights.problems, found)
-
-
 def decide(
     asked: Asked,
     basis: Basis,
     shape: Shape,
     by_rank: Sequence[Host],
     hosts: Sequence[Host],
-    shared: HostShares,
+    shared: shares.HostShares,
 ) -> Decided:
     """All decisions; hosts in the order of the shares."""
     batch = shared.batch
@@ -394,9 +361,9 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "session": f"nanochat-{decided.name}-rank{rank}",
         "device": decided.device.value,
         "dtype": decided.dtype.value,
-        "threads": threads_of(host, hosts),
-        "cores": cores_of(host, hosts) if on_cpu else None,
-        "core_sets": core_sets(host, hosts) if decided.ours and on_cpu else [],
+        "threads": shares.threads_of(host, hosts),
+        "cores": shares.cores_of(host, hosts) if on_cpu else None,
+        "core_sets": shares.core_sets(host, hosts) if decided.ours and on_cpu else [],
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),
@@ -413,7 +380,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
     if guest := polite.limits(host, decided):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, capability_of(host))
+    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, shares.capability_of(host))
     node["argv"] = argv_of(plan, node)
     return node
 

@@ -40,7 +40,7 @@ def decide(host: Host, basis: Basis) -> Decision[str]:
         return Decision(LOW, STAGE, "an evaluation is over in minutes")
     if wanted != AUTO:
         return Decision(wanted, USER)
-    kept = (host.kept.get("polite") or {}).get(host.name)
+    kept = host.kept_fact("polite")
     if kept in (OFF, LOW):
         return Decision(kept, KEPT)
     users = host.fact("usage", "graphical") or []
@@ -88,14 +88,10 @@ def findings(hosts: Sequence[Host], basis: Basis) -> list[Finding]:
     for host in hosts:
         decision = decide(host, basis)
         if decision.by == HOSTS:
-            found.append(
-                finding("polite-low", host.name, f"{decision.why}, so training yields to all other programs there")
-            )
+            seen = f"{decision.why}, so training yields to all other programs there"
+            found.append(finding("polite-low", host.name, seen))
         blind = host.fact("usage", "blind") or []
         if decision.value == GUEST and blind:
-            found.append(
-                finding(
-                    "guest-blind", host.name, f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
-                )
-            )
+            seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
+            found.append(finding("guest-blind", host.name, seen))
     return found

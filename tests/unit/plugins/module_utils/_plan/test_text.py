@@ -92,7 +92,7 @@ def test_names_leave_paths_where_hosts_are_many():
 def test_a_data_set_of_a_url_is_told_and_planned_by_it():
     plan = make_plan(hosts({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})).plan
     assert plan["data"]["url"] == "https://example.org/shards" and plan["data"]["names"]
-    assert text.data_rows(plan)[0][1].endswith("the last for validation, from https://example.org/shards")
+    assert text.data_line(plan).endswith("the last for validation, from https://example.org/shards")
     assert make_plan(hosts()).plan["data"]["url"] is None
 
 
