@@ -123,7 +123,7 @@ def hosts(
     for name, make, more in (("desktop", desktop, one or {}), ("laptop", laptop, two or {})):
         settings = {**(run or {}), **{key: value for key, value in more.items() if key.startswith("ddp_")}}
         changes = {key: value for key, value in more.items() if not key.startswith("ddp_")}
-        both.append({"name": name, "settings": settings, "probe": make(**changes)})
+        both.append({"name": name, "settings": settings, "probe": make(**changes), "reach": None})
     return both
 
 

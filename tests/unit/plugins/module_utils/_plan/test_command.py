@@ -142,12 +142,7 @@ def test_without_restarts_there_is_no_keeper():
 def test_a_keeper_on_every_host():
     asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_grace": 20}
     outcome = make_plan(hosts(asked))
-    assert outcome.plan["keeper"] == {
-        "restarts": 3,
-        "min_hosts": 1,
-        "grace_seconds": 20,
-        "survive_reboot": False,
-    }
+    assert outcome.plan["keeper"] == {"restarts": 3, "min_hosts": 1, "grace_seconds": 20, "survive_reboot": False}
     one, two = outcome.plan["nodes"]
     assert one["open_ports"] == two["open_ports"] == [29500, 29501]
     assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
@@ -160,8 +155,7 @@ def test_a_keeper_on_every_host():
     # Those that follow leave out the run's other ports.
     crowded = {"ddp_restarts": 3, "ddp_keeper_port": 29499, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501}
     assert [one["keeper_port"] for one in make_plan(one_machine(3, crowded)).plan["nodes"]] == [29499, 29502, 29503]
-    called = [{**host, "reach": None} for host in hosts(asked)]
-    assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
+    assert questions(hosts(asked))["laptop"]["ports"] == [29500, 29501, 29502]
 
 
 def test_checkpoints_by_time_can_be_switched_off():
