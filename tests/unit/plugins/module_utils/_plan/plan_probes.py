@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 
@@ -155,9 +155,11 @@ def one_machine(count: int = 2, run: dict[str, Any] | None = None) -> list[dict[
     return found
 
 
-def planned(run: dict[str, Any] | None = None) -> dict[str, Any]:
+def planned(
+    run: dict[str, Any] | None = None, one: dict[str, Any] | None = None, two: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The plan of the two machines at home."""
-    return make_plan(hosts(run)).plan  # type: ignore[return-value]
+    return make_plan(hosts(run, one, two)).plan  # type: ignore[return-value]
 
 
 def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
@@ -168,6 +170,10 @@ def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
 
 def codes(outcome: PlanOutcome) -> list[tuple[str, str]]:
     return [(found["code"], found["host"]) for found in outcome.findings]
+
+
+def findings_with(outcome: PlanOutcome, code: str) -> list[Finding]:
+    return [found for found in outcome.findings if found["code"] == code]
 
 
 def flag(node: dict[str, Any], name: str) -> object:

@@ -16,6 +16,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     nic,
     node,
     one_machine,
+    planned,
     refusal,
     route,
 )
@@ -139,7 +140,7 @@ def test_ipv4_and_ipv6_do_not_mix_and_ipv6_alone_works():
     six = {"nics": [nic("eth0", "wired", "fd00::5/64")], "routes": [route("x", "eth0", "fd00::5")]}
     other = {"nics": [nic("eth0", "wired", "fd00::6/64")], "routes": [route("x", "eth0", "fd00::6")]}
     assert "desktop would be reached by IPv4 but laptop by IPv6" in refusal(hosts({}, two=six))[0]
-    assert make_plan(hosts({}, six, other)).plan["master"]["address"] == "fd00::5"
+    assert planned({}, six, other)["master"]["address"] == "fd00::5"
 
 
 def test_a_host_without_any_network_is_refused():

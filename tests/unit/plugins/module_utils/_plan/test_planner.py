@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     hosts,
     lan,
     node,
+    planned,
     refusal,
 )
 
@@ -38,7 +39,7 @@ def test_the_two_machines_at_home():
 
 
 def test_the_compiler_from_a_wheel_is_installed_like_the_other_packages():
-    wanted = make_plan(hosts({"ddp_kernels": "zig"})).plan["trainer"]["requirements"]
+    wanted = planned({"ddp_kernels": "zig"})["trainer"]["requirements"]
     assert [line.partition("==")[0] for line in wanted] == ["torch", "ziglang"]
 
 
@@ -55,7 +56,7 @@ def test_gpus_are_taken_when_asked_for_and_there():
     outcome = make_plan(hosts({"ddp_device": "auto"}, card, card))
     assert {(entry["device"], entry["dtype"]) for entry in outcome.plan["nodes"]} == {("cuda", "bfloat16")}
     assert "CUDA_VISIBLE_DEVICES" not in outcome.plan["nodes"][0]["env"]
-    assert make_plan(hosts({"ddp_device": "auto"}, card)).plan["nodes"][0]["device"] == "cpu"
+    assert planned({"ddp_device": "auto"}, card)["nodes"][0]["device"] == "cpu"
     assert "ddp_device is cuda, but laptop has no NVIDIA GPU" in refusal(hosts({"ddp_device": "cuda"}, card))[0]
 
 
@@ -66,7 +67,7 @@ def test_one_host_alone_is_a_world_of_its_own():
 
 
 def test_the_first_field_run_has_the_counts_of_its_profile():
-    plan = make_plan(hosts({"ddp_profile": "real"})).plan
+    plan = planned({"ddp_profile": "real"})
     assert plan["model"]["parameters"]["total"] == 125829354
     assert plan["training"]["tokens"] == 20_480_000
     assert plan["training"]["flops"] == pytest.approx(5.6e15, rel=0.01)
@@ -76,7 +77,7 @@ def test_the_first_field_run_has_the_counts_of_its_profile():
 
 
 def test_the_digest_is_of_everything_else_and_stays_the_same():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     noisy = hosts()
     for host in noisy:
         host["probe"]["memory"]["available"] -= GIGA
@@ -94,12 +95,12 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
     "change", [{"ddp_depth": 5}, {"ddp_port": 29501}, {"ddp_extra_env": {"A": "1"}}, {"ddp_torch": "2.12.0"}]
 )
 def test_the_digest_changes_with_the_settings(change):
-    assert make_plan(hosts(change)).plan["digest"] != make_plan(hosts()).plan["digest"]
+    assert planned(change)["digest"] != planned()["digest"]
 
 
 def test_what_only_the_controller_does_is_no_part_of_the_plan():
     outcome = make_plan(hosts({"ddp_watch": False, "ddp_results_dir": "elsewhere"}))
-    assert outcome.plan == make_plan(hosts()).plan
+    assert outcome.plan == planned()
     assert outcome.controller["watch"] is False and outcome.controller["results_dir"] == "elsewhere"
 
 
@@ -152,7 +153,7 @@ def test_ten_hosts_of_a_lab():
 
 def test_no_host_widens_what_the_others_open():
     wide = {"ephemeral": {"low": 1, "high": 65535}}
-    plan = make_plan(hosts(two=wide)).plan
+    plan = planned(two=wide)
     assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
-    narrowed = make_plan(hosts({"ddp_port_range": "40000-40999"}, two=wide)).plan
+    narrowed = planned({"ddp_port_range": "40000-40999"}, two=wide)
     assert {tuple(one["data_ports"].values()) for one in narrowed["nodes"]} == {(40000, 40999)}

@@ -8,7 +8,12 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import codes, hosts, refusal
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    codes,
+    hosts,
+    planned,
+    refusal,
+)
 
 SEEN = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
 GUEST = {"ddp_polite": "guest"}
@@ -40,7 +45,7 @@ def test_the_inventory_wins(value, comes_to):
 
 
 def test_a_guest_has_its_limits_in_the_plan():
-    plan = make_plan(hosts(KEPT, two={**GUEST, "ddp_hours": "22:00-07:00", "ddp_battery_limit": 40})).plan
+    plan = planned(KEPT, two={**GUEST, "ddp_hours": "22:00-07:00", "ddp_battery_limit": 40})
     assert ["guest" in node for node in plan["nodes"]] == [False, True]
     assert plan["nodes"][1]["guest"] == {
         "hours": "22:00-07:00", "quiet_minutes": 10.0, "battery_limit": 40, "heat_limit": 95.0, "load_limit": 0.5,

@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     GIGA,
     hosts,
     laptop,
+    planned,
     refusal,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fill
@@ -71,7 +72,7 @@ def test_the_controller_is_asked_for_what_lies_there():
 
 def test_shards_of_another_host_than_the_master():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["~/x"], "ddp_data_host": "laptop"}
-    plan = make_plan(hosts(run)).plan
+    plan = planned(run)
     assert plan["master"]["host"] == "desktop"
     assert (plan["data"]["host"], plan["data"]["paths"]) == ("laptop", ["/home/xiaoxin/x"])
 
@@ -117,10 +118,10 @@ def test_a_folder_without_a_tokenizer_where_one_is_named():
 
 def test_what_a_data_set_was_made_of_may_be_gone():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x"]}
-    name = make_plan(hosts(run)).plan["data"]["id"]
+    name = planned(run)["data"]["id"]
     gone = {"folders": {"/srv/x": facts(kind="absent")}}
     made = {**gone, "data": [{"id": name, "shards": 3, "bytes": 1000}]}
-    assert make_plan(hosts(run, made)).plan["data"]["id"] == name
+    assert planned(run, made)["data"]["id"] == name
     assert refusal(hosts(run, gone))
 
 

@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, refusal
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, planned, refusal
 
 TALKS = {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7, "problems": []}
 HERE = {"conversations": TALKS}
@@ -22,7 +22,7 @@ HERE = {"conversations": TALKS}
 
 def having_trained(stage: str, where: tuple[str, ...] = ("desktop", "laptop"), **settings: Any) -> list[dict[str, Any]]:
     """Two hosts on which a base model was trained under the settings of the profile."""
-    base = make_plan(hosts()).plan
+    base = planned()
     known = hosts({"ddp_stage": stage, **settings})
     for host in known:
         steps = [5, 10] if host["name"] in where else []
@@ -71,7 +71,7 @@ def test_conversations_can_be_held_out_to_evaluate_on():
 
 
 def test_a_base_model_knows_nothing_of_stages():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     assert "stage" not in plan and not [word for word in plan["nodes"][0]["argv"] if "base-checkpoints" in word]
     assert questions(hosts())["desktop"]["base_run"] is None
     assert controller_questions(hosts())["conversations"] is None

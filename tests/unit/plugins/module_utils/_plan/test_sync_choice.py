@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     flag,
     hosts,
     laptop,
+    planned,
 )
 
 # What rounds most of all that auto may take.
@@ -27,7 +28,7 @@ AUTO = {"ddp_sync": "auto"}
 
 def measured(mbit: float, **settings: Any) -> dict[str, Any]:
     """The measurements that a rehearsal with these settings leaves on a host."""
-    plan = make_plan(hosts({**AUTO, **settings})).plan
+    plan = planned({**AUTO, **settings})
     training = plan["training"]
     return {
         "tokens_per_second": 2000.0,
@@ -42,7 +43,7 @@ def measured(mbit: float, **settings: Any) -> dict[str, Any]:
 def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any = None) -> str:
     """The plan's way, which is also the one that the ranks are started with."""
     facts = [{"measured": found, **({"run": run} if run else {})} for found in (one, two)]
-    plan = make_plan(hosts({**AUTO, **settings}, *facts)).plan
+    plan = planned({**AUTO, **settings}, *facts)
     way = str(plan["training"]["sync"])
     assert all(f"--sync={way}" in node["argv"] for node in plan["nodes"])
     assert plan["training"]["asked"]["sync"] == settings.get("ddp_sync", "auto")
@@ -50,7 +51,7 @@ def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any =
 
 
 def test_auto_is_the_default():
-    assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto"}
+    assert planned()["training"]["asked"] == {"sync": "auto", "head": "auto"}
 
 
 LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
@@ -70,7 +71,7 @@ LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
 )
 def test_a_run_that_may_lose_hosts_keeps_its_head_whole_unless_that_is_slow(settings, mbit, head, cost):
     facts = {"measured": measured(mbit, **settings)} if mbit else {}
-    plan = make_plan(hosts(settings, facts, facts)).plan
+    plan = planned(settings, facts, facts)
     assert (plan["training"]["head"], all(f"--head={head}" in node["argv"] for node in plan["nodes"])) == (head, True)
     assert f"losing a host costs {cost}\n" in render(plan)
 
@@ -123,10 +124,10 @@ def test_auto_is_exact_where_there_is_no_choice(settings):
 
 def test_the_same_job_has_the_same_plan_after_its_start():
     found = measured(3.0)
-    first = make_plan(hosts(AUTO, {"measured": found}, {"measured": found})).plan
+    first = planned(AUTO, {"measured": found}, {"measured": found})
     run = {"rows": {}, "sync": first["training"]["sync"]}
     slower = {**found, "link": {"mbit": 9400.0, "latency_ms": 0.1}}
-    again = make_plan(hosts(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})).plan
+    again = planned(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})
     assert again["digest"] == first["digest"]
 
 
@@ -222,7 +223,7 @@ def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
 
 def test_the_head_is_shared_out_where_that_sends_less():
     def heads(**settings):
-        training = make_plan(hosts(settings)).plan
+        training = planned(settings)
         return training["training"]["head"], flag(training["nodes"][0], "head")
 
     assert heads() == ("shared", "shared")
@@ -231,4 +232,4 @@ def test_the_head_is_shared_out_where_that_sends_less():
     assert heads(ddp_total_batch=8192) == ("whole", "whole")
     assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
     assert heads(ddp_sync="dense") == ("whole", "whole")
-    assert "sync exact (auto), head shared" in render(make_plan(hosts()).plan)
+    assert "sync exact (auto), head shared" in render(planned())

@@ -14,12 +14,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import ren
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     nic,
+    planned,
     route,
 )
 
 
 def training(**more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = make_plan(hosts()).plan["training"]  # type: ignore[assignment]
+    made: dict[str, Any] = planned()["training"]  # type: ignore[assignment]
     return {**made, **more}
 
 
@@ -73,7 +74,7 @@ def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batch
 
 def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
     other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5", "venv_module": True}]}
-    plan = make_plan(hosts({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})).plan
+    plan = planned({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})
     head, one, two = text.node_table(plan)
     assert max(map(len, (head, one, two))) <= 80
     at = head.index("python")
@@ -81,7 +82,7 @@ def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
 
 
 def test_names_leave_paths_where_hosts_are_many():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     node = {**plan["nodes"][0], "host": "node001"}
     assert text.nameless(plan, node, "/srv/node001/runs") == "/srv/node001/runs"
     limit = text.MANY_HOSTS
@@ -90,10 +91,10 @@ def test_names_leave_paths_where_hosts_are_many():
 
 
 def test_a_data_set_of_a_url_is_told_and_planned_by_it():
-    plan = make_plan(hosts({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})).plan
+    plan = planned({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})
     assert plan["data"]["url"] == "https://example.org/shards" and plan["data"]["names"]
     assert text.data_line(plan).endswith("the last for validation, from https://example.org/shards")
-    assert make_plan(hosts()).plan["data"]["url"] is None
+    assert planned()["data"]["url"] is None
 
 
 def test_the_disk_that_the_python_takes_is_said():
