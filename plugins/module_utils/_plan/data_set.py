@@ -19,12 +19,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Ho
 ON_A_HOST = ("text", "host")
 
 
-def maker(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
+def maker_host(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
     """The host that makes or downloads the data set: as set, or the master."""
     return str(run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
 
 
-def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
+def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     """The hosts with the data set in their store."""
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
@@ -43,7 +43,7 @@ def document(
         "vocab_size": run.vocab_size,
         "names": names,
     }
-    made_on = next((host for host in hosts if host.name == maker(run, hosts, order)), hosts[0])
+    made_on = next((host for host in hosts if host.name == maker_host(run, hosts, order)), hosts[0])
     known = _deployed(run, hosts, made_on, contents)
     identifier = known.get("id") or _identifier(run, contents)
     at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
@@ -84,7 +84,7 @@ def _place(
     run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
 ) -> Host:
     """The source host: one that has the data set, if possible the same as last time."""
-    having = holders(hosts, identifier)
+    having = hosts_with_data(hosts, identifier)
     by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
     wanted = [run.data_host, last, *(host.name for host in by_rank)]
     name = next((name for name in wanted if name in having), made_on.name)

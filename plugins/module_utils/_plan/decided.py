@@ -157,7 +157,7 @@ def _matmul(asked: Asked, dtype: str, tried: bool, hosts: Sequence[Host]) -> Dec
         return as_set(asked, "matmul", asked.run.matmul)
     if not tried:
         return Decision("bf16" if dtype == "bfloat16" else "fp32", DEFAULT, f"activations are {dtype}")
-    kept = products.begun_with([host.kept.get("matmul") for host in hosts])
+    kept = products.kept_precision([host.kept.get("matmul") for host in hosts])
     if kept:
         return Decision(kept, KEPT)
     speeds = products.speeds_together([host.measured for host in hosts])

@@ -33,7 +33,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 MEMORY_SHARE = 0.92
 
 
-def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
+def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
     """(problems that prevent a start, other remarks)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     obstacles: list[Finding] = []
@@ -42,7 +42,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
         node = nodes[host.name]
         if not host.probe:
             seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
-            obstacles.append(finding("host-down", host.name, seen, remedy=way_in(host.error)))
+            obstacles.append(finding("host-down", host.name, seen, remedy=connection_remedy(host.error)))
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += processors(host, node)
@@ -56,7 +56,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
     return obstacles, findings
 
 
-def way_in(error: str) -> str:
+def connection_remedy(error: str) -> str:
     """The remedy for a failed connection."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."

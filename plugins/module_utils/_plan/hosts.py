@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import HostSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import with_precision
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -51,7 +51,7 @@ class Host(NamedTuple):
 
     def measured_with(self, matmul: str) -> Host:
         """The host with only its measurements of this precision."""
-        return self._replace(measured=of_products(self.measured, matmul)) if self.measured else self
+        return self._replace(measured=with_precision(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:

@@ -123,7 +123,7 @@ def make_plan(
     basis = decide_basis(asked, known)
     known = [host.measured_with(basis.matmul.value) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
-    asked, choice, late = budget.fit(asked, known, since, clock)
+    asked, choice, late = budget.fit_model(asked, known, since, clock)
     basis, run, shape = decide_basis(asked, known), asked.run, model_size.shape_of(asked.run)
     order, wrong = ranks(known)
     shared = shares.shared_out(asked, basis.batch_split.value, known)
@@ -136,7 +136,7 @@ def make_plan(
     decided = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
     plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
-    in_the_way, seen = host_checks.look(known, plan)
+    in_the_way, seen = host_checks.check_hosts(known, plan)
     obstacles = [
         *chooser.problems,
         *in_the_way,
@@ -298,7 +298,7 @@ def training_of(inputs: Inputs) -> Training:
         "tracker_bind": run.tracker_bind,
     }
     if decided.timed:
-        training["timed"] = str(budget.wanted(run))
+        training["timed"] = str(budget.time_given(run))
     if decided.head_shares:
         training["head_shares"] = list(decided.head_shares)
     return training
@@ -378,7 +378,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     }
     if decided.joined:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
-    if guest := polite.limits(host, decided):
+    if guest := polite.guest_limits(host, decided):
         node["guest"] = guest
     node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, shares.capability_of(host))
     node["argv"] = argv_of(plan, node)

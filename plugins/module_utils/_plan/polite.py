@@ -47,7 +47,7 @@ def decide(host: Host, basis: Basis) -> Decision[str]:
     return Decision(LOW, HOSTS, f"{named(users)} is logged in graphically") if users else Decision(OFF, DEFAULT)
 
 
-def limits(host: Host, basis: Basis) -> Guest | None:
+def guest_limits(host: Host, basis: Basis) -> Guest | None:
     """A guest's limits; None for other hosts."""
     if decide(host, basis).value != GUEST:
         return None

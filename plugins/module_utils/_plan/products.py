@@ -15,7 +15,7 @@ TRIED = ("fp32", "bf16")
 CLEARLY = 1.05
 
 
-def of_products(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
+def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
     """A host's measurements with only this precision; empty if it measured only others."""
     if measured.get("matmul", matmul) == matmul:
         return measured
@@ -35,7 +35,7 @@ def speed_in(measured: Mapping[str, Any]) -> float:
     return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
-def begun_with(kept: Sequence[object]) -> Optional[str]:
+def kept_precision(kept: Sequence[object]) -> Optional[str]:
     """The precision that the run of these hosts began with, None if there is none."""
     return next((matmul for matmul in TRIED if matmul in kept), None)
 

@@ -11,13 +11,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, hosts_with_data, maker_host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     """The folders in the settings that this host should check."""
-    wanted = run.data_source in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
+    wanted = run.data_source in ON_A_HOST and maker_host(run, hosts, ranks(hosts)[0]) == name
     return list(run.data_paths) if wanted else []
 
 
@@ -75,7 +75,7 @@ def data(
     run: RunSettings, planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Data folders that are missing or too small, unless the data set was already made from them."""
-    if holders(hosts, planned["id"]):
+    if hosts_with_data(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
     if run.data_host and run.data_host not in names:

@@ -138,7 +138,7 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def most_matrices(job: StepJob) -> float:
+def largest_matrix_share(job: StepJob) -> float:
     """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
     that among many ranks its owner takes and sends more than the others."""
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
@@ -146,7 +146,7 @@ def most_matrices(job: StepJob) -> float:
 
 def muon_share(job: StepJob, sync: Optional[str] = None) -> float:
     """The largest fraction of Muon's matrices that one rank updates per step."""
-    return most_matrices(job) if (sync or job.sync) in WAYS else 1.0
+    return largest_matrix_share(job) if (sync or job.sync) in WAYS else 1.0
 
 
 def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
@@ -162,7 +162,7 @@ def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
-    most = most_matrices(job)
+    most = largest_matrix_share(job)
     matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
     way = WAYS[kind]
     shared = 0
@@ -213,15 +213,15 @@ def predict(
         # The rank with most rows is the last to begin its last pass.
         passes = max(1, math.ceil(max(rows) / job.device_batch))
         of_pass, head = slowest / passes, sent.head / passes
-        waiting = (passes - 1) * felt(link, kind, head, of_pass)
-        waiting += felt(link, kind, sent.gradients + head, of_pass + max(updates))
+        waiting = (passes - 1) * unhidden_seconds(link, kind, head, of_pass)
+        waiting += unhidden_seconds(link, kind, sent.gradients + head, of_pass + max(updates))
         late = ROUNDS * link.latency_ms / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
 
 
-def felt(link: Link, kind: str, sent: float, computing: float) -> float:
+def unhidden_seconds(link: Link, kind: str, sent: float, computing: float) -> float:
     """The part of a transfer's seconds that these seconds of computing do not hide."""
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
     able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
@@ -196,16 +196,16 @@ def test_a_plan_goes_by_what_was_measured_with_its_own_products():
         }
         training = make_plan(hosts(given, *facts), tolerant=True).plan["training"]
         assert training["rows"] == rows
-    assert of_products(slow, "bf16")["tokens_per_second"] == 400.0
-    assert of_products({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
+    assert with_precision(slow, "bf16")["tokens_per_second"] == 400.0
+    assert with_precision({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
     # What was measured before this was told.
-    assert of_products({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
+    assert with_precision({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
 
 
 def test_a_file_that_holds_anything_tells_of_no_products():
     for spoilt in (None, {}, {"products": []}, {"products": {"bf16": 3, "fp32": {"tokens_per_second": "x"}}}):
         assert speeds_together([spoilt, FASTER]) == {}
-        assert of_products({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
+        assert with_precision({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
 
 
 def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
