@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.budget import L
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, StepJob, predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
-# The link may take this fraction of a step before a larger batch is suggested; sufficient fraction of the hosts' own speeds.
+# A larger batch is suggested if the link takes more than this fraction of a step, until the hosts keep this much of their speed.
 LINK_SHARE, KEPT = 0.2, 0.95
 
 
@@ -44,12 +44,13 @@ def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Link, rows: Sequen
     kept_now, dummy = kept_and_speed(job, speeds, link, rows)
     if kept_now >= 1 - LINK_SHARE:
         return None
-    found, times = None, 2
+    found, times, head = None, 2, AUTO if job.head_open else job.head
     most = min(law_batch(job), job.total_batch * job.iterations // LEAST_STEPS)
     while times * job.total_batch <= most and (found is None or found.kept < KEPT):
-        larger = _of_size(job, times)
+        total, own = times * job.total_batch, tuple(times * count for count in job.rows)
+        larger = dataclasses.replace(job, total_batch=total, rows=own).with_way(job.sync, head)
         kept, speed = kept_and_speed(larger, speeds, link, [times * count for count in rows])
-        found = Larger(larger.total_batch, job.iterations // times, kept_now, kept, speed)
+        found = Larger(total, job.iterations // times, kept_now, kept, speed)
         times *= 2
     return found
 
@@ -58,10 +59,3 @@ def kept_and_speed(job: StepJob, speeds: Sequence[Speed], link: Link, rows: Sequ
     """The fraction of the hosts' speed that the link leaves, and tokens per second."""
     step, alone = (predict(job, speeds, one, rows) for one in (link, None))
     return alone.seconds / step.seconds, step.tokens_per_second
-
-
-def _of_size(job: StepJob, times: int) -> StepJob:
-    larger = dataclasses.replace(
-        job, total_batch=times * job.total_batch, rows=tuple(times * count for count in job.rows)
-    )
-    return larger.with_way(job.sync, AUTO if job.head_open else job.head)

@@ -163,8 +163,9 @@ def hosts_and_trainings(
     training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
     base = trainings.choose(known, stages.base_name(asked.run), None, "base_run")
     known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
-    kept = [{} if asked.run.fresh else section(host.probe, "run") for host in known]
-    return [host._replace(kept=facts) for host, facts in zip(known, kept)], training, base
+    if not asked.run.fresh:
+        known = [host._replace(kept=section(host.probe, "run")) for host in known]
+    return known, training, base
 
 
 def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, Any]]) -> Host:

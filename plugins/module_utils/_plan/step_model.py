@@ -64,7 +64,7 @@ class Link(NamedTuple):
 
 
 class BytesSent(NamedTuple):
-    """Bytes that the rank which sends most sends in a step."""
+    """The bytes per step of the rank that sends most."""
 
     gradients: int  # and updates, once a step
     head: int  # hidden states of a shared head, in every pass
@@ -139,8 +139,8 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
 
 
 def largest_matrix_share(job: StepJob) -> float:
-    """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
-    that among many ranks its owner takes and sends more than the others."""
+    """The largest share of the layers' matrices that one rank owns. The largest matrix, a third of its layer, is never divided,
+    so among many ranks its owner updates and sends more than the others."""
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
@@ -150,9 +150,9 @@ def muon_share(job: StepJob, sync: Optional[str] = None) -> float:
 
 
 def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
-    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of the layers' matrices gradients to their
-    owners and its own updates to all, of all else what a ring sends, which passes every byte almost twice, and between two
-    ranks once."""
+    """Bytes of a step. A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices
+    to their owners, and updates of its own matrices to all. A ring carries everything else: almost every byte twice, and
+    between two ranks once."""
     model, world = job.model, job.world
     kind = sync or job.sync
     counts = model["parameters"]
@@ -222,7 +222,7 @@ def predict(
 
 
 def unhidden_seconds(link: Link, kind: str, sent: float, computing: float) -> float:
-    """The part of a transfer's seconds that these seconds of computing do not hide."""
+    """The seconds of a transfer that are not hidden behind these seconds of computing."""
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
     able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
     return max(FELT_SHARE * wire, wire - able * computing)
