@@ -131,7 +131,6 @@ def make_plan(
     if problems:
         # There will be no plan, except one for looking at the hosts.
         order = {host.name: rank for rank, host in enumerate(known)}
-        shared = shared._replace(batch=shared.batch._replace(rows=[shared.batch.device_batch] * len(known)))
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
@@ -183,10 +182,10 @@ def decide(
     hosts: Sequence[Host],
     shared: shares.HostShares,
 ) -> Decided:
-    """All decisions; hosts in the order of the shares."""
+    """All decisions; hosts in the order of the shares, of which there are none if the batch cannot be split."""
     batch = shared.batch
     share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
-    rows = tuple(share_of[host.name] for host in by_rank)
+    rows = tuple(share_of.get(host.name, batch.device_batch) for host in by_rank)
     way = sync_choice.decide_way(asked, basis, shape, by_rank, batch._replace(rows=list(rows)))
     return all_decided(
         basis,

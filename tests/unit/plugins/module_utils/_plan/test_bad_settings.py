@@ -139,13 +139,6 @@ def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
     assert "h0 ... h199 (200)" in text and "192.168.1.10 ... 192.168.1.209" in text and len(text.splitlines()) < 20
 
 
-def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
-    twice, six, four = "192.168.1.10/24", "fd00::1/64", "192.168.1.11/24"
-    for addresses in ((twice, twice), (six, four), (six, six)):
-        one, two = ({"nics": [nic("eth0", "wired", address)], "routes": []} for address in addresses)
-        assert any("address" in problem for problem in refusal(hosts({}, one, two)))
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
