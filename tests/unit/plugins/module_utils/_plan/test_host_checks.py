@@ -30,7 +30,9 @@ def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
     (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
     assert "by a process of eve, which this user may not inspect; choose another port" in problem
-    # Only the master listens there.
+    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [{**holder, "port": 29501}]}))
+    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 4711 of eve (python old.py)")
+    # Without keepers only the master listens.
     assert planned(two={"ports": [holder]})["world"] == 2
 
 
@@ -123,11 +125,8 @@ def test_remarks_that_do_not_stop_a_run():
         "memory": {"total": 32 * GIGA, "available": GIGA // 2},
         "processes": [{"pid": 7, "user": "lzw", "command": "torchrun old.py", "session": None}],
     }
-    assert {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"} == {
-        "threads-over-cores",
-        "memory-tight",
-        "other-training",
-    }
+    found = {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"}
+    assert found == {"threads-over-cores", "memory-tight", "other-training"}
 
 
 def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
@@ -167,14 +166,7 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            "Task failed: Failed to connect to the host via ssh: ssh: connect to host a port 22: No route",
-            "ssh: connect to host a",
-        ),
-        (
-            "Failed to connect to the host via ssh: me@a: Permission denied (publickey).",
-            "me@a: Permission denied (publickey)",
-        ),
+        ("Failed to connect to the host via ssh: me@a: Permission denied (publickey).", "me@a: Permission denied"),
         ("The module interpreter '/nosuch' was not found.", "The module interpreter '/nosuch' was not found"),
     ],
 )
@@ -183,12 +175,6 @@ def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
     (problem,) = refusal(known)
     assert problem.startswith(f"laptop cannot be examined ({reason}")
     assert ("install Python there" in problem) == ("interpreter" in error)
-
-
-def test_field_06_who_holds_the_port_of_a_keeper_is_named():
-    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "run": None}
-    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [holder]}))
-    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 7 of lzw (nc -l 29501)")
 
 
 def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text
@@ -17,6 +19,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     hosts,
     lan,
     node,
+    one_machine,
     planned,
     refusal,
 )
@@ -157,3 +160,20 @@ def test_no_host_widens_what_the_others_open():
     assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
     narrowed = planned({"ddp_port_range": "40000-40999"}, two=wide)
     assert {tuple(one["data_ports"].values()) for one in narrowed["nodes"]} == {(40000, 40999)}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        {"ddp_profile": "real", "ddp_survive_reboot": True},
+        {"ddp_profile": "real", "ddp_tracker": "mlflow", "ddp_port_range": "40000-40999"},
+        {"ddp_secret_env": {"A": "b"}},
+        {"ddp_trainer_source": "https://example.org/nanochat.git"},
+    ],
+)
+@pytest.mark.parametrize("machines", [hosts, functools.partial(one_machine, 2)])
+def test_a_plan_of_ours_is_believed_when_a_host_brings_it_back(run, machines):
+    plan = json.loads(json.dumps(make_plan(machines(run), ["torch==2.13.0"], tolerant=True).plan))
+    assert believed_plans([plan], [node["host"] for node in plan["nodes"]]) == [plan]
+    assert believed_plans([plan], ["elsewhere"]) == []

@@ -28,12 +28,9 @@ def test_field_17_rows_follow_threads_or_speed():
     assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
     assert [flag(entry, "rank-rows") for entry in outcome.plan["nodes"]] == [[8, 4]] * 2
     speeds = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
-    measured = make_plan(
-        hosts(speeds, {"measured": {"tokens_per_second": 900}}, {"measured": {"tokens_per_second": 300}})
-    )
-    assert measured.plan["training"]["rows"] == [12, 4]
-    told = make_plan(hosts(speeds, {"ddp_speed": 1, "measured": {"tokens_per_second": 900}}, {"ddp_speed": 1}))
-    assert told.plan["training"]["rows"] == [8, 8]
+    fast, slow = ({"measured": {"tokens_per_second": speed}} for speed in (900, 300))
+    assert planned(speeds, fast, slow)["training"]["rows"] == [12, 4]
+    assert planned(speeds, {"ddp_speed": 1, **fast}, {"ddp_speed": 1})["training"]["rows"] == [8, 8]
     assert ("speed-unknown", "") in codes(make_plan(hosts(speeds)))
     assert "the speed of laptop is unknown" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
 
@@ -148,10 +145,8 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     # Unless it is started anew, other speeds are given, the shares no longer fit, or the hosts are others.
     for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}):
         assert planned({**split, **change}, fast, slow)["training"]["rows"] not in ([10, 6], [6, 10])
-    assert planned(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})["training"]["rows"] == [
-        8,
-        8,
-    ]
+    told = planned(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})
+    assert told["training"]["rows"] == [8, 8]
     torn = {**fast, "run": {**before, "rows": {}}}
     assert planned(split, torn, slow)["training"]["rows"] == [12, 4]
 
@@ -164,12 +159,7 @@ def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off()
     assert planned(split, *each)["training"]["head_shares"] == [600, 400]
     assert planned({**split, "ddp_fresh": True}, *each)["training"]["head_shares"] == [750, 250]
     assert "head_shares" not in planned({**split, "ddp_head": "whole"}, *each)["training"]
-    off = (
-        {"ddp_rebalance": False},
-        {"ddp_batch_split": "equal"},
-        {"ddp_batch_split": "threads"},
-    )
-    for settings in off:
+    for settings in ({"ddp_rebalance": False}, {"ddp_batch_split": "equal"}, {"ddp_batch_split": "threads"}):
         assert "rebalance" not in planned(settings)["nodes"][0]["flags"]
 
 

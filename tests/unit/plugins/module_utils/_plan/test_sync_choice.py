@@ -92,8 +92,8 @@ def test_what_was_measured_decides():
 
 
 def test_a_way_that_is_set_stays():
-    assert taken({"ddp_sync": "bf16"}, measured(3.0), measured(3.0)) == "bf16"
-    assert taken({"ddp_sync": "exact"}, measured(3.0), measured(3.0)) == "exact"
+    for way in ("bf16", "exact"):
+        assert taken({"ddp_sync": way}, measured(3.0), measured(3.0)) == way
 
 
 def test_a_run_keeps_the_way_that_it_began_with():
@@ -114,12 +114,10 @@ CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 
 @pytest.mark.parametrize("settings", [CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
 def test_auto_is_exact_where_there_is_no_choice(settings):
-    found = measured(3.0)
-    plan = make_plan(hosts({**AUTO, **settings}, {"measured": found}, {"measured": found}), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
-    packed = {"run": {"rows": {}, "sync": "int8"}}
-    plan = make_plan(hosts({**AUTO, **settings}, packed, packed), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
+    joined = settings.get("ddp_trainer_join", True)
+    for facts in ({"measured": measured(3.0)}, {"run": {"rows": {}, "sync": "int8"}}):
+        plan = make_plan(hosts({**AUTO, **settings}, facts, facts), tolerant=True).plan
+        assert plan["training"]["sync"] == ("exact" if joined else "upstream")
 
 
 def test_the_same_job_has_the_same_plan_after_its_start():
@@ -151,10 +149,11 @@ def products(
         {"cpu": {**machine()["cpu"], "native_bf16": able}, "measured": measured, **({"run": run} if run else {})}
         for machine, able, measured in zip((desktop, laptop), native, found, strict=True)
     ]
-    plan = make_plan(hosts({"ddp_matmul": "auto", **settings}, *facts), tolerant=True).plan
-    found = str(plan["training"]["matmul"])  # type: ignore[assignment]
-    assert "ours" not in plan["trainer"]["source"] or all(f"--matmul={found}" in node["argv"] for node in plan["nodes"])
-    return found
+    plan = planned({"ddp_matmul": "auto", **settings}, *facts)
+    precision = str(plan["training"]["matmul"])
+    is_ours = plan["trainer"]["source"] == "ours"
+    assert not is_ours or all(f"--matmul={precision}" in node["argv"] for node in plan["nodes"])
+    return precision
 
 
 def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it_and_they_are_faster():
@@ -187,15 +186,8 @@ def test_a_plan_goes_by_what_was_measured_with_its_own_products():
             {"cpu": {**machine()["cpu"], "native_bf16": True}, "measured": found}
             for machine, found in ((desktop, with_products(1000.0, 2600.0)), (laptop, slow))
         ]
-        given = {
-            "ddp_matmul": "auto",
-            "ddp_batch_split": "auto",
-            "ddp_total_batch": 2048,
-            "ddp_device_batch": 1,
-            **settings,
-        }
-        training = make_plan(hosts(given, *facts), tolerant=True).plan["training"]
-        assert training["rows"] == rows
+        given = {"ddp_matmul": "auto", "ddp_batch_split": "auto", "ddp_total_batch": 2048, "ddp_device_batch": 1}
+        assert planned({**given, **settings}, *facts)["training"]["rows"] == rows
     assert with_precision(slow, "bf16")["tokens_per_second"] == 400.0
     assert with_precision({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
     # What was measured before this was told.
