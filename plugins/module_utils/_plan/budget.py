@@ -54,7 +54,7 @@ UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
 TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
 TOO_FEW = 0.5  # fraction of the wanted tokens
-# Below, a small model would hardly leave the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
+# With fewer, a small model would hardly leave the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
 LEAST_STEPS = 500
 # From launch to first step; the same with checks and rehearsal; the same with installing the trainer's environment.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Those that the tokens follow: of the matrices and the head."""
+        """The parameters that determine the number of tokens: those of the matrices and the head."""
         return self.model["parameters"]["transformer_matrices"] + self.model["parameters"]["lm_head"]
 
     @property
@@ -149,7 +149,7 @@ def fit_model(
 def with_end(
     launched: Launched, choice: Optional[ModelChoice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
 ) -> Tuple[Launched, Optional[ModelChoice]]:
-    """A timed training with its end, and both with what similar trainings let expect."""
+    """The training with its end if it is timed; it and the choice also with the results of similar trainings."""
     if "timed" not in plan["training"]:
         return launched, choice
     past = similar.similar(hosts, plan, launched["id"])
@@ -198,7 +198,7 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
 
 
 def work_of(model: Any, device_batch: int) -> Tuple[float, float, float]:
-    """Measures that the time of a pass, of AdamW and of Muon grow with."""
+    """The amounts of work that the times of a pass, of AdamW and of Muon are proportional to."""
     sizes, tokens = section(model, "parameters"), device_batch * number(model, "sequence")
     muon = number(sizes, "transformer_matrices") * number(model, "n_embd")
     return number(model, "flops_per_token") * tokens, number(sizes, "lm_head"), muon

@@ -96,7 +96,7 @@ def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
 
 
 def file_transfer(host: Host) -> Iterator[Finding]:
-    """Found now, because otherwise the play would fail minutes later, when it copies its first file."""
+    """Whether Ansible can copy files there; otherwise the play would fail minutes later, at its first copy."""
     stuck = host.fact("transfer")
     if stuck:
         seen = (

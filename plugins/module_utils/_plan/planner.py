@@ -113,7 +113,7 @@ def make_plan(
 ) -> PlanOutcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
-    each host (without it the last measurement counts that the host kept).
+    each host (without it, the last measurement that the host kept counts).
 
     With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
     run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.

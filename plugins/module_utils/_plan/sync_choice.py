@@ -52,7 +52,7 @@ class WayDecided(NamedTuple):
 
 
 def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: SharedBatch) -> WayDecided:
-    """Decide ddp_sync and ddp_head for hosts by rank, with the rows of the batch by rank, too."""
+    """Decide ddp_sync and ddp_head for hosts by rank, with the rows of the batch by rank."""
     kept = sync_of_run(by_rank, basis, shape)
     sync = _sync(asked, basis, kept or "exact", KEPT if kept else DEFAULT)
     # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.

@@ -111,8 +111,8 @@ def polite_lines(plan: Plan) -> list[str]:
 
 def sync(training: Mapping[str, Any]) -> str:
     """The sync method, with a mark if the settings left it open."""
-    asked = (training.get("asked") or {}).get("sync")
-    return f"{training['sync']} (auto)" if asked == "auto" and training["sync"] != "upstream" else str(training["sync"])
+    way = str(training["sync"])
+    return f"{way} (auto)" if training["asked"]["sync"] == "auto" and way != "upstream" else way
 
 
 def trainer_lines(plan: Plan) -> list[str]:

@@ -42,15 +42,10 @@ def test_numbers_are_told_in_few_digits(number, said):
 
 @pytest.mark.parametrize(
     ("way", "asked", "said"),
-    [
-        ("exact", "auto", "exact (auto)"),
-        ("int8", "int8", "int8"),
-        ("upstream", "auto", "upstream"),
-        ("bf16", None, "bf16"),
-    ],
+    [("exact", "auto", "exact (auto)"), ("int8", "int8", "int8"), ("upstream", "auto", "upstream")],
 )
 def test_a_way_that_was_left_open_is_marked(way, asked, said):
-    assert text.sync({"sync": way, "asked": {"sync": asked} if asked else None}) == said
+    assert text.sync({"sync": way, "asked": {"sync": asked}}) == said
 
 
 def test_when_something_is_done_and_what_is_not_is_told():
@@ -105,15 +100,8 @@ def test_the_disk_that_the_python_takes_is_said():
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
     outcome = make_plan(hosts({"ddp_profile": "real"}))
     text = render(outcome.plan)
-    for part in (
-        "125,829,354 parameters",
-        "20.5M tokens",
-        "0.1628 per parameter",
-        "5.6e+15 FLOPs",
-        "enp4s0",
-        "192.168.1.11",
-        "29500",
-    ):
+    assert "125,829,354 parameters" in text and "20.5M tokens, 0.1628 per parameter, 5.6e+15 FLOPs" in text
+    for part in ("enp4s0", "192.168.1.11", "29500"):
         assert part in text, part
     assert max(len(line) for line in text.splitlines()) < 200
 
