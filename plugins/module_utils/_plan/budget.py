@@ -54,7 +54,7 @@ UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
 TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
 TOO_FEW = 0.5  # fraction of the wanted tokens
-# With fewer, a small model would hardly leave the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
+# With fewer, a small model hardly leaves the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
 LEAST_STEPS = 500
 # From launch to first step; the same with checks and rehearsal; the same with installing the trainer's environment.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
