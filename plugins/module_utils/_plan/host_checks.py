@@ -291,7 +291,7 @@ def about_python(host: Host, node: Node) -> Finding:
     return finding("python-made", host.name, seen)
 
 
-def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
+def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     """Existing checkpoints that this plan cannot resume from: a start would set them aside."""
     by_reason: dict[str, list[str]] = {}
     for host in hosts:
@@ -299,13 +299,7 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
         found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
         if found:
             by_reason.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
-    return [
-        finding(
-            "checkpoints-lost",
-            plan["master"]["host"],
-            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}",
-            remedy="Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with "
-            "-e ddp_fresh=true.",
-        )
-        for why, where in by_reason.items()
-    ]
+    remedy = "Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with -e ddp_fresh=true."
+    for why, where in by_reason.items():
+        seen = f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}"
+        yield finding("checkpoints-lost", plan["master"]["host"], seen, remedy=remedy)

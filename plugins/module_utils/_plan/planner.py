@@ -10,7 +10,7 @@ lasting facts of the hosts matter, not free memory, clocks or load, so the same 
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
@@ -201,18 +201,15 @@ def decide(
 
 def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
     """A batch size, adapted to the hosts if nobody set it."""
-    wanted = as_set(asked, field, value)
-    return wanted if value == getattr(asked.run, field) else Decision(value, HOSTS, "divides among them")
+    is_adapted = value != getattr(asked.run, field)
+    return Decision(value, HOSTS, "divides among them") if is_adapted else as_set(asked, field)
 
 
-def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
+def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> Iterator[Finding]:
     """The finding that another trainer's ranks do not communicate."""
-    if basis.device.value != "cpu" or basis.together or len(by_rank) < 2:
-        return []
-    seen = (
-        f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
-    )
-    return [finding("trainer-apart", by_rank[0].name, seen)]
+    if basis.device.value == "cpu" and not basis.together and len(by_rank) > 1:
+        seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
+        yield finding("trainer-apart", by_rank[0].name, seen)
 
 
 # The document

@@ -82,16 +82,14 @@ def _is_set(settings: HostSettings, name: str) -> bool:
     return bool(getattr(settings, name) != find(PREFIX + name).default)
 
 
-def findings(hosts: Sequence[Host], basis: Basis) -> list[Finding]:
+def findings(hosts: Sequence[Host], basis: Basis) -> Iterator[Finding]:
     """Hosts made low by auto, and facts that guests cannot read."""
-    found = []
     for host in hosts:
         decision = decide(host, basis)
         if decision.by == HOSTS:
             seen = f"{decision.why}, so training yields to all other programs there"
-            found.append(finding("polite-low", host.name, seen))
+            yield finding("polite-low", host.name, seen)
         blind = host.fact("usage", "blind") or []
         if decision.value == GUEST and blind:
             seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
-            found.append(finding("guest-blind", host.name, seen))
-    return found
+            yield finding("guest-blind", host.name, seen)

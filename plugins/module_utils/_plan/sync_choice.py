@@ -82,8 +82,7 @@ def _sync(asked: Asked, basis: Basis, sync: str, by: str) -> Decision[str]:
     """ddp_sync as the user set it, or this one if it is auto."""
     if not basis.together:
         return Decision(UPSTREAM, TRAINER)
-    wanted = asked.run.sync
-    return Decision(sync, by) if wanted == AUTO else as_set(asked, "sync", wanted)
+    return Decision(sync, by) if asked.run.sync == AUTO else as_set(asked, "sync")
 
 
 def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: SharedBatch) -> StepJob:

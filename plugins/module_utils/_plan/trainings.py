@@ -10,7 +10,7 @@ may have reached a higher step. Older ones are set aside at the start, and the p
 from __future__ import annotations
 
 import time
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
@@ -83,26 +83,18 @@ def without_others(hosts: Sequence[Host], choice: TrainingChoice, fact: str = "r
     """The hosts as if those with another training had only their session."""
     names = {name for one in choice.others for name in one.hosts}
     kept = ("path", "exists", "session")
-    return [
-        host._replace(probe={**host.probe, fact: {key: host.fact(fact, key) for key in kept}})
-        if host.name in names
-        else host
-        for host in hosts
-    ]
+    left = [{**host.probe, fact: {key: host.fact(fact, key) for key in kept}} for host in hosts]
+    return [host._replace(probe=probe) if host.name in names else host for host, probe in zip(hosts, left)]
 
 
-def remarks(choice: TrainingChoice, run: str) -> list[Finding]:
+def remarks(choice: TrainingChoice, run: str) -> Iterator[Finding]:
     """Findings about trainings that the start sets aside."""
-    if choice.taken is None:
-        return []
-    newer = choice.taken.in_words()
-    return [
-        finding(
-            "training-older", host, f"{host} holds another training of the run {run}: {one.in_words()}; {newer} resumes"
-        )
-        for one in choice.others
-        for host in one.hosts
-    ]
+    for one in choice.others if choice.taken else ():
+        for host in one.hosts:
+            seen = (
+                f"{host} holds another training of the run {run}: {one.in_words()}; {choice.taken.in_words()} resumes"
+            )
+            yield finding("training-older", host, seen)
 
 
 def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: TrainingChoice, fresh: bool) -> bool:
