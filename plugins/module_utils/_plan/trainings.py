@@ -89,11 +89,12 @@ def without_others(hosts: Sequence[Host], choice: TrainingChoice, fact: str = "r
 
 def remarks(choice: TrainingChoice, run: str) -> Iterator[Finding]:
     """Findings about trainings that the start sets aside."""
-    for one in choice.others if choice.taken else ():
+    if choice.taken is None:
+        return
+    newer = choice.taken.in_words()
+    for one in choice.others:
         for host in one.hosts:
-            seen = (
-                f"{host} holds another training of the run {run}: {one.in_words()}; {choice.taken.in_words()} resumes"
-            )
+            seen = f"{host} holds another training of the run {run}: {one.in_words()}; {newer} resumes"
             yield finding("training-older", host, seen)
 
 
