@@ -88,11 +88,11 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
             problems.append(finding("setting-refused", host.name, seen, remedy=remedy))
         else:
             taken[rank] = host.name
-    named = set(taken.values())
-    free = iter(rank for rank in range(world) if rank not in taken)
-    result = {name: rank for rank, name in taken.items()}
-    result.update({host.name: next(free) for host in hosts if host.name not in named} if not problems else {})
-    return result, problems
+    order = {name: rank for rank, name in taken.items()}
+    if not problems:
+        free = iter(rank for rank in range(world) if rank not in taken)
+        order.update({host.name: next(free) for host in hosts if host.name not in order})
+    return order, problems
 
 
 def same_network_stack(one: Host, other: Host) -> bool:

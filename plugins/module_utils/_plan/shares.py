@@ -138,12 +138,11 @@ def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
     """Split the rows of a step and a shared head among the hosts, in their order."""
     run, weights = asked.run, weights_of(split, hosts)
     rows, parts = (kept_shares(hosts, name) if split in FOLLOWING else {} for name in ("rows", "head_shares"))
-    is_set = ["ddp_total_batch" in asked.given, "ddp_device_batch" in asked.given]
-    wanted = BatchRequest(run.sequence, run.total_batch, run.device_batch, *is_set)
+    total_set, device_set = "ddp_total_batch" in asked.given, "ddp_device_batch" in asked.given
+    wanted = BatchRequest(run.sequence, run.total_batch, run.device_batch, total_set, device_set)
+    kept = [rows[host.name] for host in hosts] if rows else []
     try:
-        batch = plan_batch(
-            wanted, weights.values, split == "equal", [rows[host.name] for host in hosts] if rows else []
-        )
+        batch = plan_batch(wanted, weights.values, split == "equal", kept)
     except BatchError as error:
         problem = finding("setting-refused", "", str(error).rstrip("."))
         batch = SharedBatch([], run.device_batch, run.total_batch)
