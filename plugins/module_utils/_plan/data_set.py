@@ -8,7 +8,7 @@ Its id depends on the content and not on the source host, so training resumes wh
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
@@ -29,15 +29,18 @@ def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
-def document(
-    run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
-) -> Data:
-    """The plan's section; path_here resolves a path of the controller."""
+def path_here(here: Mapping[str, Any], path: str) -> str:
+    """Resolve a path of the controller, from its answers."""
+    return str(here.get("folders", {}).get(path, {}).get("path") or path)
+
+
+def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], here: Mapping[str, Any]) -> Data:
+    """The plan's section."""
     source, is_here = run.data_source, run.data_source == "controller"
     names = collection_names(run.data_shards, run.data_last_shard) if source == "url" else None
     contents: DataContents = {
         "source": source,
-        "paths": [path_here(path) if is_here else path for path in run.data_paths] if source != "url" else [],
+        "paths": [path_here(here, path) if is_here else path for path in run.data_paths] if source != "url" else [],
         "url": run.data_url.rstrip("/") if source == "url" else None,
         "shards": run.data_shards,
         "vocab_size": run.vocab_size,

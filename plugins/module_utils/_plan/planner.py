@@ -231,7 +231,7 @@ def document(inputs: Inputs) -> Plan:
         "timeout_seconds": run.timeout,
         "model": model_size.describe(inputs.shape),
         "training": training_of(inputs),
-        "data": data_set.document(run, inputs.hosts, order, lambda path: path_here(inputs.here, path)),
+        "data": data_set.document(run, inputs.hosts, order, inputs.here),
         "trainer": trainer_of(inputs),
         "nodes": [],
     }
@@ -301,15 +301,10 @@ def training_of(inputs: Inputs) -> Training:
     return training
 
 
-def path_here(here: Mapping[str, Any], path: str) -> str:
-    """Resolve a path of the controller."""
-    return str(here.get("folders", {}).get(path, {}).get("path") or path)
-
-
 def trainer_of(inputs: Inputs) -> Trainer:
     run, decided = inputs.asked.run, inputs.decided
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
-    urls = {"ours": None, "path": path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
+    urls = {"ours": None, "path": data_set.path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
     others = [line for line in inputs.requirements if not line.startswith("torch==")]
     compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
     trainer: Trainer = {
