@@ -20,8 +20,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 def training(**more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = planned()["training"]  # type: ignore[assignment]
-    return {**made, **more}
+    return {**planned()["training"], **more}
 
 
 @pytest.mark.parametrize(
