@@ -161,12 +161,14 @@ def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
 NOTHING_SET = resolve([("a", {})]).hosts["a"]
 
 
-def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Choice:
+def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.TrainingChoice:
     """The plan for the probes of these hosts, as the role launch gets it."""
     facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
     hosts = [Host(name, NOTHING_SET, {"run": found}) for name, found in facts.items()]
     choice = trainings.choose(hosts, "d4", None)
-    told = trainings.launched(choice, trainings.Choice(None), trainings.begins(hosts, launch.plan, choice, fresh))
+    told = trainings.launched(
+        choice, trainings.TrainingChoice(None), trainings.begins(hosts, launch.plan, choice, fresh)
+    )
     launch.variables["ddp_launched"] = {**told, "id": told["id"] or secrets.token_hex(8)}
     return choice
 

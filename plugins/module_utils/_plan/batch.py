@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
@@ -19,7 +20,7 @@ class BatchError(ValueError):
     """The batch cannot be split; the text says what is possible."""
 
 
-class Wanted(NamedTuple):
+class BatchRequest(NamedTuple):
     """The requested batch; total_batch and device_batch are the profile's unless the user set them."""
 
     sequence: int
@@ -29,7 +30,7 @@ class Wanted(NamedTuple):
     set_device: bool
 
 
-class Batch(NamedTuple):
+class SharedBatch(NamedTuple):
     """Each rank's rows per step, in passes of device_batch rows."""
 
     rows: list[int]
@@ -37,17 +38,19 @@ class Batch(NamedTuple):
     total_batch: int
 
 
-def plan_batch(wanted: Wanted, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()) -> Batch:
+def plan_batch(
+    wanted: BatchRequest, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()
+) -> SharedBatch:
     """Split a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
 
     `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
     """
     rows = total_rows(wanted, len(weights), equal)
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
-    return Batch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
+    return SharedBatch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
 
 
-def pass_rows(wanted: Wanted, shares: Sequence[int]) -> int:
+def pass_rows(wanted: BatchRequest, shares: Sequence[int]) -> int:
     """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
 
     Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
@@ -64,37 +67,29 @@ def multiples_near(value: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below else str(unit)
 
 
-def total_rows(wanted: Wanted, world: int, equal: bool) -> int:
+def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
     """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
     if not wanted.set_total:
         return adapted_rows(wanted, world)
-    total, sequence = wanted.total_batch, wanted.sequence
+    total, factors = wanted.total_batch, {"ddp_sequence": wanted.sequence}
     # Unequal shares have a shorter last pass.
-    device_batch = wanted.device_batch if wanted.set_device and equal else 1
-    unit = sequence * device_batch * (world if equal else 1)
+    if equal and wanted.set_device:
+        factors["ddp_device_batch"] = wanted.device_batch
+    if equal and world > 1:
+        factors[f"{world} hosts"] = world
+    unit, least = math.prod(factors.values()), wanted.sequence * world
     if total % unit or total < unit:
-        names = [("ddp_sequence", sequence), ("ddp_device_batch", device_batch), (f"{world} hosts", world)]
-        used = [
-            names[0],
-            *([names[1]] if wanted.set_device and equal else []),
-            *([names[2]] if equal and world > 1 else []),
-        ]
-        product = " x ".join(str(number) for dummy, number in used) + (f" = {unit}" if len(used) > 1 else "")
+        product = " x ".join(map(str, factors.values())) + (f" = {unit}" if len(factors) > 1 else "")
         raise BatchError(
-            f"ddp_total_batch {total} is not a multiple of {' x '.join(name for name, dummy in used)} = {product}; "
+            f"ddp_total_batch {total} is not a multiple of {' x '.join(factors)} = {product}; "
             f"use {multiples_near(total, unit)}."
         )
-    rows = total // sequence
-    if rows // device_batch < world:
-        passes = f" of ddp_device_batch {device_batch}" if wanted.set_device and equal else ""
-        raise BatchError(
-            f"ddp_total_batch {total} has too few rows for {world} hosts{passes}; "
-            f"use {sequence * device_batch * world} or more."
-        )
-    return rows
+    if total < least:
+        raise BatchError(f"ddp_total_batch {total} has too few rows for {world} hosts; use {least} or more.")
+    return total // wanted.sequence
 
 
-def adapted_rows(wanted: Wanted, world: int) -> int:
+def adapted_rows(wanted: BatchRequest, world: int) -> int:
     """The profile's rows, or the nearest number that this many hosts can share equally."""
     profile = max(1, wanted.total_batch // wanted.sequence)
     found = 0
@@ -112,7 +107,7 @@ def _apart(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
 
 
-def pass_sizes(wanted: Wanted) -> Iterator[int]:
+def pass_sizes(wanted: BatchRequest) -> Iterator[int]:
     """Possible rows per pass, largest first."""
     yield wanted.device_batch
     size = wanted.device_batch // 2

@@ -34,9 +34,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks imp
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Job,
     Link,
     Speed,
+    StepJob,
     choose_sync,
     links_of,
     predict,
@@ -54,7 +54,7 @@ UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
 TARGET_RATIO = 12.0  # tokens per parameter of the matrices and the head
 TOO_FEW = 0.5  # fraction of the wanted tokens
-# Below, a small model would hardly leave the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
+# With fewer, a small model hardly leaves the warm-up. 532 steps of the law's batch beat 960 of half of it (docs/guides/by-the-morning.md).
 LEAST_STEPS = 500
 # From launch to first step; the same with checks and rehearsal; the same with installing the trainer's environment.
 START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Those that the tokens follow: of the matrices and the head."""
+        """The parameters that determine the number of tokens: those of the matrices and the head."""
         return self.model["parameters"]["transformer_matrices"] + self.model["parameters"]["lm_head"]
 
     @property
@@ -100,7 +100,7 @@ class Row(NamedTuple):
         return max(1.0, seconds) / (self.run.iterations * (self.together or 1.0))
 
 
-class Choice(NamedTuple):
+class ModelChoice(NamedTuple):
     """The rows, the chosen one with its reason, and the depth at which the speeds were measured."""
 
     rows: Sequence[Row]
@@ -111,7 +111,7 @@ class Choice(NamedTuple):
     expected: str = ""  # bits per byte at the end, from similar trainings
 
 
-def wanted(run: RunSettings) -> Optional[str]:
+def time_given(run: RunSettings) -> Optional[str]:
     """The time as the user wrote it."""
     return run.finish_by or run.budget
 
@@ -128,28 +128,28 @@ def deadline(run: RunSettings, begun: float) -> float:
     return (end if date or end > start else end + datetime.timedelta(days=1)).timestamp()
 
 
-def fit(
+def fit_model(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
-) -> Tuple[Asked, Optional[Choice], List[Finding]]:
+) -> Tuple[Asked, Optional[ModelChoice], List[Finding]]:
     """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
     model; later changes by the user are reported as a difference."""
     late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.began)]
-    if wanted(asked.run) is None or late:
+    if time_given(asked.run) is None or late:
         return asked, None, late
     kept = kept_model(hosts) if since else {}
     if kept:
-        return taken_settings(asked, asked.run, kept), None, []
+        return with_model(asked, asked.run, kept), None, []
     left = deadline(asked.run, since or clock.began) - clock.now
     choice = choose(asked, hosts, left)
-    seen = f"Of {wanted(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
+    seen = f"Of {time_given(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
     short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
-    return taken_settings(asked, choice.taken.run, {}), choice, short
+    return with_model(asked, choice.taken.run, {}), choice, short
 
 
 def with_end(
-    launched: Launched, choice: Optional[Choice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
-) -> Tuple[Launched, Optional[Choice]]:
-    """A timed training with its end, and both with what similar trainings let expect."""
+    launched: Launched, choice: Optional[ModelChoice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
+) -> Tuple[Launched, Optional[ModelChoice]]:
+    """The training with its end if it is timed; it and the choice also with the results of similar trainings."""
     if "timed" not in plan["training"]:
         return launched, choice
     past = similar.similar(hosts, plan, launched["id"])
@@ -162,7 +162,7 @@ def with_end(
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
     """Why such a run is impossible; a resumed one can only be late."""
-    run, text = asked.run, wanted(asked.run)
+    run, text = asked.run, time_given(asked.run)
     if text is None:
         return
     if run.budget and run.finish_by:
@@ -197,8 +197,8 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
     return COLLECT_SECONDS + copied
 
 
-def work(model: Any, device_batch: int) -> Tuple[float, float, float]:
-    """Measures that the time of a pass, of AdamW and of Muon grow with."""
+def work_of(model: Any, device_batch: int) -> Tuple[float, float, float]:
+    """The amounts of work that the times of a pass, of AdamW and of Muon are proportional to."""
     sizes, tokens = section(model, "parameters"), device_batch * number(model, "sequence")
     muon = number(sizes, "transformer_matrices") * number(model, "n_embd")
     return number(model, "flops_per_token") * tokens, number(sizes, "lm_head"), muon
@@ -206,8 +206,8 @@ def work(model: Any, device_batch: int) -> Tuple[float, float, float]:
 
 def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     """A host's speed at a depth, scaled from the measured one."""
-    found, now = host.measured, work(model, device_batch)
-    before = work(found.get("model"), number(found, "device_batch"))
+    found, now = host.measured, work_of(model, device_batch)
+    before = work_of(found.get("model"), number(found, "device_batch"))
     parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if not all(isinstance(part, float) and part >= 0 for part in parts) or not parts[0] or not all(before):
         return None
@@ -229,7 +229,7 @@ def law_of(shape: Shape, most: float = math.inf) -> Law:
     return Law(tokens, auto_batch_size(tokens, TARGET_RATIO * reference))
 
 
-def by_laws(asked: Asked, depth: int, hosts: int, tokens: float = math.inf) -> RunSettings:
+def settings_by_laws(asked: Asked, depth: int, hosts: int, tokens: float = math.inf) -> RunSettings:
     """The settings with this depth, and batch and steps by nanochat's laws for it and no more than these tokens."""
     run = dataclasses.replace(asked.run, depth=depth)
     law, batch = law_of(shape_of(run), tokens), run.total_batch
@@ -266,7 +266,7 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: 
     """Seconds of a step, with rows by speed and the plan's ddp_sync."""
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
-    job = Job(
+    job = StepJob(
         tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
         is_open,
     ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
@@ -281,16 +281,16 @@ def seconds_for_steps(row: Row, left: float) -> float:
     return left - START_SECONDS - evaluation - 12 * size / SAVE_RATE - collect_seconds(run, row.model)
 
 
-def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
+def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
     """The model for this many seconds."""
     head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
-    rows = [row_of(by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
+    rows = [row_of(settings_by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
-        at = row_of(by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
+        at = row_of(settings_by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
         why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
-        return Choice(rows, at, why, left, measured)
+        return ModelChoice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
     taken = min(able, key=lambda row: abs(math.log(row.share(seconds_for_steps(row, left)))))
     seconds = seconds_for_steps(taken, left)
@@ -301,19 +301,19 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> Choice:
     else:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
-        taken = fitted(asked, taken, hosts, head, max(1.0, seconds))
-    return Choice(rows, taken, why, seconds, measured)
+        taken = with_steps_in_time(asked, taken, hosts, head, max(1.0, seconds))
+    return ModelChoice(rows, taken, why, seconds, measured)
 
 
-def fitted(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
+def with_steps_in_time(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
     """The row with as many steps as the time allows; fewer tokens mean a smaller batch, which changes the step."""
     tokens = seconds * row.run.total_batch / (row.together or 1.0)
-    again = row_of(by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
+    again = row_of(settings_by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
     steps = max(1, int(seconds / (again.together or 1.0)))
     return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 
 
-def taken_settings(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:
+def with_model(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:
     """The settings with a model and batch filled in; kept: those of the resumed run, if any."""
     seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
     minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
@@ -335,20 +335,12 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
 # Text
 
 
-def render(choice: Choice, end: Optional[float]) -> str:
+def render(choice: ModelChoice, end: Optional[float]) -> str:
     """The table, the chosen row, and the reason."""
     taken = choice.taken
     at = [row.run.depth for row in choice.rows].index(taken.run.depth)
-    head = [
-        "depth",
-        "parameters",
-        "tokens",
-        "a parameter",
-        "steps",
-        "batch",
-        *(f"{host} alone" for host in taken.alone),
-    ]
-    head += ["together", "memory", "gets in time"]
+    head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch"]
+    head += [f"{host} alone" for host in taken.alone] + ["together", "memory", "gets in time"]
     lines = ["What fits the time (parameters of matrices and head; hours for the wanted tokens)"]
     lines += table(head, [cells(row, choice) for row in choice.rows[max(0, at - 2) : at + 3]])
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
@@ -362,7 +354,7 @@ def render(choice: Choice, end: Optional[float]) -> str:
     return "\n".join(lines)
 
 
-def cells(row: Row, choice: Choice) -> list[str]:
+def cells(row: Row, choice: ModelChoice) -> list[str]:
     """A line of the table."""
     run, known = row.run, row.together is not None
 

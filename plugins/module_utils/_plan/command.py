@@ -75,16 +75,16 @@ def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: i
 
 def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
     """Further flags of our trainer."""
-    flags: Flags = {"run-dir": run_dir}
-    sometimes: Flags = {
+    flags: Flags = {
+        "run-dir": run_dir,
         "save-minutes": decided.save_minutes.value,
-        "tracker-uri": tracker_uri(run) if run.tracker == "mlflow" else None,
+        "tracker-uri": tracker_uri(run),
         "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
         "head-shares": list(decided.head_shares),
         "save-on-loss": bool(decided.restarts.value),
         "timed": decided.timed,
     }
-    return {**flags, **{name: value for name, value in sometimes.items() if value}}
+    return {name: value for name, value in flags.items() if value}
 
 
 def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
@@ -94,14 +94,12 @@ def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
         "timeout-seconds": run.timeout,
         "sync": decided.sync.value,
         "keep-checkpoints": run.keep_checkpoints,
-    }
-    sometimes: Flags = {
         "tracker": "mlflow" if run.tracker == "mlflow" else None,
-        "tracker-uri": tracker_uri(run) if run.tracker == "mlflow" else None,
+        "tracker-uri": tracker_uri(run),
         "base-checkpoints": stages.folders_to_begin_with(run, run_dir),
         "resume": run.resume and decided.goes_on,
     }
-    return {**flags, **{name: value for name, value in sometimes.items() if value}}
+    return {name: value for name, value in flags.items() if value}
 
 
 def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
@@ -125,7 +123,10 @@ def _by_rank(name: str, value: str) -> object:
     return [int(part) for part in value.split(",")] if is_list else value
 
 
-def tracker_uri(run: RunSettings) -> str:
+def tracker_uri(run: RunSettings) -> str | None:
+    """The address at which ranks on the tracker's host reach it; None without MLflow."""
+    if run.tracker != "mlflow":
+        return None
     bind = run.tracker_bind
     address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
     return f"http://{f'[{address}]' if ':' in address else address}:{run.tracker_port}"
@@ -171,7 +172,7 @@ def flag_names(run: RunSettings, basis: Basis) -> list[str]:
     nothing: Decision[Any] = Decision(1, "")
     names = ("total_batch", "device_batch", "sync", "head", "rebalance", "save_minutes")
     some = all_decided(basis, **dict.fromkeys(names, nothing), rows=(1, 2), head_parts=(), head_open=False)
-    return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, "")]
+    return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, ".")]
 
 
 def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ Its id depends on the content and not on the source host, so training resumes wh
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
@@ -19,31 +19,34 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Ho
 ON_A_HOST = ("text", "host")
 
 
-def maker(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
+def maker_host(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
     """The host that makes or downloads the data set: as set, or the master."""
     return str(run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
 
 
-def holders(hosts: Sequence[Host], identifier: str) -> list[str]:
+def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     """The hosts with the data set in their store."""
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
-def document(
-    run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], path_here: Callable[[str], str]
-) -> Data:
-    """The plan's section; path_here resolves a path of the controller."""
+def path_here(here: Mapping[str, Any], path: str) -> str:
+    """Resolve a path of the controller, from its answers."""
+    return str(here.get("folders", {}).get(path, {}).get("path") or path)
+
+
+def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], here: Mapping[str, Any]) -> Data:
+    """The plan's section."""
     source, is_here = run.data_source, run.data_source == "controller"
     names = collection_names(run.data_shards, run.data_last_shard) if source == "url" else None
     contents: DataContents = {
         "source": source,
-        "paths": [path_here(path) if is_here else path for path in run.data_paths] if source != "url" else [],
+        "paths": [path_here(here, path) if is_here else path for path in run.data_paths] if source != "url" else [],
         "url": run.data_url.rstrip("/") if source == "url" else None,
         "shards": run.data_shards,
         "vocab_size": run.vocab_size,
         "names": names,
     }
-    made_on = next((host for host in hosts if host.name == maker(run, hosts, order)), hosts[0])
+    made_on = next((host for host in hosts if host.name == maker_host(run, hosts, order)), hosts[0])
     known = _deployed(run, hosts, made_on, contents)
     identifier = known.get("id") or _identifier(run, contents)
     at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
@@ -84,7 +87,7 @@ def _place(
     run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
 ) -> Host:
     """The source host: one that has the data set, if possible the same as last time."""
-    having = holders(hosts, identifier)
+    having = hosts_with_data(hosts, identifier)
     by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
     wanted = [run.data_host, last, *(host.name for host in by_rank)]
     name = next((name for name in wanted if name in having), made_on.name)

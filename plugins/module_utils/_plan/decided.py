@@ -106,9 +106,9 @@ def all_decided(basis: Basis, **rest: Any) -> Decided:
     return Decided(**{field.name: getattr(basis, field.name) for field in dataclasses.fields(basis)}, **rest)
 
 
-def as_set(asked: Asked, field: str, value: T) -> Decision[T]:
+def as_set(asked: Asked, field: str) -> Decision[Any]:
     """A decision that just repeats a setting. An inventory that repeats a default decides nothing."""
-    row = find(PREFIX + field)
+    row, value = find(PREFIX + field), getattr(asked.run, field)
     is_set = row.name in asked.given and value != row.default
     return Decision(value, USER if is_set else PROFILE if row.from_profile else DEFAULT)
 
@@ -117,14 +117,15 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
     """Everything that depends on neither batch nor link. A GPU matters only if the settings ask for it."""
     run = asked.run
     ours = run.trainer_source == "ours"
-    device = as_set(asked, "device", run.device)
+    device = as_set(asked, "device")
     if device.value == AUTO:
         all_have = all(host.fact("gpus") and neighbours(host, hosts) == 1 for host in hosts)
         device = Decision("cuda" if all_have else "cpu", HOSTS)
-    dtype = as_set(asked, "dtype", run.dtype)
+    dtype = as_set(asked, "dtype")
     if dtype.value == AUTO:
         dtype = Decision("bfloat16" if device.value == "cuda" else "float32", DEFAULT, f"on {device.value}")
     tried = _tries_products(run, device.value, dtype.value, hosts)
+    matmul = _matmul(asked, dtype.value, tried, hosts)
     restarts, min_hosts, survive_reboot = _keepers(asked, ours)
     return Basis(
         name=stages.run_name(run),
@@ -134,8 +135,8 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
         joined=not ours and device.value == "cpu" and run.trainer_join,
         device=device,
         dtype=dtype,
-        matmul=_matmul(asked, dtype.value, tried, hosts),
-        matmul_tried=products.TRIED if tried else (_matmul(asked, dtype.value, tried, hosts).value,),
+        matmul=matmul,
+        matmul_tried=products.TRIED if tried else (matmul.value,),
         iterations=iterations(asked),
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         restarts=restarts,
@@ -153,10 +154,10 @@ def _tries_products(run: RunSettings, device: str, dtype: str, hosts: Sequence[H
 
 def _matmul(asked: Asked, dtype: str, tried: bool, hosts: Sequence[Host]) -> Decision[str]:
     if asked.run.matmul != AUTO:
-        return as_set(asked, "matmul", asked.run.matmul)
+        return as_set(asked, "matmul")
     if not tried:
         return Decision("bf16" if dtype == "bfloat16" else "fp32", DEFAULT, f"activations are {dtype}")
-    kept = products.begun_with([host.kept.get("matmul") for host in hosts])
+    kept = products.kept_precision([host.kept.get("matmul") for host in hosts])
     if kept:
         return Decision(kept, KEPT)
     speeds = products.speeds_together([host.measured for host in hosts])
@@ -168,8 +169,8 @@ def iterations(asked: Asked) -> Decision[int]:
     if asked.run.stage == stages.EVAL:
         return Decision(1, STAGE, "an evaluation trains nothing")
     if asked.run.stage == stages.SFT:
-        return as_set(asked, "sft_iterations", asked.run.sft_iterations)
-    return as_set(asked, "iterations", asked.run.iterations)
+        return as_set(asked, "sft_iterations")
+    return as_set(asked, "iterations")
 
 
 def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], Decision[bool]]:
@@ -178,15 +179,15 @@ def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], De
     if run.stage == stages.EVAL:
         why = "an evaluation takes minutes and saves nothing to resume from"
         return Decision(0, STAGE, why), Decision(0, STAGE, why), Decision(False, STAGE, why)
-    restarts = as_set(asked, "restarts", run.restarts)
+    restarts = as_set(asked, "restarts")
     if restarts.by != USER and not (ours and run.resume):
         restarts = Decision(0, TRAINER, "restarts need ddp_resume and this collection's trainer")
-    return restarts, as_set(asked, "min_hosts", run.min_hosts), as_set(asked, "survive_reboot", run.survive_reboot)
+    return restarts, as_set(asked, "min_hosts"), as_set(asked, "survive_reboot")
 
 
 def _batch_split(asked: Asked, ours: bool) -> Decision[str]:
     """Only our own trainer supports unequal shares."""
-    split = as_set(asked, "batch_split", asked.run.batch_split)
+    split = as_set(asked, "batch_split")
     return Decision("equal", TRAINER) if split.value == AUTO and not ours else split
 
 
@@ -200,9 +201,9 @@ def decide_rebalance(asked: Asked, basis: Basis, hosts: int) -> Decision[bool]:
     able = basis.ours and basis.device.value == "cpu" and hosts > 1
     if asked.run.rebalance and not (able and basis.batch_split.value in FOLLOWING):
         return Decision(False, HOSTS, "changing shares needs several hosts and ddp_batch_split auto or speed")
-    return as_set(asked, "rebalance", asked.run.rebalance)
+    return as_set(asked, "rebalance")
 
 
 def decide_save_minutes(asked: Asked, basis: Basis) -> Decision[int]:
     """Maximum minutes between checkpoints; 0 if only steps count."""
-    return as_set(asked, "save_minutes", asked.run.save_minutes) if basis.ours else Decision(0, TRAINER)
+    return as_set(asked, "save_minutes") if basis.ours else Decision(0, TRAINER)

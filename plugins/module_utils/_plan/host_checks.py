@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
@@ -21,12 +21,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
-    made_python,
     neighbours,
-    pythons,
     same_machine,
     same_network_stack,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.interpreters import made_python, pythons
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -34,7 +33,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 MEMORY_SHARE = 0.92
 
 
-def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
+def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
     """(problems that prevent a start, other remarks)."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     obstacles: list[Finding] = []
@@ -42,14 +41,12 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
     for host in hosts:
         node = nodes[host.name]
         if not host.probe:
-            reason = f" ({plain_reason(host.error)})" if host.error else ""
-            obstacles.append(
-                finding("host-down", host.name, f"{host.name} cannot be examined{reason}", remedy=way_in(host.error))
-            )
+            seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
+            obstacles.append(finding("host-down", host.name, seen, remedy=connection_remedy(host.error)))
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += processors(host, node)
-        obstacles += folder(host, node, hosts, nodes)
+        obstacles += folder(host, node, hosts)
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
@@ -59,7 +56,7 @@ def look(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding
     return obstacles, findings
 
 
-def way_in(error: str) -> str:
+def connection_remedy(error: str) -> str:
     """The remedy for a failed connection."""
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
@@ -73,159 +70,122 @@ def own_session(host: Host) -> Any:
     return host.fact("run", "session", "id")
 
 
-def processors(host: Host, node: Node) -> list[Finding]:
+def processors(host: Host, node: Node) -> Iterator[Finding]:
     """ddp_cores may contain only existing processors."""
     allowed = host.fact("cpu", "allowed")
     missing = [number for number in node["cores"] or [] if allowed and number not in allowed]
-    if not missing:
-        return []
-    seen = (
-        f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; that user has {len(allowed)} processors, "
-        f"from {allowed[0]} to {allowed[-1]}"
-    )
-    return [finding("setting-refused", host.name, seen)]
+    if missing:
+        seen = (
+            f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; that user has {len(allowed)} "
+            f"processors, from {allowed[0]} to {allowed[-1]}"
+        )
+        yield finding("setting-refused", host.name, seen)
 
 
-def tools(host: Host, node: Node, oldest: str) -> list[Finding]:
-    found = []
+def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
+    """Whether the machine, its programs, its shell and its Python allow training."""
     arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
         seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
-        remedy = "Use a machine of type x86_64 or aarch64."
-        found.append(finding("architecture-differs", host.name, seen, remedy=remedy))
+        yield finding("architecture-differs", host.name, seen, remedy="Use a machine of type x86_64 or aarch64.")
     if not host.fact("tmux", "path"):
-        seen = f"{host.name} has no tmux, which training needs"
         remedy = "Ask its owner to run: sudo apt-get install tmux"
-        found.append(finding("no-tmux", host.name, seen, remedy=remedy))
-    return found + file_transfer(host) + python(host, node, oldest)
+        yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs", remedy=remedy)
+    yield from file_transfer(host)
+    yield from python(host, node, oldest)
 
 
-def file_transfer(host: Host) -> list[Finding]:
-    """Found now, because otherwise the play would fail minutes later, when it copies its first file."""
+def file_transfer(host: Host) -> Iterator[Finding]:
+    """Whether Ansible can copy files there; otherwise the play would fail minutes later, at its first copy."""
     stuck = host.fact("transfer")
-    if not stuck:
-        return []
-    seen = (
-        f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login shell "
-        f"({stuck['shell']}) prints something even in non-interactive sessions, so sftp and scp fail"
-    )
-    remedy = (
-        f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: /var/tmp/ansible-{host.fact('host', 'user')}, "
-        "or let the shell's startup file print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
-    )
-    return [finding("transfer-stuck", host.name, seen, remedy=remedy)]
+    if stuck:
+        seen = (
+            f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login "
+            f"shell ({stuck['shell']}) prints something even in non-interactive sessions, so sftp and scp fail"
+        )
+        own = f"/var/tmp/ansible-{host.fact('host', 'user')}"
+        remedy = (
+            f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: {own}, or let the shell's startup file "
+            "print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
+        )
+        yield finding("transfer-stuck", host.name, seen, remedy=remedy)
 
 
-def python(host: Host, node: Node, oldest: str) -> list[Finding]:
+def python(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
     """Whether there is an interpreter for the trainer's environment, unless that already exists."""
     if host.fact("python", "venv", "exists"):
-        return []
-    major, minor = oldest.split(".")
-    usable = [entry["executable"] for entry in pythons(host, (int(major), int(minor)))]
+        return
+    usable = [entry["executable"] for entry in pythons(host)]
     wanted = host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
-        return [finding("python-too-old", host.name, seen)]
-    if not usable and not node["python"]:
+        yield finding("python-too-old", host.name, seen)
+    elif not node["python"]:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
         how = f"Its user can install one without root, which the plan then finds: {MAKE_PYTHON}"
-        return [finding("python-too-old", host.name, seen, remedy=how)]
-    return []
+        yield finding("python-too-old", host.name, seen, remedy=how)
 
 
-def folder(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
-    disk = host.probe["disk"]
-    found = []
+def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
+    """Whether the base folder can be written, has room, and belongs to this node alone."""
+    disk, base = host.probe["disk"], node["base_dir"]
     if not disk["writable"]:
-        found.append(
-            finding(
-                "folder-read-only",
-                host.name,
-                f"ddp_base_dir is {node['base_dir']} on {host.name}, but {host.fact('host', 'user')} cannot write to {disk['parent']} "
-                "there",
-            )
+        user = host.fact("host", "user")
+        seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
+        yield finding("folder-read-only", host.name, seen)
+    sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
+    need = needed_bytes(host, node) * len(sharing)
+    if disk["writable"] and need > disk["free"]:
+        among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
+        seen = (
+            f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
+            f"{bytes_text(need)}{among}"
         )
-    venv = host.fact("python", "venv") or {}
+        yield finding("disk-short", host.name, seen)
+    for other in hosts:
+        if other.name < host.name and other.probe and shares_folder(host, other):
+            where = f"both nodes run on one machine and use {base}"
+            if not same_machine(host, other):
+                where = f"both see the same folder {base} on {disk['source']}"
+            seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
+            remedy = "Give each its own, for example by including {{ inventory_hostname }}."
+            yield finding("folder-shared", host.name, seen, remedy=remedy)
+
+
+def needed_bytes(host: Host, node: Node) -> int:
+    """Further room that the node's run needs on the disk of its base folder."""
+    disk, venv = host.probe["disk"], host.fact("python", "venv") or {}
     elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
     need = node["disk_bytes"] + (0 if venv.get("exists") or elsewhere else VENV_BYTES)
     need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
     need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
-    sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
-    if disk["writable"] and max(0, need) * len(sharing) > disk["free"]:
-        among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
-        found.append(
-            finding(
-                "disk-short",
-                host.name,
-                f"{host.name} has {bytes_text(disk['free'])} free below {disk['parent']}, but checkpoints, data and software need about "
-                f"{bytes_text(max(0, need) * len(sharing))}{among}",
-            )
-        )
-    for other in hosts:
-        if other.name < host.name and other.probe and shares_folder(host, other):
-            where = f"both nodes run on one machine and use {node['base_dir']}"
-            if not same_machine(host, other):
-                where = f"both see the same folder {node['base_dir']} on {disk['source']}"
-            found.append(
-                finding(
-                    "folder-shared",
-                    host.name,
-                    f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files",
-                    remedy="Give each its own, for example by including {{ inventory_hostname }}.",
-                )
-            )
-    return found
+    return max(0, int(need))
 
 
-def environment(host: Host, node: Node, torch: str) -> list[Finding]:
+def environment(host: Host, node: Node, torch: str) -> Iterator[Finding]:
     """Whether the trainer's environment exists or can be created."""
     venv = host.fact("python", "venv") or {}
-    named = f"ddp_venv_dir is {node['venv_dir']} on {host.name}"
+    room, has, problem, remedy = venv.get("disk") or {}, str(venv.get("torch") or ""), "", ""
     if venv.get("kind") == "occupied":
-        return [
-            finding(
-                "venv-refused",
-                host.name,
-                f"{named}, which exists and is not a virtual environment, so it would not be changed",
-                remedy="Use another folder.",
-            )
-        ]
-    has = str(venv.get("torch") or "")
+        problem = "which exists and is not a virtual environment, so it would not be changed"
+        remedy = "Use another folder."
     # If none is visible it may come from elsewhere, by a .pth file or the system; the step that needs it will tell.
-    if venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
-        return [
-            finding(
-                "venv-refused",
-                host.name,
-                f"{named}, a virtual environment that this collection did not create and will not change; it has torch {has} instead of "
-                f"{torch}",
-                remedy="Install that version there, or choose another folder.",
-            )
-        ]
-    room = venv.get("disk") or {}
-    if venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
-        return []
-    if not room["writable"]:
-        return [
-            finding(
-                "venv-refused",
-                host.name,
-                f"{named}, but {host.fact('host', 'user')} cannot write to {room['parent']}",
-                remedy="Choose a folder that this user can write to.",
-            )
-        ]
-    if room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
-        return [
-            finding(
-                "venv-refused",
-                host.name,
-                f"{named}, with {bytes_text(room['free'])} free, but the trainer's packages need about {bytes_text(VENV_BYTES)}",
-                remedy="Use a larger disk.",
-            )
-        ]
-    return []
+    elif venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
+        problem = f"a virtual environment that this collection did not create and will not change; it has torch {has} instead of {torch}"
+        remedy = "Install that version there, or choose another folder."
+    elif venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
+        return
+    elif not room["writable"]:
+        problem = f"but {host.fact('host', 'user')} cannot write to {room['parent']}"
+        remedy = "Choose a folder that this user can write to."
+    elif room["device"] != host.fact("disk", "device") and room["free"] < VENV_BYTES:
+        free, need = bytes_text(room["free"]), bytes_text(VENV_BYTES)
+        problem, remedy = f"with {free} free, but the trainer's packages need about {need}", "Use a larger disk."
+    if problem:
+        seen = f"ddp_venv_dir is {node['venv_dir']} on {host.name}, {problem}"
+        yield finding("venv-refused", host.name, seen, remedy=remedy)
 
 
 def shares_folder(host: Host, other: Host) -> bool:
@@ -238,50 +198,39 @@ def shares_folder(host: Host, other: Host) -> bool:
     return bool(one["network"] and one["source"] == two["source"])
 
 
-def ports(host: Host, node: Node, plan: Plan) -> list[Finding]:
+def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
-    found = []
     for holder in host.fact("ports") or []:
-        if holder["port"] not in wanted or (holder.get("session") and holder["session"] == own_session(host)):
-            continue
-        name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
-        found.append(port_held(host.name, name, holder))
-    return found
+        is_own = holder.get("session") and holder["session"] == own_session(host)
+        if holder["port"] in wanted and not is_own:
+            name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
+            yield port_held(host.name, name, holder)
 
 
-def memory(host: Host, node: Node, hosts: Sequence[Host]) -> list[Finding]:
+def memory(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
     total = host.fact("memory", "total") or 0
     count = neighbours(host, hosts)
     need = node["memory_bytes"] * count
-    if need <= total * MEMORY_SHARE:
-        return []
-    nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
-    return [
-        finding(
-            "memory-short",
-            host.name,
-            f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}",
-        )
-    ]
+    if need > total * MEMORY_SHARE:
+        nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
+        seen = f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}"
+        yield finding("memory-short", host.name, seen)
 
 
-def architectures(hosts: Sequence[Host]) -> list[Finding]:
+def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
     by_arch: dict[str, list[str]] = {}
     for host in hosts:
         if host.probe:
             by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
-    if len(by_arch) < 2:
-        return []
-    groups = " but ".join(
-        f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()
-    )
-    seen = f"{groups}: they round differently, so the ranks' weights would diverge"
-    first, remedy = next(iter(by_arch.values()))[0], "Use hosts of one architecture."
-    return [finding("architecture-differs", first, seen, remedy=remedy)]
+    if len(by_arch) > 1:
+        groups = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()]
+        seen = f"{' but '.join(groups)}: they round differently, so the ranks' weights would diverge"
+        first = next(iter(by_arch.values()))[0]
+        yield finding("architecture-differs", first, seen, remedy="Use hosts of one architecture.")
 
 
-def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
+def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Finding]:
     """One finding about all hosts that cannot build the kernels."""
     bare = [
         host.name
@@ -290,57 +239,59 @@ def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
         and nodes[host.name]["flags"].get("kernels") == AUTO
         and host.fact("cpu", "compiler") is False
     ]
-    return [finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")] if bare else []
+    if bare:
+        yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
 
 
-def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> list[Finding]:
+def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings that do not prevent a run; once per machine."""
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
-        return []
-    found = [about_python(host, node)] if node["python"] == made_python(node["base_dir"]) else []
-    reached = [other for other in here if other.reach]
+        return
+    if node["python"] == made_python(node["base_dir"]):
+        yield about_python(host, node)
+    reached = [f"{other.name} (reached at {other.reach})" for other in here if other.reach]
     if len(reached) > 1:
-        seen = f"{' and '.join(f'{other.name} (reached at {other.reach})' for other in reached)} are one machine"
-        found.append(finding("one-machine-twice", host.name, seen))
-    threads = sum(nodes[other.name]["threads"] for other in here)
-    cores = host.fact("cpu", "available") or threads
-    physical = host.fact("cpu", "available_physical") or cores
-    if threads > cores:
-        # Every node has at least one thread, so nodes alone can be too many.
-        is_asked = any(other.settings.threads for other in here)
-        remedy = None if is_asked else f"Train with fewer than {len(here)} nodes on this machine."
-        seen = f"{threads} threads on {cores} processors"
-        found.append(finding("threads-over-cores", host.name, seen, remedy=remedy))
-    elif threads > physical and threads > len(here):
-        seen = f"{threads} threads on {physical} cores, shown as {cores} processors"
-        found.append(finding("threads-over-cores", host.name, seen, severity=INFO))
+        yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
+    yield from threads_over_cores(host, here, sum(nodes[other.name]["threads"] for other in here))
     ours = {own_session(other) for other in here} - {None}
     processes = host.fact("processes") or []
     need = sum(nodes[other.name]["memory_bytes"] for other in here)
     available = host.fact("memory", "available") or 0
     if need > available and not ours & {process.get("session") for process in processes}:
-        found.append(
-            finding("memory-tight", host.name, f"{bytes_text(available)} free, about {bytes_text(need)} needed")
-        )
+        seen = f"{bytes_text(available)} free, about {bytes_text(need)} needed"
+        yield finding("memory-tight", host.name, seen)
     strangers = [process for process in processes if process.get("session") not in ours]
     if strangers:
-        found.append(other_training(host.name, strangers))
-    return found
+        yield other_training(host.name, strangers)
+
+
+def threads_over_cores(host: Host, here: Sequence[Host], threads: int) -> Iterator[Finding]:
+    """More threads of the nodes on this machine than it has processors, or than it has cores."""
+    processors = host.fact("cpu", "available") or threads
+    cores = host.fact("cpu", "available_physical") or processors
+    if threads > processors:
+        # Every node has at least one thread, so nodes alone can be too many.
+        is_asked = any(other.settings.threads for other in here)
+        remedy = None if is_asked else f"Train with fewer than {len(here)} nodes on this machine."
+        yield finding("threads-over-cores", host.name, f"{threads} threads on {processors} processors", remedy=remedy)
+    elif threads > cores and threads > len(here):
+        seen = f"{threads} threads on {cores} cores, shown as {processors} processors"
+        yield finding("threads-over-cores", host.name, seen, severity=INFO)
 
 
 def about_python(host: Host, node: Node) -> Finding:
     """Our own Python is used there, or will be."""
-    own, there = host.fact("python", "version"), node["python"] in [one["executable"] for one in pythons(host, (3, 0))]
+    own = host.fact("python", "version")
     seen = f"{host.name} has no Python 3.10 or newer of its own (it has {own}): "
-    if there:
+    if node["python"] in [entry["executable"] for entry in pythons(host)]:
         seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
     else:
         seen += f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
     return finding("python-made", host.name, seen)
 
 
-def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
+def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
     """Existing checkpoints that this plan cannot resume from: a start would set them aside."""
     by_reason: dict[str, list[str]] = {}
     for host in hosts:
@@ -348,13 +299,7 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> list[Finding]:
         found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
         if found:
             by_reason.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
-    return [
-        finding(
-            "checkpoints-lost",
-            plan["master"]["host"],
-            f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}",
-            remedy="Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with "
-            "-e ddp_fresh=true.",
-        )
-        for why, where in by_reason.items()
-    ]
+    remedy = "Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with -e ddp_fresh=true."
+    for why, where in by_reason.items():
+        seen = f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}"
+        yield finding("checkpoints-lost", plan["master"]["host"], seen, remedy=remedy)

@@ -13,12 +13,9 @@ from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    PYTHON_FOLDER,
-    PYTHON_IN_FOLDER,
-)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import HostSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import with_precision
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -43,9 +40,18 @@ class Host(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def kept_fact(self, name: str) -> Any:
+        """This host's own entry in a fact of the resumed run, None if unknown."""
+        return (self.kept.get(name) or {}).get(self.name)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this host has taken part in the resumed run."""
+        return self.kept_fact("rows") is not None
+
     def measured_with(self, matmul: str) -> Host:
         """The host with only its measurements of this precision."""
-        return self._replace(measured=of_products(self.measured, matmul)) if self.measured else self
+        return self._replace(measured=with_precision(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:
@@ -73,30 +79,20 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
         if rank is None:
             continue
         if rank >= world:
-            problems.append(
-                finding(
-                    "setting-refused",
-                    host.name,
-                    f"ddp_rank is {rank} on {host.name}, but the ranks of {world} host{'s' if world > 1 else ''} are "
-                    f"0{f' to {world - 1}' if world > 1 else ''}; so a lower rank would be missing",
-                )
-            )
+            ranks_are = f"{plural(world, 'host')} are 0{f' to {world - 1}' if world > 1 else ''}"
+            seen = f"ddp_rank is {rank} on {host.name}, but the ranks of {ranks_are}; so a lower rank would be missing"
+            problems.append(finding("setting-refused", host.name, seen))
         elif rank in taken:
-            problems.append(
-                finding(
-                    "setting-refused",
-                    host.name,
-                    f"ddp_rank is {rank} on {taken[rank]} and on {host.name}",
-                    remedy="Give each host a different rank, or none to number them in inventory order.",
-                )
-            )
+            seen = f"ddp_rank is {rank} on {taken[rank]} and on {host.name}"
+            remedy = "Give each host a different rank, or none to number them in inventory order."
+            problems.append(finding("setting-refused", host.name, seen, remedy=remedy))
         else:
             taken[rank] = host.name
-    named = set(taken.values())
-    free = iter(rank for rank in range(world) if rank not in taken)
-    result = {name: rank for rank, name in taken.items()}
-    result.update({host.name: next(free) for host in hosts if host.name not in named} if not problems else {})
-    return result, problems
+    order = {name: rank for rank, name in taken.items()}
+    if not problems:
+        free = iter(rank for rank in range(world) if rank not in taken)
+        order.update({host.name: next(free) for host in hosts if host.name not in order})
+    return order, problems
 
 
 def same_network_stack(one: Host, other: Host) -> bool:
@@ -112,27 +108,6 @@ def same_machine(one: Host, other: Host) -> bool:
     """Whether two nodes share memory and cores."""
     boot = one.fact("host", "boot_id")
     return bool(boot) and boot == other.fact("host", "boot_id")
-
-
-def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
-    """Major and minor version of an interpreter of the probe."""
-    major, minor = str(entry["version"]).split(".")[:2]
-    return int(major), int(minor)
-
-
-def pythons(host: Host, oldest: tuple[int, int]) -> list[Mapping[str, Any]]:
-    """The host's interpreters that are new enough."""
-    return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= oldest]
-
-
-def made_python(base: str) -> str:
-    """The interpreter to install below the base folder if there is none."""
-    return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
-
-
-def makes_python(host: Host, offline: bool) -> bool:
-    """Whether uv may download one there."""
-    return bool(host.probe) and not offline
 
 
 def neighbours(host: Host, hosts: Sequence[Host]) -> int:
@@ -162,8 +137,12 @@ def nic_with(host: Host, address: str) -> Mapping[str, Any] | None:
     return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
 
 
-def usable(nic: Mapping[str, Any] | None) -> bool:
-    return bool(nic and nic["up"] and nic["kind"] in USABLE and interfaces(nic))
+def usable(nic: Mapping[str, Any]) -> bool:
+    return bool(nic["up"] and nic["kind"] in USABLE and interfaces(nic))
+
+
+def usable_nics(host: Host) -> list[Mapping[str, Any]]:
+    return [nic for nic in host.fact("nics") or [] if usable(nic)]
 
 
 class EndpointChooser:
@@ -179,73 +158,59 @@ class EndpointChooser:
         if not named and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
             return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
         chosen = {host.name: self.endpoint(host) for host in self.hosts}
-        self.check_families(chosen)
+        self.check_addresses(chosen)
         return chosen
 
     def endpoint(self, host: Host) -> Endpoint:
         if not host.probe:
             return Endpoint(host.settings.nic, host.settings.address)
-        nic = self.wanted_nic(host) if self.is_told(host) else self.routed_nic(host)
+        is_set = host.settings.nic or host.settings.address
+        nic = self.wanted_nic(host) if is_set else self.routed_nic(host)
         if nic is None:
             return Endpoint(None, None)
         address = host.settings.address or self.address_of(host, nic)
         self.remark(host, nic)
         return Endpoint(nic["name"], address)
 
-    @staticmethod
-    def is_told(host: Host) -> bool:
-        return bool(host.settings.nic or host.settings.address)
+    def refuse(self, code: str, host: str, seen: str, remedy: str | None = None) -> None:
+        self.problems.append(finding(code, host, seen, remedy=remedy))
+
+    def note(self, code: str, host: str, seen: str) -> None:
+        self.findings.append(finding(code, host, seen))
 
     def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
         """The interface in the inventory, by name or address."""
         name, address = host.settings.nic, host.settings.address
-        others = [nic for nic in host.fact("nics") if nic["kind"] != "loopback"]
-        known = ", ".join(f"{nic['name']} ({nic['kind']}{'' if nic['up'] else ', down'})" for nic in others) or "none"
         if address is not None:
-            try:
-                bearer = nic_with(host, address)
-            except ValueError:
-                self.problems.append(
-                    finding(
-                        "address-refused",
-                        host.name,
-                        f"ddp_address is {address} on {host.name}; it must be an IP address of that host",
-                    )
-                )
-                return None
-            if bearer is None or (name is not None and bearer["name"] != name):
-                has = bearer["name"] if bearer else "no interface"
-                self.problems.append(
-                    finding(
-                        "address-refused",
-                        host.name,
-                        f"ddp_address is {address} on {host.name}, but {has} has that address"
-                        f"{f' and ddp_nic is {name}' if name else ''}; it has {self.addresses_in_words(host)}",
-                    )
-                )
-                return None
-            return bearer
+            return self.nic_of_address(host, address, name)
         nic = nic_named(host, name)
+        others = [other for other in host.fact("nics") if other["kind"] != "loopback"]
+        each = [f"{other['name']} ({other['kind']}{'' if other['up'] else ', down'})" for other in others]
+        known = ", ".join(each) or "none"
         if nic is None:
-            self.problems.append(
-                finding(
-                    "nic-down",
-                    host.name,
-                    f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}",
-                    remedy="Set ddp_nic to one of them.",
-                )
-            )
+            seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
+            self.refuse("nic-down", host.name, seen, "Set ddp_nic to one of them.")
         elif not nic["up"] or not interfaces(nic):
             state = "has no address" if nic["up"] else "is down"
-            self.problems.append(
-                finding(
-                    "nic-down",
-                    host.name,
-                    f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}",
-                )
-            )
+            seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
+            self.refuse("nic-down", host.name, seen)
             return None
         return nic
+
+    def nic_of_address(self, host: Host, address: str, name: str | None) -> Mapping[str, Any] | None:
+        """The interface with the inventory's address, and with its name if that is set too."""
+        seen = f"ddp_address is {address} on {host.name}"
+        try:
+            bearer = nic_with(host, address)
+        except ValueError:
+            self.refuse("address-refused", host.name, f"{seen}; it must be an IP address of that host")
+            return None
+        if bearer is None or (name is not None and bearer["name"] != name):
+            has = bearer["name"] if bearer else "no interface"
+            seen += f", but {has} has that address{f' and ddp_nic is {name}' if name else ''}"
+            self.refuse("address-refused", host.name, f"{seen}; it has {self.addresses_in_words(host)}")
+            return None
+        return bearer
 
     @staticmethod
     def addresses_in_words(host: Host) -> str:
@@ -264,30 +229,17 @@ class EndpointChooser:
         shared = self.shared_nic(host) or self.only_nic(host)
         if shared is not None:
             if refused is not None:
-                self.findings.append(
-                    finding("nic-route-overlay", host.name, f"the route to the peers takes {refused['name']} ({refused['kind']}); "
-                            f"training takes {shared['name']} instead")
-                )  # fmt: skip
+                seen = f"the route to the peers takes {refused['name']} ({refused['kind']})"
+                self.note("nic-route-overlay", host.name, f"{seen}; training takes {shared['name']} instead")
             return shared
         if refused is not None:
-            self.problems.append(
-                finding(
-                    "address-refused",
-                    host.name,
-                    f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}",
-                    remedy=f"Set ddp_nic on {host.name} to the interface of the shared network, or to {refused['name']} to use "
-                    "it anyway.",
-                )
-            )
+            seen = f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}"
+            interface = f"the interface of the shared network, or to {refused['name']} to use it anyway"
+            self.refuse("address-refused", host.name, seen, f"Set ddp_nic on {host.name} to {interface}.")
         else:
-            self.problems.append(
-                finding(
-                    "nic-down",
-                    host.name,
-                    f"{host.name} has no interface that is up and reaches its peers (it has {self.addresses_in_words(host)})",
-                    remedy=f"Set ddp_nic or ddp_address on {host.name}.",
-                )
-            )
+            has = self.addresses_in_words(host)
+            seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
+            self.refuse("nic-down", host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
         return None
 
     @staticmethod
@@ -301,14 +253,16 @@ class EndpointChooser:
         """Routes to the peers first, the default route last."""
         found = host.fact("routes") or []
         peers = [entry for entry in found if entry["peer"] != "default"]
-        return peers + (
-            [] if any(entry.get("nic") for entry in peers) else [e for e in found if e["peer"] == "default"]
-        )
+        if any(entry.get("nic") for entry in peers):
+            return peers
+        return sorted(found, key=lambda entry: entry["peer"] == "default")
 
     def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
         """An interface in a network that every other host can use too, cable before Wi-Fi."""
-        candidates: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
-        for nic in sorted(candidates, key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))):
+        best_first = sorted(
+            usable_nics(host), key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))
+        )
+        for nic in best_first:
             networks = [interface.network for interface in interfaces(nic)]
             if all(self.within(networks, other) for other in self.hosts if other.name != host.name):
                 return nic
@@ -318,8 +272,7 @@ class EndpointChooser:
     def within(networks: Sequence[Any], host: Host) -> bool:
         return any(
             interface.ip in network
-            for nic in host.fact("nics") or []
-            if usable(nic)
+            for nic in usable_nics(host)
             for interface in interfaces(nic)
             for network in networks
             if interface.version == network.version
@@ -327,71 +280,49 @@ class EndpointChooser:
 
     def only_nic(self, host: Host) -> Mapping[str, Any] | None:
         """For a single host, or if the default route is the only one."""
-        found: list[Mapping[str, Any]] = [nic for nic in host.fact("nics") or [] if usable(nic)]
+        found = usable_nics(host)
         return found[0] if len(found) == 1 else None
 
     def address_of(self, host: Host, nic: Mapping[str, Any]) -> str:
         """The interface's address: the route's, or else the first, IPv4 before IPv6."""
-        own = interfaces(nic)
-        found = []
-        for entry in self.routes(host):
-            if entry.get("nic") == nic["name"] and entry.get("source") in [str(interface.ip) for interface in own]:
-                found.append(str(entry["source"]))
-        found += [str(interface.ip) for interface in own]
-        return sorted(found, key=lambda address: ":" in address)[0]
+        own = [str(interface.ip) for interface in interfaces(nic)]
+        sources = [str(entry.get("source")) for entry in self.routes(host) if entry.get("nic") == nic["name"]]
+        found = [source for source in sources if source in own] + own
+        return min(found, key=lambda address: ":" in address)
 
     def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
         """Add findings about the choice."""
         if nic["kind"] not in USABLE and nic["kind"] != "loopback":
-            self.findings.append(finding("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}"))
+            self.note("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}")
         if nic["kind"] == "wifi":
-            self.findings.append(finding("nic-wifi", host.name, f"{nic['name']} is a Wi-Fi interface"))
-        faster = [
-            other for other in host.fact("nics") or [] if other is not nic and usable(other) and quicker(other, nic)
-        ]
+            self.note("nic-wifi", host.name, f"{nic['name']} is a Wi-Fi interface")
+        faster = [other for other in usable_nics(host) if other is not nic and quicker(other, nic)]
         if faster:
             names = ", ".join(f"{other['name']} ({speed_in_words(other)})" for other in faster)
-            self.findings.append(
-                finding("nic-faster-up", host.name, f"the peers are reached over {nic['name']} ({speed_in_words(nic)}) "
-                        f"while {names} is up")
-            )  # fmt: skip
+            seen = f"the peers are reached over {nic['name']} ({speed_in_words(nic)}) while {names} is up"
+            self.note("nic-faster-up", host.name, seen)
 
-    def check_families(self, chosen: Mapping[str, Endpoint]) -> None:
-        families = {name: 6 if ":" in link.address else 4 for name, link in chosen.items() if link.address}
-        if len(set(families.values())) > 1:
-            four = ", ".join(name for name, family in families.items() if family == 4)
-            six = ", ".join(name for name, family in families.items() if family == 6)
-            self.problems.append(
-                finding(
-                    "ip-family-mix",
-                    next(name for name, family in families.items() if family == 6),
-                    f"{four} would be reached by IPv4 but {six} by IPv6",
-                )
-            )
-        loopback = [name for name, link in chosen.items() if link.address and is_loopback(link.address)]
+    def check_addresses(self, chosen: Mapping[str, Endpoint]) -> None:
+        """Refuse addresses of two families, of loopback among several machines, and of two machines at once."""
+        addresses = {name: link.address for name, link in chosen.items() if link.address}
+        six = [name for name, address in addresses.items() if ":" in address]
+        four = [name for name in addresses if name not in six]
+        if six and four:
+            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
+            self.refuse("ip-family-mix", six[0], seen)
         others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
-        for name in loopback if others else []:
-            self.problems.append(
-                finding(
-                    "address-refused",
-                    name,
-                    f"ddp_address is {chosen[name].address} on {name}, which only {name} can reach",
-                    remedy="Use its address in the shared network.",
-                )
-            )
+        for name, address in addresses.items() if others else []:
+            if is_loopback(address):
+                seen = f"ddp_address is {address} on {name}, which only {name} can reach"
+                self.refuse("address-refused", name, seen, "Use its address in the shared network.")
         by_address: dict[str, Host] = {}
         for host in self.hosts:
-            address = chosen[host.name].address
+            address = addresses.get(host.name, "")
             other = by_address.setdefault(address, host) if address else host
             if not same_network_stack(host, other) and other is not host:
-                self.problems.append(
-                    finding(
-                        "address-refused",
-                        host.name,
-                        f"{other.name} and {host.name} are different machines with the same address {address}",
-                        remedy="Set ddp_address or ddp_nic so that each has its own.",
-                    )
-                )
+                seen = f"{other.name} and {host.name} are different machines with the same address {address}"
+                remedy = "Set ddp_address or ddp_nic so that each has its own."
+                self.refuse("address-refused", host.name, seen, remedy)
 
 
 def is_loopback(address: str) -> bool:

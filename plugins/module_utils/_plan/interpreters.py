@@ -1,48 +1,57 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chooses the interpreter for each host's trainer environment; one version for all hosts if possible."""
+"""The Pythons of the hosts; chooses one for each trainer environment, of one version on all hosts if possible."""
 
 from __future__ import annotations
 
+import os
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, PYTHONS
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Interpreter
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
-    Host,
-    home_expanded,
-    made_python,
-    makes_python,
-    pythons,
-    version_of,
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    PYTHON_FOLDER,
+    PYTHON_IN_FOLDER,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
 # The oldest Python that PyTorch runs on.
 OLDEST_PYTHON = (3, 10)
+
+
+def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Major and minor version of an interpreter of the probe."""
+    major, minor = str(entry["version"]).split(".")[:2]
+    return int(major), int(minor)
+
+
+def pythons(host: Host) -> list[Mapping[str, Any]]:
+    """The host's interpreters that are new enough."""
+    return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= OLDEST_PYTHON]
+
+
+def made_python(base: str) -> str:
+    """The interpreter to install below the base folder if there is none."""
+    return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
 
 
 def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Interpreter:
     """The configured one, or the host's best, or one to install; None if impossible."""
     wanted = host.settings.python
     if wanted:
-        return interpreter(home_expanded(wanted, host), host)
-    candidates = pythons(host, OLDEST_PYTHON)
-    each = [{version_of(entry) for entry in pythons(other, OLDEST_PYTHON)} for other in hosts if other.probe]
+        path = home_expanded(wanted, host)
+        known = [version_of(entry) for entry in pythons(host) if entry["executable"] == path]
+        return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
+    each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
     common = set.intersection(*each) if each else set()
     used = host.fact("python", "version")
-    order = sorted(candidates, key=lambda entry: preference(entry, common, used))
-    if order:
-        return interpreter(str(order[0]["executable"]), host)
-    if makes_python(host, offline):
+    best = min(pythons(host), key=lambda entry: preference(entry, common, used), default=None)
+    if best:
+        return {"python": str(best["executable"]), "python_version": "%d.%d" % version_of(best)}
+    if host.probe and not offline:
         return {"python": made_python(base), "python_version": MADE_PYTHON}
     return {"python": None, "python_version": None}
-
-
-def interpreter(path: str, host: Host) -> Interpreter:
-    """A Python of the host with its version, if known."""
-    known = [version_of(entry) for entry in pythons(host, OLDEST_PYTHON) if entry["executable"] == path]
-    return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
 
 
 def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:

@@ -13,10 +13,10 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.budget import LEAST_STEPS, law_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Job, Link, Speed, predict
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, StepJob, predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
-# The link may take this fraction of a step before a larger batch is suggested; sufficient fraction of the hosts' own speeds.
+# A larger batch is suggested if the link takes more than this fraction of a step, until the hosts keep this much of their speed.
 LINK_SHARE, KEPT = 0.2, 0.95
 
 
@@ -30,13 +30,13 @@ class Larger(NamedTuple):
     tokens_per_second: float
 
 
-def law_batch(job: Job) -> int:
+def law_batch(job: StepJob) -> int:
     """nanochat's total batch for this model and as many tokens as the run has."""
     shape = Shape(*(job.model[name] for name in Shape._fields))  # type: ignore[literal-required]
     return law_of(shape, job.total_batch * job.iterations).batch
 
 
-def larger_batch(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> Optional[Larger]:
+def larger_batch(job: StepJob, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> Optional[Larger]:
     """The smallest multiple of the batch that hides the link, or the largest that the law allows; None if the link takes
     little of a step or the law leaves no room."""
     if job.world < 2:
@@ -44,24 +44,18 @@ def larger_batch(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[i
     kept_now, dummy = kept_and_speed(job, speeds, link, rows)
     if kept_now >= 1 - LINK_SHARE:
         return None
-    found, times = None, 2
+    found, times, head = None, 2, AUTO if job.head_open else job.head
     most = min(law_batch(job), job.total_batch * job.iterations // LEAST_STEPS)
     while times * job.total_batch <= most and (found is None or found.kept < KEPT):
-        larger = _of_size(job, times)
+        total, own = times * job.total_batch, tuple(times * count for count in job.rows)
+        larger = dataclasses.replace(job, total_batch=total, rows=own).with_way(job.sync, head)
         kept, speed = kept_and_speed(larger, speeds, link, [times * count for count in rows])
-        found = Larger(larger.total_batch, job.iterations // times, kept_now, kept, speed)
+        found = Larger(total, job.iterations // times, kept_now, kept, speed)
         times *= 2
     return found
 
 
-def kept_and_speed(job: Job, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> Tuple[float, float]:
+def kept_and_speed(job: StepJob, speeds: Sequence[Speed], link: Link, rows: Sequence[int]) -> Tuple[float, float]:
     """The fraction of the hosts' speed that the link leaves, and tokens per second."""
     step, alone = (predict(job, speeds, one, rows) for one in (link, None))
     return alone.seconds / step.seconds, step.tokens_per_second
-
-
-def _of_size(job: Job, times: int) -> Job:
-    larger = dataclasses.replace(
-        job, total_batch=times * job.total_batch, rows=tuple(times * count for count in job.rows)
-    )
-    return larger.with_way(job.sync, AUTO if job.head_open else job.head)

@@ -10,7 +10,7 @@ lasting facts of the hosts matter, not free memory, clocks or load, so the same 
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
@@ -38,12 +38,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     model_size,
     polite,
     settings_checks,
+    shares,
     source_checks,
     stages,
     sync_choice,
     trainings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch, BatchError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
     HOSTS,
     Basis,
@@ -68,16 +68,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
     of_controller,
     read,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
-    adapted,
-    capability_of,
-    core_sets,
-    cores_of,
-    parts_of_head,
-    share_out,
-    threads_of,
-    weights_of,
-)
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
@@ -89,7 +79,7 @@ SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_00
 EPHEMERAL = {"low": 32768, "high": 60999}
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """The document, with descriptions and data for the controller."""
 
     plan: Plan
@@ -97,16 +87,7 @@ class Outcome(NamedTuple):
     controller: Controller
     decided: Decided
     training: Launched
-    budget: Optional[budget.Choice]
-
-
-class Shared(NamedTuple):
-    """The batch split among the hosts, with problems and remarks."""
-
-    batch: Batch
-    head_parts: Mapping[str, int]
-    problems: tuple[Finding, ...]
-    findings: tuple[Finding, ...]
+    budget: Optional[budget.ModelChoice]
 
 
 class Inputs(NamedTuple):
@@ -129,10 +110,10 @@ def make_plan(
     here: Mapping[str, Any] | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
     clock: budget.Clock = budget.NO_CLOCK,
-) -> Outcome:
+) -> PlanOutcome:
     """The plan for hosts of the form {name, settings, probe, error}, in the inventory's order; error says why a probe is missing,
     here is what the controller answers to controller_questions, and measured what a rehearsal of this job has just measured on
-    each host (without it the last measurement counts that the host kept).
+    each host (without it, the last measurement that the host kept counts).
 
     With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
     run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
@@ -142,20 +123,19 @@ def make_plan(
     basis = decide_basis(asked, known)
     known = [host.measured_with(basis.matmul.value) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
-    asked, choice, late = budget.fit(asked, known, since, clock)
+    asked, choice, late = budget.fit_model(asked, known, since, clock)
     basis, run, shape = decide_basis(asked, known), asked.run, model_size.shape_of(asked.run)
     order, wrong = ranks(known)
-    shared = shared_out(asked, basis, known)
+    shared = shares.shared_out(asked, basis.batch_split.value, known)
     problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
     if problems:
         # There will be no plan, except one for looking at the hosts.
         order = {host.name: rank for rank, host in enumerate(known)}
-        shared = shared._replace(batch=shared.batch._replace(rows=[shared.batch.device_batch] * len(known)))
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
     plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
-    in_the_way, seen = host_checks.look(known, plan)
+    in_the_way, seen = host_checks.check_hosts(known, plan)
     obstacles = [
         *chooser.problems,
         *in_the_way,
@@ -171,19 +151,20 @@ def make_plan(
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     told = budget.with_end(launched, choice, known, run, plan, clock)
-    return Outcome(plan, findings, of_controller(run), decided, *told)
+    return PlanOutcome(plan, findings, of_controller(run), decided, *told)
 
 
 def hosts_and_trainings(
     asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[Host], trainings.Choice, trainings.Choice]:
+) -> tuple[list[Host], trainings.TrainingChoice, trainings.TrainingChoice]:
     """The hosts, and the trainings to resume: the run's and its base model's."""
     known = [known_host(asked, host, measured) for host in hosts]
     training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
     base = trainings.choose(known, stages.base_name(asked.run), None, "base_run")
     known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
-    kept = [{} if asked.run.fresh else section(host.probe, "run") for host in known]
-    return [host._replace(kept=facts) for host, facts in zip(known, kept)], training, base
+    if not asked.run.fresh:
+        known = [host._replace(kept=section(host.probe, "run")) for host in known]
+    return known, training, base
 
 
 def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, Any]]) -> Host:
@@ -193,32 +174,18 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
     return Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
 
 
-def shared_out(asked: Asked, basis: Basis, hosts: Sequence[Host]) -> Shared:
-    """Split rows and head among the hosts, in their order."""
-    run, split = asked.run, basis.batch_split.value
-    weights = weights_of(split, hosts)
-    try:
-        batch = share_out(asked, split, hosts, weights)
-    except BatchError as error:
-        problem = finding("setting-refused", "", str(error).rstrip("."))
-        batch = Batch([run.device_batch] * len(hosts), run.device_batch, run.total_batch)
-        return Shared(batch, {}, (*weights.problems, problem), ())
-    found = (*weights.findings, *adapted(run, batch, len(hosts)))
-    return Shared(batch, parts_of_head(split, hosts, weights), weights.problems, found)
-
-
 def decide(
     asked: Asked,
     basis: Basis,
     shape: Shape,
     by_rank: Sequence[Host],
     hosts: Sequence[Host],
-    shared: Shared,
+    shared: shares.HostShares,
 ) -> Decided:
-    """All decisions; hosts in the order of the shares."""
+    """All decisions; hosts in the order of the shares, of which there are none if the batch cannot be split."""
     batch = shared.batch
     share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
-    rows = tuple(share_of[host.name] for host in by_rank)
+    rows = tuple(share_of.get(host.name, batch.device_batch) for host in by_rank)
     way = sync_choice.decide_way(asked, basis, shape, by_rank, batch._replace(rows=list(rows)))
     return all_decided(
         basis,
@@ -234,18 +201,15 @@ def decide(
 
 def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
     """A batch size, adapted to the hosts if nobody set it."""
-    wanted = as_set(asked, field, value)
-    return wanted if value == getattr(asked.run, field) else Decision(value, HOSTS, "divides among them")
+    is_adapted = value != getattr(asked.run, field)
+    return Decision(value, HOSTS, "divides among them") if is_adapted else as_set(asked, field)
 
 
-def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> list[Finding]:
+def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> Iterator[Finding]:
     """The finding that another trainer's ranks do not communicate."""
-    if basis.device.value != "cpu" or basis.together or len(by_rank) < 2:
-        return []
-    seen = (
-        f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
-    )
-    return [finding("trainer-apart", by_rank[0].name, seen)]
+    if basis.device.value == "cpu" and not basis.together and len(by_rank) > 1:
+        seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
+        yield finding("trainer-apart", by_rank[0].name, seen)
 
 
 # The document
@@ -267,7 +231,7 @@ def document(inputs: Inputs) -> Plan:
         "timeout_seconds": run.timeout,
         "model": model_size.describe(inputs.shape),
         "training": training_of(inputs),
-        "data": data_set.document(run, inputs.hosts, order, lambda path: path_here(inputs.here, path)),
+        "data": data_set.document(run, inputs.hosts, order, inputs.here),
         "trainer": trainer_of(inputs),
         "nodes": [],
     }
@@ -331,21 +295,16 @@ def training_of(inputs: Inputs) -> Training:
         "tracker_bind": run.tracker_bind,
     }
     if decided.timed:
-        training["timed"] = str(budget.wanted(run))
+        training["timed"] = str(budget.time_given(run))
     if decided.head_shares:
         training["head_shares"] = list(decided.head_shares)
     return training
 
 
-def path_here(here: Mapping[str, Any], path: str) -> str:
-    """Resolve a path of the controller."""
-    return str(here.get("folders", {}).get(path, {}).get("path") or path)
-
-
 def trainer_of(inputs: Inputs) -> Trainer:
     run, decided = inputs.asked.run, inputs.decided
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
-    urls = {"ours": None, "path": path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
+    urls = {"ours": None, "path": data_set.path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
     others = [line for line in inputs.requirements if not line.startswith("torch==")]
     compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
     trainer: Trainer = {
@@ -394,9 +353,9 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "session": f"nanochat-{decided.name}-rank{rank}",
         "device": decided.device.value,
         "dtype": decided.dtype.value,
-        "threads": threads_of(host, hosts),
-        "cores": cores_of(host, hosts) if on_cpu else None,
-        "core_sets": core_sets(host, hosts) if decided.ours and on_cpu else [],
+        "threads": shares.threads_of(host, hosts),
+        "cores": shares.cores_of(host, hosts) if on_cpu else None,
+        "core_sets": shares.core_sets(host, hosts) if decided.ours and on_cpu else [],
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),
@@ -411,9 +370,9 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     }
     if decided.joined:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
-    if guest := polite.limits(host, decided):
+    if guest := polite.guest_limits(host, decided):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, capability_of(host))
+    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, shares.capability_of(host))
     node["argv"] = argv_of(plan, node)
     return node
 

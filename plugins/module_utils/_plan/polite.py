@@ -40,14 +40,14 @@ def decide(host: Host, basis: Basis) -> Decision[str]:
         return Decision(LOW, STAGE, "an evaluation is over in minutes")
     if wanted != AUTO:
         return Decision(wanted, USER)
-    kept = (host.kept.get("polite") or {}).get(host.name)
+    kept = host.kept_fact("polite")
     if kept in (OFF, LOW):
         return Decision(kept, KEPT)
     users = host.fact("usage", "graphical") or []
     return Decision(LOW, HOSTS, f"{named(users)} is logged in graphically") if users else Decision(OFF, DEFAULT)
 
 
-def limits(host: Host, basis: Basis) -> Guest | None:
+def guest_limits(host: Host, basis: Basis) -> Guest | None:
     """A guest's limits; None for other hosts."""
     if decide(host, basis).value != GUEST:
         return None
@@ -82,20 +82,14 @@ def _is_set(settings: HostSettings, name: str) -> bool:
     return bool(getattr(settings, name) != find(PREFIX + name).default)
 
 
-def findings(hosts: Sequence[Host], basis: Basis) -> list[Finding]:
+def findings(hosts: Sequence[Host], basis: Basis) -> Iterator[Finding]:
     """Hosts made low by auto, and facts that guests cannot read."""
-    found = []
     for host in hosts:
         decision = decide(host, basis)
         if decision.by == HOSTS:
-            found.append(
-                finding("polite-low", host.name, f"{decision.why}, so training yields to all other programs there")
-            )
+            seen = f"{decision.why}, so training yields to all other programs there"
+            yield finding("polite-low", host.name, seen)
         blind = host.fact("usage", "blind") or []
         if decision.value == GUEST and blind:
-            found.append(
-                finding(
-                    "guest-blind", host.name, f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
-                )
-            )
-    return found
+            seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
+            yield finding("guest-blind", host.name, seen)

@@ -15,7 +15,7 @@ TRIED = ("fp32", "bf16")
 CLEARLY = 1.05
 
 
-def of_products(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
+def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
     """A host's measurements with only this precision; empty if it measured only others."""
     if measured.get("matmul", matmul) == matmul:
         return measured
@@ -25,17 +25,17 @@ def of_products(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
 
 def speeds_together(measured: Sequence[Optional[Mapping[str, Any]]]) -> Dict[str, float]:
     """Combined tokens per second of all hosts, for each precision that every host tried."""
-    speeds = {matmul: [_speed(one or {}, matmul) for one in measured] for matmul in TRIED}
+    speeds = {matmul: [speed_in(section(section(one, "products"), matmul)) for one in measured] for matmul in TRIED}
     return {matmul: sum(of_all) for matmul, of_all in speeds.items() if of_all and all(of_all)}
 
 
-def _speed(measured: Mapping[str, Any], matmul: str) -> float:
-    """0 if unknown; the file may contain anything."""
-    found = section(section(measured, "products"), matmul).get("tokens_per_second")
+def speed_in(measured: Mapping[str, Any]) -> float:
+    """Tokens per second; 0 if unknown: the file may contain anything."""
+    found = measured.get("tokens_per_second")
     return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
-def begun_with(kept: Sequence[object]) -> Optional[str]:
+def kept_precision(kept: Sequence[object]) -> Optional[str]:
     """The precision that the run of these hosts began with, None if there is none."""
     return next((matmul for matmul in TRIED if matmul in kept), None)
 

@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch, Wanted, plan_batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
+    BatchError,
+    BatchRequest,
+    SharedBatch,
+    plan_batch,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import FOLLOWING
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speed_in
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import head_weights
 
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
@@ -25,6 +31,15 @@ class Weights(NamedTuple):
     """Each host's weight, with findings about its origin."""
 
     values: list[float]
+    problems: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class HostShares(NamedTuple):
+    """The batch split among the hosts, and each host's part of a shared head, with problems and remarks."""
+
+    batch: SharedBatch
+    head_parts: Mapping[str, int]
     problems: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -56,17 +71,14 @@ def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
     if host.settings.cores:
         return listed(host.settings.cores)
     sets = [one["cpus"] for one in core_sets(host, hosts)]
-    if host.name in (host.kept.get("rows") or {}):
-        found = (host.kept.get("cores") or {}).get(host.name)
-    else:
-        found = host.measured.get("cores")
+    found = host.kept_fact("cores") if host.has_begun else host.measured.get("cores")
     return list(found) if found and found in sets else None
 
 
 def capability_of(host: Host) -> str:
     """avx2 if torch's operations were clearly faster with it than with the CPU's AVX-512, else empty; a run keeps its choice."""
-    if host.name in (host.kept.get("rows") or {}):
-        return AVX2 if (host.kept.get("capability") or {}).get(host.name) == AVX2 else ""
+    if host.has_begun:
+        return AVX2 if host.kept_fact("capability") == AVX2 else ""
     faster = host.measured.get("capability") == AVX2.upper() and "avx512f" in (host.fact("cpu", "flags") or [])
     return AVX2 if faster else ""
 
@@ -104,22 +116,16 @@ def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
 
 def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
     """Each host's speed, if known. Nodes of one machine were measured beside each other and count the same."""
-    measured = {host.name: measured_speed(host) for host in hosts}
+    measured = {host.name: speed_in(host.measured) for host in hosts}
     found: list[float | None] = []
     for host in hosts:
         beside = [measured[other.name] for other in hosts if same_machine(host, other)] or [measured[host.name]]
-        together = [speed for speed in beside if speed]
-        mean = sum(together) / len(together) if len(together) == len(beside) else None
+        mean = sum(beside) / len(beside) if all(beside) else None
         found.append(host.settings.speed or mean)
     return found
 
 
-def measured_speed(host: Host) -> float | None:
-    speed = host.measured.get("tokens_per_second")
-    return float(speed) if isinstance(speed, (int, float)) and speed > 0 else None
-
-
-def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
+def kept_shares(hosts: Sequence[Host], name: str) -> dict[str, int]:
     """The resumed run's shares (rows, or head_shares); otherwise each new measurement would start it over."""
     found = [host.kept.get(name) or {} for host in hosts]
     rows: dict[str, int] = found[0]
@@ -128,27 +134,25 @@ def kept_shares(hosts: Sequence[Host], name: str = "rows") -> dict[str, int]:
     return rows if all(other == rows for other in found) and all(share > 0 for share in rows.values()) else {}
 
 
-def share_out(asked: Asked, split: str, hosts: Sequence[Host], weights: Weights) -> Batch:
-    """A step's batch; raises BatchError if the requested batch cannot be split."""
-    run = asked.run
-    wanted = Wanted(
-        run.sequence,
-        run.total_batch,
-        run.device_batch,
-        "ddp_total_batch" in asked.given,
-        "ddp_device_batch" in asked.given,
-    )
-    kept = kept_shares(hosts) if split in FOLLOWING else {}
-    return plan_batch(wanted, weights.values, split == "equal", [kept[host.name] for host in hosts] if kept else [])
+def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
+    """Split the rows of a step and a shared head among the hosts, in their order."""
+    run, weights = asked.run, weights_of(split, hosts)
+    rows, parts = (kept_shares(hosts, name) if split in FOLLOWING else {} for name in ("rows", "head_shares"))
+    total_set, device_set = "ddp_total_batch" in asked.given, "ddp_device_batch" in asked.given
+    wanted = BatchRequest(run.sequence, run.total_batch, run.device_batch, total_set, device_set)
+    kept = [rows[host.name] for host in hosts] if rows else []
+    try:
+        batch = plan_batch(wanted, weights.values, split == "equal", kept)
+    except BatchError as error:
+        problem = finding("setting-refused", "", str(error).rstrip("."))
+        batch = SharedBatch([], run.device_batch, run.total_batch)
+        return HostShares(batch, {}, (*weights.problems, problem))
+    # Parts of the head are finer than rows.
+    parts = parts or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
+    return HostShares(batch, parts, weights.problems, (*weights.findings, *adapted(run, batch, len(hosts))))
 
 
-def parts_of_head(split: str, hosts: Sequence[Host], weights: Weights) -> dict[str, int]:
-    """Each host's part of a shared head: by speed, like rows, but finer."""
-    kept = kept_shares(hosts, "head_shares") if split in FOLLOWING else {}
-    return kept or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
-
-
-def adapted(run: RunSettings, batch: Batch, world: int) -> list[Finding]:
+def adapted(run: RunSettings, batch: SharedBatch, world: int) -> list[Finding]:
     """The batch differs from the profile because of the number and speed of the hosts."""
     changes = [
         f"{name} {new} (profile: {old})"

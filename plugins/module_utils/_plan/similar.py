@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, curve_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
 
-# Factors between the tokens of two trainings: to go alike, and to interpolate between them.
+# Factors between the tokens of two trainings: to count as alike, and to interpolate between them.
 NEAR, COMPARABLE = 1.5, 4.0
 
 

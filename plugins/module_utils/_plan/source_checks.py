@@ -10,15 +10,14 @@ from typing import Any, Iterator, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, holders, maker
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, hosts_with_data, maker_host
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
-
-CONTROLLER = "the controller"
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     """The folders in the settings that this host should check."""
-    wanted = run.data_source in ON_A_HOST and maker(run, hosts, ranks(hosts)[0]) == name
+    wanted = run.data_source in ON_A_HOST and maker_host(run, hosts, ranks(hosts)[0]) == name
     return list(run.data_paths) if wanted else []
 
 
@@ -28,60 +27,47 @@ def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping
 
 
 def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the controller has the trainer's source, and a checkout all that is used of it."""
     source = run.trainer_source
-    if planned["source"] == "git" and here.get("git"):
-        yield finding(
-            "source-missing",
-            "",
-            f"ddp_trainer_source is {source}, but {here['git']}",
-            remedy="Use a repository that the controller can clone, or the path of a checkout on it.",
-        )
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
-    if facts and facts["kind"] != "folder":
-        yield finding(
-            "source-missing",
-            "",
-            f"ddp_trainer_source is {source}, but {facts['path']} is not a folder on the controller",
-            remedy="Use the path of a nanochat checkout on it, a git URL, or ours.",
-        )
+    problem = remedy = ""
+    if planned["source"] == "git" and here.get("git"):
+        problem = here["git"]
+        remedy = "Use a repository that the controller can clone, or the path of a checkout on it."
+    elif facts and facts["kind"] != "folder":
+        problem = f"{facts['path']} is not a folder on the controller"
+        remedy = "Use the path of a nanochat checkout on it, a git URL, or ours."
     elif facts and not facts["trainer"]:
-        yield finding(
-            "source-missing",
-            "",
-            f"ddp_trainer_source is {source}, but {facts['path']} on the controller has no scripts/base_train.py, so it is not a "
-            "nanochat checkout",
-            remedy="Use a checkout that has it.",
-        )
+        problem = f"{facts['path']} on the controller has no scripts/base_train.py, so it is not a nanochat checkout"
+        remedy = "Use a checkout that has it."
     elif facts:
         found = here.get("checkout", {})
         yield from checkout(source, found.get("script", []))
         if planned.get("joined"):
             yield from checkout(source, found.get("join", []), to_join=True)
+    if problem:
+        yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}", remedy=remedy)
 
 
 def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
     """The commit in use of a repository, which is cloned only once."""
-    used, newest = (str((here.get("commits") or {}).get(name) or "") for name in ("used", "newest"))
+    used, newest = (str((here.get("commits") or {}).get(name) or "")[:10] for name in ("used", "newest"))
+    seen = f"ddp_trainer_source is {source}"
     if used and newest and used != newest:
-        yield finding(
-            "trainer-behind",
-            "",
-            f"ddp_trainer_source is {source}, and the controller uses its commit {used[:10]}; the repository now has "
-            f"{newest[:10]}",
-        )
+        seen += f", and the controller uses its commit {used}; the repository now has {newest}"
+        yield finding("trainer-behind", "", seen)
     elif used:
-        yield finding("trainer-commit", "", f"ddp_trainer_source is {source}, at commit {used[:10]}")
+        yield finding("trainer-commit", "", f"{seen}, at commit {used}")
 
 
 def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Iterator[Finding]:
     """A checkout's flags and functions that differ from nanochat's."""
-    remedy = "Use a nanochat commit that has them, or ddp_trainer_source=ours."
+    remedy, effect = "Use a nanochat commit that has them, or ddp_trainer_source=ours.", ""
     if to_join:
         remedy = "Use another commit, or ddp_trainer_join=false, with which each rank trains its own model."
+        effect = ", so its ranks cannot be joined"
     for problem in problems:
-        seen = f"ddp_trainer_source is {source}, which {problem}" + (
-            ", so its ranks cannot be joined" if to_join else ""
-        )
+        seen = f"ddp_trainer_source is {source}, which {problem}{effect}"
         yield finding("source-differs", "", seen, remedy=remedy)
 
 
@@ -89,7 +75,7 @@ def data(
     run: RunSettings, planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Data folders that are missing or too small, unless the data set was already made from them."""
-    if holders(hosts, planned["id"]):
+    if hosts_with_data(hosts, planned["id"]):
         return
     names = [one.name for one in hosts]
     if run.data_host and run.data_host not in names:
@@ -97,64 +83,41 @@ def data(
         yield finding("setting-refused", "", text, remedy=f"Use {' or '.join(names)}.")
     (host,) = [one for one in hosts if one.name == planned["host"]]
     is_here = planned["source"] == "controller"
-    seen = here.get("folders") if is_here else host.fact("folders")
+    seen = (here.get("folders") if is_here else host.fact("folders")) or {}
     for number, path in enumerate(run.data_paths if planned["source"] != "url" else []):
-        facts = (seen or {}).get(path)
-        if facts:
-            yield from folder(
-                planned,
-                path,
-                facts,
-                "" if is_here else host.name,
-                is_tokenizer=number > 0 and planned["source"] != "text",
-            )
+        if seen.get(path):
+            is_tokenizer = number > 0 and planned["source"] != "text"
+            yield from folder(planned, path, seen[path], "" if is_here else host.name, is_tokenizer)
 
 
 def folder(
     planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], host: str, is_tokenizer: bool
 ) -> Iterator[Finding]:
-    """Problems of a folder in ddp_data_paths on a host, or without a host on the controller."""
-    where = host or CONTROLLER
-    named, is_text = f"ddp_data_paths names {path}", planned["source"] == "text"
+    """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
+    where, is_text = host or "the controller", planned["source"] == "text"
+    problem = remedy = ""
     if facts["kind"] == "absent" or (facts["kind"] == "file" and not is_text):
-        what = "does not exist" if facts["kind"] == "absent" else "is not a folder"
-        would = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
-        yield finding(
-            "source-missing", host, f"{named}, which {what} on {where}", remedy=f"Use a folder of {would} there."
-        )
+        problem = f"{'does not exist' if facts['kind'] == 'absent' else 'is not a folder'} on {where}"
+        content = "text" if is_text else "a tokenizer" if is_tokenizer else "*.parquet shards"
+        remedy = f"Use a folder of {content} there."
     elif not facts["readable"]:
-        yield finding(
-            "source-missing",
-            host,
-            f"{named}, which the login user on {where} cannot read",
-            remedy="Make it readable, or choose another folder.",
-        )
+        problem = f"the login user on {where} cannot read"
+        remedy = "Make it readable, or choose another folder."
     elif is_text and not facts["files"]:
-        yield finding(
-            "source-missing", host, f"{named}, which has no files on {where}", remedy="Use a folder of text there."
-        )
+        problem, remedy = f"has no files on {where}", "Use a folder of text there."
     elif is_tokenizer and not facts["tokenizer"]:
-        yield finding(
-            "source-missing",
-            host,
-            f"{named}, which has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}",
-            remedy="Name the folder that has it, or none.",
-        )
+        problem = f"has no tokenizer (tokenizer.pkl and token_bytes.pt) on {where}"
+        remedy = "Name the folder that has it, or none."
     elif not is_text and not is_tokenizer and facts["shards"] < planned["shards"]:
-        count = f"{facts['shards']} shard{'' if facts['shards'] == 1 else 's'}" if facts["shards"] else "no shards"
-        yield finding(
-            "source-missing",
-            host,
-            f"{named}, which has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}",
-            remedy="Lower ddp_data_shards, add shards there, or choose another folder.",
-        )
+        count = plural(facts["shards"], "shard") if facts["shards"] else "no shards"
+        problem = f"has {count} (*.parquet) on {where}, but ddp_data_shards is {planned['shards']}"
+        remedy = "Lower ddp_data_shards, add shards there, or choose another folder."
+    if problem:
+        yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}", remedy=remedy)
 
 
 def results(run: RunSettings, here: Mapping[str, Any]) -> Iterator[Finding]:
     facts = here.get("results")
     if facts and not facts["writable"]:
-        yield finding(
-            "results-read-only",
-            "",
-            f"ddp_results_dir is {run.results_dir}, which is not writable on the controller ({facts['path']})",
-        )
+        where = f"which is not writable on the controller ({facts['path']})"
+        yield finding("results-read-only", "", f"ddp_results_dir is {run.results_dir}, {where}")

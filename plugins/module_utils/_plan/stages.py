@@ -34,12 +34,12 @@ LONGEST_NAME = 48
 
 def base_name(run: RunSettings) -> str:
     """The name of the base model's run."""
+    if run.run:
+        return str(run.run)
     if run.budget or run.finish_by:
         # The depth is not chosen yet.
-        return str(
-            run.run or re.sub("[^0-9A-Za-z-]", "", f"by-{run.finish_by}" if run.finish_by else f"for-{run.budget}")
-        )
-    return str(run.run or f"d{run.depth}")
+        return re.sub("[^0-9A-Za-z-]", "", f"by-{run.finish_by}" if run.finish_by else f"for-{run.budget}")
+    return f"d{run.depth}"
 
 
 def run_name(run: RunSettings) -> str:
@@ -160,15 +160,17 @@ def is_evaluation(plan: Plan) -> bool:
 
 def in_words(section: Stage) -> str:
     """A stage as text."""
+    base = f"the run {section['base']}"
     if section["stage"] == EVAL:
-        step, base = section["step"], section["base"]
-        return f"measures step {step} of the run {base} on the validation shard, and trains nothing"
-    if "conversations" not in section:
-        own = f"the checkout's {str(section.get('script')).replace('.', '/')}.py and its own data"
-        return f"continues the model of the run {section['base']} with {own if 'script' in section else SCRIPTS[section['stage']]}"
-    talks, held_out = section["conversations"], section.get("held_out")
-    beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
-    return f"fine-tunes the model of the run {section['base']} on {talks['count']} conversations of {talks['path']}{beside}"
+        return f"measures step {section['step']} of {base} on the validation shard, and trains nothing"
+    if "conversations" in section:
+        talks, held_out = section["conversations"], section.get("held_out")
+        beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
+        return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
+    script = SCRIPTS[section["stage"]]
+    if "script" in section:
+        script = f"the checkout's {str(section['script']).replace('.', '/')}.py and its own data"
+    return f"continues the model of {base} with {script}"
 
 
 def evaluates(plan: Plan) -> bool:

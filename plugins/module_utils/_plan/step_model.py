@@ -63,8 +63,8 @@ class Link(NamedTuple):
     latency_ms: float
 
 
-class Sent(NamedTuple):
-    """Bytes that the rank which sends most sends in a step."""
+class BytesSent(NamedTuple):
+    """The bytes per step of the rank that sends most."""
 
     gradients: int  # and updates, once a step
     head: int  # hidden states of a shared head, in every pass
@@ -74,7 +74,7 @@ class Sent(NamedTuple):
         return self.gradients + self.head
 
 
-class Step(NamedTuple):
+class PredictedStep(NamedTuple):
     """A predicted step."""
 
     seconds: float
@@ -84,7 +84,7 @@ class Step(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class StepJob:
     """The part of a plan that determines a step's time."""
 
     hosts: Tuple[str, ...]  # by rank, as the rows
@@ -104,17 +104,17 @@ class Job:
     def world(self) -> int:
         return len(self.hosts)
 
-    def with_way(self, sync: str, head: str) -> Job:
+    def with_way(self, sync: str, head: str) -> StepJob:
         """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
         chosen = _choose_head(self, sync, head)
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
-def job_of(plan: Mapping[str, Any]) -> Job:
+def job_of(plan: Mapping[str, Any]) -> StepJob:
     """The job of a plan document, which may be from an older version with fewer fields."""
     training, nodes = plan["training"], plan["nodes"]
     asked = {name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head")}
-    return Job(
+    return StepJob(
         hosts=tuple(node["host"] for node in nodes),
         rows=tuple(node.get("rows") or 0 for node in nodes),
         model=plan["model"],
@@ -138,31 +138,31 @@ def touched_rows(vocab_size: int, tokens: int) -> int:
     return round(sum(1.0 - (1.0 - weight / total) ** tokens for weight in weights))
 
 
-def most_matrices(job: Job) -> float:
-    """The share of the layers' matrices that one rank has at most. The largest, a third of a layer's, is never divided, so
-    that among many ranks its owner takes and sends more than the others."""
+def largest_matrix_share(job: StepJob) -> float:
+    """The largest share of the layers' matrices that one rank owns. The largest matrix, a third of its layer, is never divided,
+    so among many ranks its owner updates and sends more than the others."""
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def muon_share(job: Job, sync: Optional[str] = None) -> float:
+def muon_share(job: StepJob, sync: Optional[str] = None) -> float:
     """The largest fraction of Muon's matrices that one rank updates per step."""
-    return most_matrices(job) if (sync or job.sync) in WAYS else 1.0
+    return largest_matrix_share(job) if (sync or job.sync) in WAYS else 1.0
 
 
-def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
-    """Bytes of a step: of the embeddings its own tokens' rows to every other rank, of the layers' matrices gradients to their
-    owners and its own updates to all, of all else what a ring sends, which passes every byte almost twice, and between two
-    ranks once."""
+def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
+    """Bytes of a step. A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices
+    to their owners, and updates of its own matrices to all. A ring carries everything else: almost every byte twice, and
+    between two ranks once."""
     model, world = job.model, job.world
     kind = sync or job.sync
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
     if kind not in WAYS:
-        return Sent(int(FLOAT * counts["total"] * ring), 0)
+        return BytesSent(int(FLOAT * counts["total"] * ring), 0)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
-    most = most_matrices(job)
+    most = largest_matrix_share(job)
     matrices = counts["transformer_matrices"] * (1 - most + (world - 1) * most)
     way = WAYS[kind]
     shared = 0
@@ -171,23 +171,23 @@ def bytes_sent(job: Job, sync: Optional[str] = None) -> Sent:
         tokens = [rows * model["sequence"] for rows in job.rows]
         shared = most_bytes(tokens, model["n_embd"], way.hidden_bytes)
     embeddings = rows * model["n_embd"] * tables * (world - 1)
-    return Sent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
+    return BytesSent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 
 
-def head_of(job: Job, kind: str) -> str:
+def head_of(job: StepJob, kind: str) -> str:
     """The head with this sync method: if the plan chooses, it depends on the bytes."""
     fixed = kind == job.sync or not job.head_open or job.world < 2
     return job.head if fixed else _choose_head(job, kind, AUTO)
 
 
-def _choose_head(job: Job, kind: str, wanted: str) -> str:
+def _choose_head(job: StepJob, kind: str, wanted: str) -> str:
     width = job.model["n_embd"]
     tokens = [rows * job.model["sequence"] for rows in job.rows]
     vocabulary = job.model["parameters"]["lm_head"] // width
     return choose_head(wanted, can_share(job.device, kind), vocabulary, width, tokens, kind)
 
 
-def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
+def passes_of(job: StepJob, rows: Sequence[int]) -> List[float]:
     """Each rank's work in passes of device_batch rows; parts of the head are finer than rows."""
     passes = [share / job.device_batch for share in rows]
     parts = job.head_shares
@@ -198,12 +198,12 @@ def passes_of(job: Job, rows: Sequence[int]) -> List[float]:
 
 
 def predict(
-    job: Job,
+    job: StepJob,
     speeds: Sequence[Speed],
     link: Optional[Link],
     rows: Sequence[int],
     sync: Optional[str] = None,
-) -> Step:
+) -> PredictedStep:
     """A step of all hosts, with rows in the order of the speeds."""
     kind = sync or job.sync
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
@@ -213,16 +213,16 @@ def predict(
         # The rank with most rows is the last to begin its last pass.
         passes = max(1, math.ceil(max(rows) / job.device_batch))
         of_pass, head = slowest / passes, sent.head / passes
-        waiting = (passes - 1) * felt(link, kind, head, of_pass)
-        waiting += felt(link, kind, sent.gradients + head, of_pass + max(updates))
+        waiting = (passes - 1) * unhidden_seconds(link, kind, head, of_pass)
+        waiting += unhidden_seconds(link, kind, sent.gradients + head, of_pass + max(updates))
         late = ROUNDS * link.latency_ms / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
-    return Step(seconds, job.total_batch / seconds, waits, sent.total)
+    return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
 
 
-def felt(link: Link, kind: str, sent: float, computing: float) -> float:
-    """The part of a transfer's seconds that these seconds of computing do not hide."""
+def unhidden_seconds(link: Link, kind: str, sent: float, computing: float) -> float:
+    """The seconds of a transfer that are not hidden behind these seconds of computing."""
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
     able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
     return max(FELT_SHARE * wire, wire - able * computing)
@@ -242,12 +242,12 @@ def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
 NEARLY_AS_FAST = 0.95
 
 
-def eligible(job: Job) -> List[str]:
+def eligible(job: StepJob) -> List[str]:
     """The methods that auto may choose for this model."""
     return [kind for kind in WAYS if fits(kind, job.model["n_embd"])]
 
 
-def choose_sync(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
+def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
     """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers. None if there is
     nothing to choose, or the link is unknown."""
     if job.world < 2 or link is None or not job.sync_open:

@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import Batch
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import SharedBatch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
     DEFAULT,
     HOSTS,
@@ -28,9 +28,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.settings_checks import packing_problems
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     NEARLY_AS_FAST,
-    Job,
     Link,
     Speed,
+    StepJob,
     choose_sync,
     links_of,
     predict,
@@ -51,8 +51,8 @@ class WayDecided(NamedTuple):
     head_open: bool
 
 
-def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: Batch) -> WayDecided:
-    """Decide ddp_sync and ddp_head for hosts by rank, with the rows of the batch by rank, too."""
+def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: SharedBatch) -> WayDecided:
+    """Decide ddp_sync and ddp_head for hosts by rank, with the rows of the batch by rank."""
     kept = sync_of_run(by_rank, basis, shape)
     sync = _sync(asked, basis, kept or "exact", KEPT if kept else DEFAULT)
     # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.
@@ -82,14 +82,13 @@ def _sync(asked: Asked, basis: Basis, sync: str, by: str) -> Decision[str]:
     """ddp_sync as the user set it, or this one if it is auto."""
     if not basis.together:
         return Decision(UPSTREAM, TRAINER)
-    wanted = asked.run.sync
-    return Decision(sync, by) if wanted == AUTO else as_set(asked, "sync", wanted)
+    return Decision(sync, by) if asked.run.sync == AUTO else as_set(asked, "sync")
 
 
-def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: Batch) -> Job:
+def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: SharedBatch) -> StepJob:
     """The job before the method is decided."""
     run = asked.run
-    return Job(
+    return StepJob(
         hosts=tuple(host.name for host in by_rank),
         rows=tuple(batch.rows),
         model=describe(shape),
@@ -101,7 +100,7 @@ def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batc
     )
 
 
-def _head(asked: Asked, basis: Basis, job: Job, stays_whole: bool) -> Decision[str]:
+def _head(asked: Asked, basis: Basis, job: StepJob, stays_whole: bool) -> Decision[str]:
     if stays_whole:
         return Decision(job.head, DEFAULT, "losing a host would lose its part of the head")
     if not basis.ours:
@@ -109,7 +108,7 @@ def _head(asked: Asked, basis: Basis, job: Job, stays_whole: bool) -> Decision[s
     return Decision(job.head, USER) if job.head == asked.run.head else Decision(job.head, HOSTS, "it sends fewer bytes")
 
 
-def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:
+def _sharing_pays(job: StepJob, speeds: List[Speed], link: Optional[Link]) -> bool:
     """Whether sharing the head makes a step clearly faster."""
     if not can_share(job.device, job.sync):
         return False
@@ -119,7 +118,7 @@ def _sharing_pays(job: Job, speeds: List[Speed], link: Optional[Link]) -> bool:
     return shared < NEARLY_AS_FAST * whole
 
 
-def _measured(basis: Basis, by_rank: Sequence[Host], job: Job) -> Optional[Tuple[List[Speed], Optional[Link]]]:
+def _measured(basis: Basis, by_rank: Sequence[Host], job: StepJob) -> Optional[Tuple[List[Speed], Optional[Link]]]:
     """The measured speeds and slowest link of these hosts with this model; None if one is missing."""
     if len(by_rank) < 2 or not basis.ours or basis.device.value != "cpu":
         return None

@@ -32,57 +32,44 @@ def human(number: float) -> str:
 
 def render(plan: Plan) -> str:
     """The whole plan as text."""
-    nodes = plan["nodes"]
-    count = "1 host" if len(nodes) == 1 else f"{len(nodes)} hosts"
-    lines = [f"Run {plan['run']} on {count} (plan {plan['digest']})", ""]
-    stage = [("stage", stages.in_words(plan["stage"]))] if "stage" in plan else []
-    lines += columns(
-        [*model_rows(plan["model"]), *stage, *training_rows(plan), *data_rows(plan), network_row(plan)], ""
-    )
+    lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})", ""]
+    rows = [
+        ("model", model_lines(plan["model"])),
+        ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
+        ("evaluation", [evaluation(plan)]) if stages.is_evaluation(plan) else ("training", training_lines(plan)),
+        ("trainer", trainer_lines(plan)),
+        ("data", [data_line(plan)]),
+        ("network", [network_line(plan)]),
+    ]
+    lines += columns([("" if at else name, line) for name, own in rows for at, line in enumerate(own)], "")
     lines += ["", *node_table(plan), "", *changes(plan)]
     return "\n".join(lines)
 
 
-def model_rows(model: Mapping[str, Any]) -> list[Sequence[str]]:
+def model_lines(model: Mapping[str, Any]) -> list[str]:
     parameters = model["parameters"]
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"
-    )
+    parts = [f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"]
     return [
-        (
-            "model",
-            f"depth {model['depth']}, width {model['n_embd']}, {model['n_head']} heads of {model['head_dim']}, "
-            f"rows of {model['sequence']} tokens, windows {model['window_pattern']}, vocabulary {model['vocab_size']}",
-        ),
-        ("", f"{parameters['total']:,} parameters: {parts}"),
+        f"depth {model['depth']}, width {model['n_embd']}, {model['n_head']} heads of {model['head_dim']}, "
+        f"rows of {model['sequence']} tokens, windows {model['window_pattern']}, vocabulary {model['vocab_size']}",
+        f"{parameters['total']:,} parameters: {', '.join(parts)}",
     ]
 
 
-def training_rows(plan: Plan) -> list[Sequence[str]]:
+def training_lines(plan: Plan) -> list[str]:
     training: dict[str, Any] = {**plan["training"]}
-    nodes = plan["nodes"]
+    first = plan["nodes"][0]
     if not stages.evaluates(plan):
         training["eval_every"] = -1
-    if stages.is_evaluation(plan):
-        return [("evaluation", evaluation(plan))]
+    resumes = "resumes" if training["resume"] else "does not resume"
     return [
-        (
-            "training",
-            f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
-            f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
-        ),
-        (
-            "",
-            f"on {nodes[0]['device']} in {nodes[0]['dtype']}, sync {sync(training)}, head {training['head']}, "
-            f"products {training['matmul']}, {schedule(training)}",
-        ),
-        (
-            "",
-            f"{'resumes' if training['resume'] else 'does not resume'}, times out after {plan['timeout_seconds']} s if a rank is missing",
-        ),
-        *loss_rows(plan),
-        *polite_rows(plan),
-        *trainer_rows(plan["trainer"]),
+        f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
+        f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
+        f"on {first['device']} in {first['dtype']}, sync {sync(training)}, head {training['head']}, "
+        f"products {training['matmul']}, {schedule(training)}",
+        f"{resumes}, times out after {plan['timeout_seconds']} s if a rank is missing",
+        *loss_lines(plan),
+        *polite_lines(plan),
     ]
 
 
@@ -102,15 +89,15 @@ def evaluation(plan: Plan) -> str:
     )
 
 
-def loss_rows(plan: Plan) -> list[Sequence[str]]:
+def loss_lines(plan: Plan) -> list[str]:
     """The cost of losing a host, if the run continues after that: the others can save unless part of the head is lost."""
     if "keeper" not in plan:
         return []
     rescued = plan["training"]["head"] == "whole"
-    return [("", "losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save"))]
+    return ["losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save")]
 
 
-def polite_rows(plan: Plan) -> list[Sequence[str]]:
+def polite_lines(plan: Plan) -> list[str]:
     """Hosts on which training yields to other programs, and guests."""
     low = [node["host"] for node in plan["nodes"] if node["env"][politeness.VARIABLE] != politeness.OFF]
     guests = [
@@ -118,22 +105,23 @@ def polite_rows(plan: Plan) -> list[Sequence[str]]:
         for node in plan["nodes"]
         if "guest" in node
     ]
-    rows = [("", f"yields to other programs on {named(low)}")] if low else []
-    return [*rows, *([("", f"leaves while the machine is needed: {named(guests)}")] if guests else [])]
+    hosts = {"yields to other programs on": low, "leaves while the machine is needed:": guests}
+    return [f"{what} {named(names)}" for what, names in hosts.items() if names]
 
 
 def sync(training: Mapping[str, Any]) -> str:
     """The sync method, with a mark if the settings left it open."""
-    asked = (training.get("asked") or {}).get("sync")
-    return f"{training['sync']} (auto)" if asked == "auto" and training["sync"] != "upstream" else str(training["sync"])
+    way = str(training["sync"])
+    return f"{way} (auto)" if training["asked"]["sync"] == "auto" and way != "upstream" else way
 
 
-def trainer_rows(trainer: Mapping[str, Any]) -> list[Sequence[str]]:
+def trainer_lines(plan: Plan) -> list[str]:
     """Empty for this collection's own trainer."""
+    trainer = plan["trainer"]
     if trainer["source"] == "ours":
         return []
     joined = ", unchanged; join.py makes its ranks train one model" if trainer.get("joined") else ""
-    return [("trainer", f"nanochat of {trainer['url']}{joined}")]
+    return [f"nanochat of {trainer['url']}{joined}"]
 
 
 def schedule(training: Mapping[str, Any]) -> str:
@@ -149,24 +137,22 @@ def schedule(training: Mapping[str, Any]) -> str:
     return steps + minutes
 
 
-def data_rows(plan: Plan) -> list[Sequence[str]]:
+def data_line(plan: Plan) -> str:
     data = plan["data"]
+    shards = f"shards in {', '.join(data['paths'])}"
     origin = {
         "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
         "url": f"{data['url']}",
-        "host": f"shards in {', '.join(data['paths'])} on {data['host']}",
-        "controller": f"shards in {', '.join(data['paths'])} on the controller",
+        "host": f"{shards} on {data['host']}",
+        "controller": f"{shards} on the controller",
     }[data["source"]]
-    return [("data", f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}")]
+    return f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}"
 
 
-def network_row(plan: Plan) -> Sequence[str]:
+def network_line(plan: Plan) -> str:
     master, ports = plan["master"], plan["data_ports"]
     narrowed = " (the hosts' port range is narrowed to it)" if plan["narrow_ports"] else ""
-    return (
-        "network",
-        f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}{narrowed}",
-    )
+    return f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}{narrowed}"
 
 
 def node_table(plan: Plan) -> list[str]:
@@ -189,10 +175,9 @@ def nameless(plan: Plan, node: Node, text: str) -> str:
 
 def changes(plan: Plan) -> list[str]:
     """Changes that later steps may make on the hosts."""
-    lines = ["Changes on the hosts (skipped where already in place):"]
-    many = len(plan["nodes"]) > MANY_HOSTS
+    nodes, ports, many = plan["nodes"], plan["data_ports"], len(plan["nodes"]) > MANY_HOSTS
     rows = []
-    for node in plan["nodes"]:
+    for node in nodes:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
         venv = "" if own else ", " + nameless(plan, node, node["venv_dir"])
         session = node["session"].replace(f"rank{node['rank']}", "rankN") if many else node["session"]
@@ -200,24 +185,20 @@ def changes(plan: Plan) -> list[str]:
         disk = f" (about {bytes_text(node['disk_bytes'])})"
         what = f"files below {nameless(plan, node, node['base_dir'])}{disk}{venv}; tmux session {session}{user}"
         rows.append((node["host"], what))
-    lines += [f"  {host}: {what}" for host, what in alike(rows)]
+    lines = [f"{host}: {what}" for host, what in alike(rows)]
     lines.append(
-        f"  the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk in addition to the above"
+        f"the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk in addition to the above"
     )
-    if plan["manage_firewall"] and any(node["peers"] for node in plan["nodes"]):
-        ports, meets = plan["data_ports"], f"port {plan['master']['port']} of {plan['master']['host']}"
+    if plan["manage_firewall"] and any(node["peers"] for node in nodes):
+        meets = f"port {plan['master']['port']} of {plan['master']['host']}"
         if plan.get("keeper"):
-            keepers = sorted({node["keeper_port"] for node in plan["nodes"]})
+            keepers = sorted({node["keeper_port"] for node in nodes})
             meets = f"port {plan['master']['port']}, the keepers' port {', '.join(map(str, keepers))}"
-        lines.append(
-            f"  active firewalls: {meets} and ports {ports['low']}-{ports['high']} of every host, "
-            "open to the peers only"
-        )
+        opened = f"{meets} and ports {ports['low']}-{ports['high']} of every host"
+        lines.append(f"active firewalls: {opened}, open to the peers only")
     if plan["narrow_ports"]:
-        lines.append(
-            f"  net.ipv4.ip_local_port_range of every host: {plan['data_ports']['low']} {plan['data_ports']['high']}"
-        )
-    return lines
+        lines.append(f"net.ipv4.ip_local_port_range of every host: {ports['low']} {ports['high']}")
+    return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]
 
 
 def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:

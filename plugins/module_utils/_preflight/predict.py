@@ -18,10 +18,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import byt
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.larger_batch import larger_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Job,
     Link,
+    PredictedStep,
     Speed,
-    Step,
+    StepJob,
     choose_sync,
     job_of,
     predict,
@@ -127,14 +127,14 @@ def outlook(
     }
 
 
-def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
+def fewer(team: Optional[Team], now: PredictedStep) -> Optional[Dict[str, object]]:
     """The hosts that are faster without the rest; None if all together are as fast."""
     if team is None or team.tokens_per_second < COSTS * now.tokens_per_second:
         return None
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
-def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
+def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}
@@ -151,13 +151,13 @@ def better(
     link: Optional[Link],
     rows: Sequence[int],
     radio: Sequence[str],
-    now: Step,
+    now: PredictedStep,
 ) -> Dict[str, Dict[str, object]]:
     """Changes that would make a step clearly faster: code -> expected figures."""
     found: Dict[str, Dict[str, object]] = {}
     job = job_of(plan)
 
-    def consider(code: str, step: Step, **more: Any) -> None:
+    def consider(code: str, step: PredictedStep, **more: Any) -> None:
         if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
             found[code] = dict(more, tokens_per_second=round(step.tokens_per_second, 1))
 

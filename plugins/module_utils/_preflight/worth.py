@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, cas
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import speed_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Job,
     Link,
     Speed,
+    StepJob,
     job_of,
     muon_share,
     predict,
@@ -60,7 +60,7 @@ def follows_speed(plan: Plan) -> bool:
     return training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
 
 
-def part_of(job: Job, rows: Mapping[str, int]) -> Job:
+def part_of(job: StepJob, rows: Mapping[str, int]) -> StepJob:
     """The same job for these hosts alone, with these rows."""
     hosts = tuple(host for host in job.hosts if host in rows)
     return dataclasses.replace(job, hosts=hosts, rows=tuple(rows[host] for host in hosts), head_shares=())

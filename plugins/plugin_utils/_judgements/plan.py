@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
     questions,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.so_far import so_far
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import (
-    render,
-    render_findings,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import Here, look
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
@@ -52,38 +50,45 @@ OPTIONS: Options = {
 }
 
 
+def with_problems(judge: Callable[[Asked], dict[str, object]]) -> Callable[[Asked], dict[str, object]]:
+    """The judgement, which fails the task with all problems if there is no plan."""
+
+    @functools.wraps(judge)
+    def judged(asked: Asked) -> dict[str, object]:
+        try:
+            return judge(asked)
+        except PlanError as error:
+            return {"failed": True, "msg": str(error), "problems": error.findings}
+
+    return judged
+
+
+@with_problems
 def judge_settings(asked: Asked) -> dict[str, object]:
-    """The controller's settings, or the problems of all settings."""
-    try:
-        return {"controller": controller_settings(hosts_of(asked))}
-    except PlanError as error:
-        return refused(error)
+    """The controller's settings."""
+    return {"controller": controller_settings(hosts_of(asked))}
 
 
+@with_problems
 def judge_questions(asked: Asked) -> dict[str, object]:
     """The options of host_info for each host."""
-    try:
-        hosts = hosts_of(asked)
-        refuse_limit(asked)
-        tell_what_is_lacking(len(hosts))
-        return {"questions": questions(hosts)}
-    except PlanError as error:
-        return refused(error)
+    hosts = hosts_of(asked)
+    refuse_limit(asked)
+    tell_what_is_lacking(len(hosts))
+    return {"questions": questions(hosts)}
 
 
+@with_problems
 def judge_plan(asked: Asked) -> dict[str, object]:
-    """The plan, or its problems."""
+    """The plan."""
     tolerant = asked.options["tolerant"]
-    try:
-        hosts = hosts_of(asked)
-        refuse_limit(asked)
-        here = seen_on_the_controller(hosts, tolerant)
-        # Recorded at the first plan of this play, because set-up counts towards the budget.
-        began = (asked.variables.get("ddp_launched") or {}).get("begun") or time.time()
-        clock = budget.Clock(time.time(), began)
-        outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], clock)
-    except PlanError as error:
-        return refused(error)
+    hosts = hosts_of(asked)
+    refuse_limit(asked)
+    here = seen_on_the_controller(hosts, tolerant)
+    # Recorded at the first plan of this play, because set-up counts towards the budget.
+    began = (asked.variables.get("ddp_launched") or {}).get("begun") or time.time()
+    clock = budget.Clock(time.time(), began)
+    outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], clock)
     fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
     text = "\n\n".join([render(outcome.plan), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
@@ -106,11 +111,6 @@ def judge_plan(asked: Asked) -> dict[str, object]:
         "so_far": so_far(outcome.plan["digest"], probes, bool(outcome.controller["fresh"])),
         "text": text,
     }
-
-
-def refused(error: PlanError) -> dict[str, object]:
-    """A failed task with all problems."""
-    return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
 def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:

@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
@@ -184,7 +184,7 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, if every host's step and some link were measured."""
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
-    speeds = speeds_of(hosts, {host: of_products(found, matmul) for host, found in measured.items()})
+    speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
     rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):

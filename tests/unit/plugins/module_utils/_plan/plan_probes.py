@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 
 GIGA = 10**9
@@ -123,7 +123,7 @@ def hosts(
     for name, make, more in (("desktop", desktop, one or {}), ("laptop", laptop, two or {})):
         settings = {**(run or {}), **{key: value for key, value in more.items() if key.startswith("ddp_")}}
         changes = {key: value for key, value in more.items() if not key.startswith("ddp_")}
-        both.append({"name": name, "settings": settings, "probe": make(**changes)})
+        both.append({"name": name, "settings": settings, "probe": make(**changes), "reach": None})
     return both
 
 
@@ -155,9 +155,11 @@ def one_machine(count: int = 2, run: dict[str, Any] | None = None) -> list[dict[
     return found
 
 
-def planned(run: dict[str, Any] | None = None) -> dict[str, Any]:
+def planned(
+    run: dict[str, Any] | None = None, one: dict[str, Any] | None = None, two: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The plan of the two machines at home."""
-    return make_plan(hosts(run)).plan  # type: ignore[return-value]
+    return make_plan(hosts(run, one, two)).plan  # type: ignore[return-value]
 
 
 def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
@@ -166,8 +168,12 @@ def refusal(known: list[dict[str, Any]], **options: Any) -> list[str]:
     return [sentence(found) for found in caught.value.findings]
 
 
-def codes(outcome: Outcome) -> list[tuple[str, str]]:
+def codes(outcome: PlanOutcome) -> list[tuple[str, str]]:
     return [(found["code"], found["host"]) for found in outcome.findings]
+
+
+def findings_with(outcome: PlanOutcome, code: str) -> list[Finding]:
+    return [found for found in outcome.findings if found["code"] == code]
 
 
 def flag(node: dict[str, Any], name: str) -> object:
@@ -178,5 +184,5 @@ def flag(node: dict[str, Any], name: str) -> object:
     return value
 
 
-def node(outcome: Outcome, name: str) -> dict[str, Any]:
+def node(outcome: PlanOutcome, name: str) -> dict[str, Any]:
     return next(entry for entry in outcome.plan["nodes"] if entry["host"] == name)  # type: ignore[misc]

@@ -16,7 +16,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop, nic, route
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    hosts,
+    lan,
+    laptop,
+    nic,
+    refusal,
+    route,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +40,7 @@ ODD = st.sampled_from(
     ]
 )  # fmt: skip
 CHOSEN = st.dictionaries(st.sampled_from(sorted(rows())), ODD, max_size=3)
+REPEATABLE = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +60,7 @@ def limited() -> Iterator[None]:
 def plan(known: list[dict[str, Any]]) -> None:
     """Everything that is made of settings; what is refused is told with the setting's name."""
     for ask in (
-        lambda: questions([{**host, "reach": None} for host in known]),
+        lambda: questions(known),
         lambda: json.dumps(make_plan(known).plan),
         lambda: render(make_plan(known, tolerant=True).plan),
     ):
@@ -65,13 +73,7 @@ def plan(known: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", list(rows()))
 def test_each_setting_takes_or_refuses_every_odd_value(name: str) -> None:
-    @settings(
-        max_examples=max(4, EXAMPLES // 10),
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(REPEATABLE, max_examples=max(4, EXAMPLES // 10))
     @given(ODD)
     def check(value: Any) -> None:
         plan(hosts({name: value}))
@@ -79,9 +81,7 @@ def test_each_setting_takes_or_refuses_every_odd_value(name: str) -> None:
     check()
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(REPEATABLE, max_examples=EXAMPLES)
 @given(CHOSEN, CHOSEN, CHOSEN)
 def test_odd_settings_together(run: dict[str, Any], one: dict[str, Any], two: dict[str, Any]) -> None:
     plan(hosts(run, one, two))
@@ -104,13 +104,7 @@ MEMBERS = st.tuples(
 )
 
 
-@settings(
-    max_examples=max(4, EXAMPLES // 5),
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(REPEATABLE, max_examples=max(4, EXAMPLES // 5))
 @given(st.lists(MEMBERS, min_size=1, max_size=9, unique_by=lambda member: member[0]))
 def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) -> None:
     """Names of any kind, the same address twice, IPv6, hosts without an address, of one machine, or down."""
@@ -118,21 +112,12 @@ def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) 
     for name, addresses, machine, is_down, has_routes in members:
         cards = [nic(f"eth{number}", "wired", address) for number, address in enumerate(addresses)]
         others = [other.partition("/")[0] for member in members if member[0] != name for other in member[1]]
-        routes = (
-            [route(other, "eth0", addresses[0].partition("/")[0]) for other in others]
-            if has_routes and addresses
-            else []
-        )
+        own = addresses[0].partition("/")[0] if addresses else ""
+        routes = [route(other, "eth0", own) for other in others] if has_routes and own else []
         seen = laptop(nics=cards, routes=routes)
         seen["host"] = {**seen["host"], "boot_id": f"boot-{machine}", "hostname": name}
-        known.append(
-            {
-                "name": name,
-                "settings": {},
-                "probe": None if is_down else seen,
-                "error": "no route to host" if is_down else "",
-            }
-        )
+        host: dict[str, Any] = {"name": name, "settings": {}, "probe": seen, "reach": None}
+        known.append({**host, "probe": None, "error": "no route to host"} if is_down else host)
     plan(known)
 
 
@@ -144,42 +129,20 @@ def test_odd_names_of_hosts(name: str) -> None:
 
 
 def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
-    known = []
-    for number in range(200):
-        card = nic("eth0", "wired", f"10.0.{number // 100}.{number % 100 + 1}/16", speed=1000)
-        seen = laptop(nics=[card], routes=[])
-        seen["host"] = {**seen["host"], "boot_id": f"boot-{number}", "hostname": f"h{number}"}
-        known.append({"name": f"h{number}", "settings": {}, "probe": seen})
+    known = lan(200)
+    for host in known:
+        host["probe"]["routes"] = []
     made = make_plan(known, tolerant=True).plan
     assert made["world"] == 200 and len({node["address"] for node in made["nodes"]}) == 200
     # Alike hosts share a row.
     text = render(made)
-    assert "h0 ... h199 (200)" in text and "10.0.0.1 ... 10.0.1.100" in text and len(text.splitlines()) < 20
-
-
-def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
-    for first, second in (
-        ("192.168.1.10/24", "192.168.1.10/24"),
-        ("fd00::1/64", "192.168.1.11/24"),
-        ("fd00::1/64", "fd00::1/64"),
-    ):
-        known = hosts(
-            {},
-            {"nics": [nic("eth0", "wired", first)], "routes": []},
-            {"nics": [nic("eth0", "wired", second)], "routes": []},
-        )
-        with pytest.raises(PlanError, match="address"):
-            make_plan(known)
+    assert "h0 ... h199 (200)" in text and "192.168.1.10 ... 192.168.1.209" in text and len(text.splitlines()) < 20
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        (
-            "ddp_depth",
-            10**9,
-            "ddp_depth is 1000000000 on every host (at most 1000); it must be an integer of at least 1.",
-        ),
+        ("ddp_depth", 10**9, "is 1000000000 on every host (at most 1000); it must be an integer of at least 1."),
         ("ddp_data_shards", 10**9, "(at most 100000)"),
         ("ddp_timeout", 10**400, "(at most 1000000)"),
         ("ddp_base_dir", "/a\0b", "a NUL byte"),
@@ -189,6 +152,5 @@ def test_addresses_of_two_kinds_and_twice_the_same_are_told() -> None:
     ],
 )
 def test_what_is_wrong_and_what_would_be_right(setting: str, value: Any, said: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        make_plan(hosts({setting: value}))
-    assert said in str(caught.value) and setting in str(caught.value)
+    problems = refusal(hosts({setting: value}))
+    assert any(said in problem and setting in problem for problem in problems), problems

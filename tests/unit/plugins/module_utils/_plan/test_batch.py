@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
-    Batch,
     BatchError,
-    Wanted,
+    BatchRequest,
+    SharedBatch,
     plan_batch,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-SMOKE = Wanted(512, 2048, 2, False, False)
+SMOKE = BatchRequest(512, 2048, 2, False, False)
 
 
 def told(total=None, device=None):
-    return Wanted(512, total or 2048, device or 2, total is not None, device is not None)
+    return BatchRequest(512, total or 2048, device or 2, total is not None, device is not None)
 
 
 def test_equal_shares():
-    assert plan_batch(told(2048, 2), [1.0, 1.0], True) == Batch([2, 2], 2, 2048)
+    assert plan_batch(told(2048, 2), [1.0, 1.0], True) == SharedBatch([2, 2], 2, 2048)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_equal_shares():
     [(1, 4, 2), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 1), (12, 1, 1)],
 )
 def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
-    assert plan_batch(SMOKE, [1.0] * world, True) == Batch([rows] * world, device, rows * world * 512)
+    assert plan_batch(SMOKE, [1.0] * world, True) == SharedBatch([rows] * world, device, rows * world * 512)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_on
 
 def test_a_pass_is_never_larger_than_a_share():
     # The trainer refuses a total batch of less than one pass on every rank.
-    assert plan_batch(Wanted(128, 1024, 8, True, True), [1.0, 1.0]) == Batch([4, 4], 4, 1024)
+    assert plan_batch(BatchRequest(128, 1024, 8, True, True), [1.0, 1.0]) == SharedBatch([4, 4], 4, 1024)
 
 
 def test_passes_of_unequal_hosts_have_a_limit():
-    found = plan_batch(Wanted(512, 512 * 64, 8, True, False), [3.0, 1.0])
+    found = plan_batch(BatchRequest(512, 512 * 64, 8, True, False), [3.0, 1.0])
     assert (found.rows, found.device_batch) == ([48, 16], 16)
-    assert plan_batch(Wanted(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
+    assert plan_batch(BatchRequest(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
 
 
 def test_a_run_keeps_the_shares_that_it_has_had():
     assert plan_batch(SMOKE, [1.0, 1.0], kept=[3, 1]).rows == [3, 1]
-    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == Batch([2, 2], 2, 2048)
-    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == Batch([3, 1], 2, 2048)
+    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == SharedBatch([2, 2], 2, 2048)
+    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == SharedBatch([3, 1], 2, 2048)
     assert plan_batch(told(total=4096), [3.0, 1.0], kept=[3, 1]).rows == [6, 2]
 
 
@@ -71,7 +71,7 @@ def test_a_run_keeps_the_shares_that_it_has_had():
 )
 def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
     weights = [1.0] * len(weights) if equal else weights
-    found = plan_batch(Wanted(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    found = plan_batch(BatchRequest(sequence, sequence * wanted, device, False, told_device), weights, equal)
     assert found.total_batch == sum(found.rows) * sequence
     assert all(rows > 0 for rows in found.rows)
     assert 1 <= found.device_batch <= max(found.rows)

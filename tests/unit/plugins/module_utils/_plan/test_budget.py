@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_of
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import flag, hosts, refusal
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    flag,
+    hosts,
+    planned,
+    refusal,
+)
 
 NOW = time.mktime((2026, 11, 24, 23, 0, 0, 0, 0, -1))
 HOUR = 3600
@@ -37,7 +42,7 @@ def run_of(**values: Any) -> RunSettings:
 
 def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
     """A host that has measured a pass of the real profile's model at depth 8."""
-    plan = make_plan(hosts({"ddp_profile": "real", **settings})).plan
+    plan = planned({"ddp_profile": "real", **settings})
     parts = {
         "pass_seconds": seconds,
         "adamw_seconds": seconds / 10,
@@ -47,7 +52,7 @@ def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
     return {"measured": {**parts, "link": {"mbit": 900.0, "latency_ms": 0.3}, **measured_of(plan)}}
 
 
-def made(time_given: dict[str, Any], *more: dict[str, Any]) -> Outcome:
+def made(time_given: dict[str, Any], *more: dict[str, Any]) -> PlanOutcome:
     facts = list(more) or [measured(), measured()]
     return make_plan(hosts({"ddp_profile": "real", **time_given}, *facts), clock=budget.Clock(NOW, NOW))
 
@@ -134,7 +139,7 @@ def test_trainer_is_told_and_the_plan_is_the_same_at_any_time():
     ).plan
     assert later["digest"] == plan["digest"]
     assert "until 07:30, about" in render(plan)
-    assert flag(make_plan(hosts({"ddp_profile": "real"})).plan["nodes"][0], "timed") is None
+    assert flag(planned({"ddp_profile": "real"})["nodes"][0], "timed") is None
 
 
 def test_run_that_goes_on_keeps_model_and_end():

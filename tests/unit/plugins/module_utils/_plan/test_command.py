@@ -16,12 +16,13 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     flag,
     hosts,
     one_machine,
+    planned,
     refusal,
 )
 
 
 def test_the_command_is_complete():
-    one, two = make_plan(hosts()).plan["nodes"]
+    one, two = planned()["nodes"]
     assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.torchrun"]
     assert one["argv"][one["argv"].index("scripts.base_train") - 1] == "-m"
     assert "--node-rank=0" in one["argv"] and "--node-rank=1" in two["argv"]
@@ -32,7 +33,7 @@ def test_the_command_is_complete():
 
 
 def test_field_08_both_environments_name_the_same_variables():
-    one, two = make_plan(hosts({"ddp_extra_env": {"MALLOC_ARENA_MAX": 2}})).plan["nodes"]
+    one, two = planned({"ddp_extra_env": {"MALLOC_ARENA_MAX": 2}})["nodes"]
     assert list(one["env"]) == list(two["env"])
     assert one["env"]["NANOCHAT_DATA_DIR"] == "/home/lzw/nanochat-ddp/runs/d4/data"
     assert two["env"]["NANOCHAT_BASE_DIR"] == "/home/xiaoxin/nanochat-ddp/runs/d4"
@@ -41,7 +42,7 @@ def test_field_08_both_environments_name_the_same_variables():
 
 
 def test_field_09_the_ranks_differ_only_in_what_is_their_own():
-    one, two = make_plan(hosts()).plan["nodes"]
+    one, two = planned()["nodes"]
     own = ("--node-rank", "--local-addr", "--run-dir")
     assert [w for w in one["argv"][1:] if not w.startswith(own)] == [
         w for w in two["argv"][1:] if not w.startswith(own)
@@ -55,7 +56,7 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
     assert not flags & {"sync", "matmul", "rank-rows", "run-dir", "timeout-seconds", "resume", "tracker"}
     assert flag(outcome.plan["nodes"][0], "run") == "dummy"
     assert outcome.plan["trainer"]["source"] == "git" and outcome.plan["training"]["sync"] == "upstream"
-    assert make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"})).plan["trainer"]["source"] == "path"
+    assert planned({"ddp_trainer_source": "/home/me/nanochat"})["trainer"]["source"] == "path"
     problems = refusal(
         hosts(
             {**apart, "ddp_batch_split": "threads", "ddp_sync": "bf16", "ddp_matmul": "bf16", "ddp_tracker": "mlflow"}
@@ -65,7 +66,7 @@ def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
 
 
 def test_field_21_the_ranks_of_a_checkout_are_joined():
-    plan = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})).plan
+    plan = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})
     words = plan["nodes"][1]["argv"]
     tools = "/home/xiaoxin/nanochat-ddp/tools/scripts"
     at = words.index(f"{tools}/join.py")
@@ -84,15 +85,15 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     assert all(re.search("[=<]", one) for one in plan["trainer"]["requirements"])
     assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
     assert "nanochat of /home/me/nanochat, unchanged; join.py makes its ranks train one model" in render(plan)
-    packed = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})).plan
+    packed = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})
     assert "--sync=int8" in packed["nodes"][0]["argv"]
     assert packed["nodes"][0]["memory_bytes"] > plan["nodes"][0]["memory_bytes"]
     problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int4"}))
     assert len(problems) == 1 and "it must be exact or bf16 or int8 or dense" in problems[0]
-    with_mlflow = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})).plan
+    with_mlflow = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})
     assert with_mlflow["nodes"][0]["join_flags"]["tracker-uri"] == "http://127.0.0.1:5000"
     on_cards = {"ddp_trainer_source": "/home/me/nanochat", "ddp_device": "cuda"}
-    plan = make_plan(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})).plan
+    plan = planned(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})
     assert "joined" not in plan["trainer"] and "torch.distributed.run" in plan["nodes"][0]["argv"]
 
 
@@ -104,7 +105,7 @@ def test_further_arguments_come_last():
 
 
 def test_torchrun_keeps_its_hands_off_the_trainers_flags():
-    argv = make_plan(hosts()).plan["nodes"][0]["argv"]
+    argv = planned()["nodes"][0]["argv"]
     assert argv[argv.index("scripts.base_train") + 1] == "--"
 
 
@@ -116,12 +117,12 @@ def test_secrets_are_named_and_never_shown():
 
 def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
     def of(**run):
-        return make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat", **run})).plan["nodes"][0]["env"]
+        return planned({"ddp_trainer_source": "/home/me/nanochat", **run})["nodes"][0]["env"]
 
     name = "TORCH_COMPILE_OVERRIDE_BACKENDS"
     assert of()[name] == ">=0:eager"
     assert of(ddp_extra_env={name: ""})[name] == ""
-    assert name not in make_plan(hosts()).plan["nodes"][0]["env"]
+    assert name not in planned()["nodes"][0]["env"]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
     [("::", "http://[::1]:5000"), ("fd00::1", "http://[fd00::1]:5000"), ("0.0.0.0", "http://127.0.0.1:5000")],
 )
 def test_an_address_of_ipv6_stands_in_brackets(bind, uri):
-    made = make_plan(hosts({"ddp_tracker": "mlflow", "ddp_tracker_bind": bind})).plan
+    made = planned({"ddp_tracker": "mlflow", "ddp_tracker_bind": bind})
     assert flag(made["nodes"][0], "tracker-uri") == uri
 
 
 def test_without_restarts_there_is_no_keeper():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     assert "keeper" not in plan
     assert all("keeper_port" not in one for one in plan["nodes"])
 
@@ -142,30 +143,24 @@ def test_without_restarts_there_is_no_keeper():
 def test_a_keeper_on_every_host():
     asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_grace": 20}
     outcome = make_plan(hosts(asked))
-    assert outcome.plan["keeper"] == {
-        "restarts": 3,
-        "min_hosts": 1,
-        "grace_seconds": 20,
-        "survive_reboot": False,
-    }
+    assert outcome.plan["keeper"] == {"restarts": 3, "min_hosts": 1, "grace_seconds": 20, "survive_reboot": False}
     one, two = outcome.plan["nodes"]
     assert one["open_ports"] == two["open_ports"] == [29500, 29501]
     assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
     assert "port 29500, the keepers' port 29501 and ports" in render(outcome.plan)
-    assert make_plan(hosts({"ddp_restarts": 3})).plan["keeper"]["min_hosts"] == 2
-    assert make_plan(hosts({"ddp_restarts": 3, "ddp_survive_reboot": True})).plan["keeper"]["survive_reboot"]
+    assert planned({"ddp_restarts": 3})["keeper"]["min_hosts"] == 2
+    assert planned({"ddp_restarts": 3, "ddp_survive_reboot": True})["keeper"]["survive_reboot"]
     shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
     # The rendezvous port of one machine is tried and opened once.
     assert [one["open_ports"] for one in shared] == [[29500, 29501], [29502]]
     # Those that follow leave out the run's other ports.
     crowded = {"ddp_restarts": 3, "ddp_keeper_port": 29499, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501}
     assert [one["keeper_port"] for one in make_plan(one_machine(3, crowded)).plan["nodes"]] == [29499, 29502, 29503]
-    called = [{**host, "reach": None} for host in hosts(asked)]
-    assert questions(called)["laptop"]["ports"] == [29500, 29501, 29502]
+    assert questions(hosts(asked))["laptop"]["ports"] == [29500, 29501, 29502]
 
 
 def test_checkpoints_by_time_can_be_switched_off():
-    assert flag(make_plan(hosts({})).plan["nodes"][0], "save-minutes") == 30
-    plan = make_plan(hosts({"ddp_save_minutes": 0})).plan
+    assert flag(planned({})["nodes"][0], "save-minutes") == 30
+    plan = planned({"ddp_save_minutes": 0})
     assert plan["training"]["save_minutes"] == 0
     assert flag(plan["nodes"][0], "save-minutes") is None

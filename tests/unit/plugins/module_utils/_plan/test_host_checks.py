@@ -12,12 +12,16 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     GIGA,
     codes,
     desktop,
+    findings_with,
     hosts,
     laptop,
     node,
     one_machine,
+    planned,
     refusal,
 )
+
+DISK = laptop()["disk"]
 
 
 def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
@@ -26,8 +30,10 @@ def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
     (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
     assert "by a process of eve, which this user may not inspect; choose another port" in problem
-    # Only the master listens there.
-    assert make_plan(hosts(two={"ports": [holder]})).plan["world"] == 2
+    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [{**holder, "port": 29501}]}))
+    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 4711 of eve (python old.py)")
+    # Without keepers only the master listens.
+    assert planned(two={"ports": [holder]})["world"] == 2
 
 
 def test_our_own_running_session_holds_its_port_rightly():
@@ -45,18 +51,15 @@ def test_our_own_running_session_holds_its_port_rightly():
             "laptop has 500 MB of memory, but its rank needs about",
         ),
         (
-            {"disk": {**laptop()["disk"], "free": GIGA}},
+            {"disk": {**DISK, "free": GIGA}},
             "laptop has 1.0 GB free below /home/xiaoxin, but checkpoints, data and software",
         ),
-        ({"disk": {**laptop()["disk"], "writable": False}}, "but xiaoxin cannot write to"),
+        ({"disk": {**DISK, "writable": False}}, "but xiaoxin cannot write to"),
         (
-            {"transfer": {"folder": "/home/xiao xin/.ansible/tmp", "shell": "/bin/bash"}},
+            {"transfer": {"folder": "/home/a b/tmp", "shell": "/bin/bash"}},
             "ansible_remote_tmp: /var/tmp/ansible-xiaoxin",
         ),
-        (
-            {"ddp_python": "/opt/python9"},
-            "ddp_python is /opt/python9 on laptop, which is not a Python 3.10 or newer",
-        ),
+        ({"ddp_python": "/opt/python9"}, "ddp_python is /opt/python9 on laptop, which is not a Python 3.10 or newer"),
         ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
         (
             {"host": {**laptop()["host"], "arch": "aarch64"}},
@@ -71,18 +74,18 @@ def test_a_host_that_cannot_take_part_is_refused(change, sentence):
 
 def test_hosts_of_arm_alone_are_allowed():
     one, two = ({"host": {**probe()["host"], "arch": "aarch64"}} for probe in (desktop, laptop))
-    assert "architecture-differs" not in {one["code"] for one in make_plan(hosts({}, one, two)).findings}
+    assert not findings_with(make_plan(hosts({}, one, two)), "architecture-differs")
 
 
 def test_data_and_checkpoints_that_are_there_need_no_room_again():
-    little = {**laptop()["disk"], "free": int(0.05 * GIGA)}
-    plan = make_plan(hosts()).plan
+    little = {**DISK, "free": int(0.05 * GIGA)}
+    plan = planned()
     there = {
         "data": [{"id": plan["data"]["id"], "shards": 3, "bytes": 75_000_000}],
         "run": {"exists": True, "session": None, "checkpoints": [5, 10, 15]},
         "python": {**laptop()["python"], "venv": {"exists": True}},
     }
-    assert make_plan(hosts({}, {"data": there["data"]}, {"disk": little, **there})).plan["digest"] == plan["digest"]
+    assert planned({}, {"data": there["data"]}, {"disk": little, **there})["digest"] == plan["digest"]
 
 
 def test_two_nodes_in_one_folder_are_refused():
@@ -95,7 +98,7 @@ def test_two_nodes_in_one_folder_are_refused():
 
 def test_a_shared_home_on_a_file_server_is_refused():
     nfs = {"real_path": "/home/me/nanochat-ddp", "network": True, "source": "server:/home", "free": 900 * GIGA}
-    known = hosts({}, {"disk": {**desktop()["disk"], **nfs}}, {"disk": {**laptop()["disk"], **nfs}})
+    known = hosts({}, {"disk": {**desktop()["disk"], **nfs}}, {"disk": {**DISK, **nfs}})
     (problem,) = refusal(known)
     assert "both see the same folder" in problem and "server:/home" in problem
 
@@ -111,7 +114,7 @@ def test_memory_of_a_machine_is_shared_by_its_nodes():
 def test_the_system_keeps_some_memory_to_itself():
     need = node(make_plan(hosts()), "laptop")["memory_bytes"]
     with_room = hosts(two={"memory": {"total": int(need / 0.9), "available": need}})
-    assert "memory-short" not in [code for code, dummy in codes(make_plan(with_room))]
+    assert not findings_with(make_plan(with_room), "memory-short")
     (problem,) = refusal(hosts(two={"memory": {"total": int(need / 0.95), "available": need}}))
     assert problem.startswith("laptop has ")
 
@@ -122,25 +125,20 @@ def test_remarks_that_do_not_stop_a_run():
         "memory": {"total": 32 * GIGA, "available": GIGA // 2},
         "processes": [{"pid": 7, "user": "lzw", "command": "torchrun old.py", "session": None}],
     }
-    assert {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"} == {
-        "threads-over-cores",
-        "memory-tight",
-        "other-training",
-    }
+    found = {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"}
+    assert found == {"threads-over-cores", "memory-tight", "other-training"}
 
 
 def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     bare = {"cpu": {**laptop()["cpu"], "compiler": False}}
     assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
     assert ("no-compiler", "desktop, laptop") in codes(make_plan(hosts(one=bare, two=bare)))
-    assert "no-compiler" not in [code for code, dummy in codes(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)))]
+    assert not findings_with(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)), "no-compiler")
 
 
 @pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
 def test_threads_are_held_against_cores_and_processors(threads, severity):
-    told = [
-        one for one in make_plan(hosts(two={"ddp_threads": threads})).findings if one["code"] == "threads-over-cores"
-    ]
+    told = findings_with(make_plan(hosts(two={"ddp_threads": threads})), "threads-over-cores")
     assert [one["severity"] for one in told] == ([severity] if severity else [])
 
 
@@ -149,7 +147,7 @@ def test_nobody_is_told_to_leave_threads_empty_who_did():
     crowd = one_machine(3)
     for host in crowd:
         host["probe"]["cpu"].update(available=2, available_physical=2)
-    (told,) = [one for one in make_plan(crowd).findings if one["code"] == "threads-over-cores"]
+    (told,) = findings_with(make_plan(crowd), "threads-over-cores")
     assert told["seen"] == "3 threads on 2 processors"
     assert told["remedy"] == "Train with fewer than 3 nodes on this machine."
 
@@ -168,14 +166,7 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            "Task failed: Failed to connect to the host via ssh: ssh: connect to host a port 22: No route to host",
-            "ssh: connect to host a",
-        ),
-        (
-            "Failed to connect to the host via ssh: me@a: Permission denied (publickey).",
-            "me@a: Permission denied (publickey)",
-        ),
+        ("Failed to connect to the host via ssh: me@a: Permission denied (publickey).", "me@a: Permission denied"),
         ("The module interpreter '/nosuch' was not found.", "The module interpreter '/nosuch' was not found"),
     ],
 )
@@ -186,16 +177,10 @@ def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
     assert ("install Python there" in problem) == ("interpreter" in error)
 
 
-def test_field_06_who_holds_the_port_of_a_keeper_is_named():
-    holder = {"port": 29501, "pid": 7, "user": "lzw", "command": "nc -l 29501", "session": None, "run": None}
-    (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [holder]}))
-    assert problem.startswith("ddp_keeper_port 29501 is taken on laptop by process 7 of lzw (nc -l 29501)")
-
-
 def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
     known = one_machine(2)
-    assert "one-machine-twice" not in [one["code"] for one in make_plan(known).findings]
+    assert not findings_with(make_plan(known), "one-machine-twice")
     for host, reach in zip(known, ("192.168.1.10", "desktop.lan"), strict=True):
         host["reach"] = reach
-    (told,) = [one for one in make_plan(known).findings if one["code"] == "one-machine-twice"]
+    (told,) = findings_with(make_plan(known), "one-machine-twice")
     assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"

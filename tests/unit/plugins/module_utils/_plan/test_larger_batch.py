@@ -10,16 +10,16 @@ import dataclasses
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.larger_batch import larger_batch, law_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Job, Link, Speed
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, StepJob
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import REFERENCE_BATCH
 
 SPEEDS = [Speed(host, 0.6, 0.05, 0.3) for host in ("desktop", "laptop")]
 
 
-def job(depth: int = 8, iterations: int = 10_000, **changes) -> Job:
+def job(depth: int = 8, iterations: int = 10_000, **changes) -> StepJob:
     model = describe(Shape(depth, 64, 128, 1024, "SSSL", 32768))
-    made = Job(("desktop", "laptop"), (2, 2), model, "cpu", 4096, 2, iterations, True, head_open=True)
+    made = StepJob(("desktop", "laptop"), (2, 2), model, "cpu", 4096, 2, iterations, True, head_open=True)
     return dataclasses.replace(made.with_way("int4", "auto"), **changes)
 
 

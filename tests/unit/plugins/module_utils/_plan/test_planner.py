@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     hosts,
-    nic,
+    lan,
     node,
-    probe,
+    one_machine,
+    planned,
     refusal,
-    route,
 )
 
 
@@ -32,12 +33,8 @@ def test_the_two_machines_at_home():
     assert (plan["world"], plan["run"]) == (2, "d4")
     one, two = plan["nodes"]
     assert (one["nic"], one["address"], one["threads"], one["user"]) == ("enp4s0", "192.168.1.10", 8, "lzw")
-    assert (two["nic"], two["address"], two["threads"], two["user"]) == (
-        "enx00e04c680001",
-        "192.168.1.11",
-        4,
-        "xiaoxin",
-    )
+    own = ("enx00e04c680001", "192.168.1.11", 4, "xiaoxin")
+    assert (two["nic"], two["address"], two["threads"], two["user"]) == own
     assert (one["peers"], two["peers"]) == (["192.168.1.11"], ["192.168.1.10"])
     assert two["run_dir"] == "/home/xiaoxin/nanochat-ddp/runs/d4"
     assert two["session"] == "nanochat-d4-rank1"
@@ -45,7 +42,7 @@ def test_the_two_machines_at_home():
 
 
 def test_the_compiler_from_a_wheel_is_installed_like_the_other_packages():
-    wanted = make_plan(hosts({"ddp_kernels": "zig"})).plan["trainer"]["requirements"]
+    wanted = planned({"ddp_kernels": "zig"})["trainer"]["requirements"]
     assert [line.partition("==")[0] for line in wanted] == ["torch", "ziglang"]
 
 
@@ -62,7 +59,7 @@ def test_gpus_are_taken_when_asked_for_and_there():
     outcome = make_plan(hosts({"ddp_device": "auto"}, card, card))
     assert {(entry["device"], entry["dtype"]) for entry in outcome.plan["nodes"]} == {("cuda", "bfloat16")}
     assert "CUDA_VISIBLE_DEVICES" not in outcome.plan["nodes"][0]["env"]
-    assert make_plan(hosts({"ddp_device": "auto"}, card)).plan["nodes"][0]["device"] == "cpu"
+    assert planned({"ddp_device": "auto"}, card)["nodes"][0]["device"] == "cpu"
     assert "ddp_device is cuda, but laptop has no NVIDIA GPU" in refusal(hosts({"ddp_device": "cuda"}, card))[0]
 
 
@@ -73,7 +70,7 @@ def test_one_host_alone_is_a_world_of_its_own():
 
 
 def test_the_first_field_run_has_the_counts_of_its_profile():
-    plan = make_plan(hosts({"ddp_profile": "real"})).plan
+    plan = planned({"ddp_profile": "real"})
     assert plan["model"]["parameters"]["total"] == 125829354
     assert plan["training"]["tokens"] == 20_480_000
     assert plan["training"]["flops"] == pytest.approx(5.6e15, rel=0.01)
@@ -83,7 +80,7 @@ def test_the_first_field_run_has_the_counts_of_its_profile():
 
 
 def test_the_digest_is_of_everything_else_and_stays_the_same():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     noisy = hosts()
     for host in noisy:
         host["probe"]["memory"]["available"] -= GIGA
@@ -101,12 +98,12 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
     "change", [{"ddp_depth": 5}, {"ddp_port": 29501}, {"ddp_extra_env": {"A": "1"}}, {"ddp_torch": "2.12.0"}]
 )
 def test_the_digest_changes_with_the_settings(change):
-    assert make_plan(hosts(change)).plan["digest"] != make_plan(hosts()).plan["digest"]
+    assert planned(change)["digest"] != planned()["digest"]
 
 
 def test_what_only_the_controller_does_is_no_part_of_the_plan():
     outcome = make_plan(hosts({"ddp_watch": False, "ddp_results_dir": "elsewhere"}))
-    assert outcome.plan == make_plan(hosts()).plan
+    assert outcome.plan == planned()
     assert outcome.controller["watch"] is False and outcome.controller["results_dir"] == "elsewhere"
 
 
@@ -122,18 +119,10 @@ def test_field_21_a_trainer_that_exchanges_nothing_on_cpus_is_told_of():
     assert codes(hosts(on_cards, {"gpus": [{"model": "x"}]}, {"gpus": [{"model": "x"}]})) == []
 
 
-def test_making_a_plan_leaves_its_input_alone():
-    known = hosts({"ddp_extra_env": {"A": "1"}})
-    before = copy.deepcopy(known)
-    make_plan(known)
-    assert known == before
-
-
 def test_all_problems_of_all_hosts_are_told_at_once():
+    small = {"total": GIGA // 2, "available": 0}
     with pytest.raises(PlanError) as caught:
-        make_plan(
-            hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": {"total": GIGA // 2, "available": 0}})
-        )
+        make_plan(hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": small}))
     assert [(found["code"], found["host"]) for found in caught.value.findings] == [
         ("nic-down", "laptop"),
         ("no-tmux", "desktop"),
@@ -147,6 +136,7 @@ def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
     assert [problem.split()[0] for problem in problems] == ["ddp_head_dim", "ddp_rank", "ddp_total_batch", "laptop"]
     problems = refusal(hosts({"ddp_total_batch": 3000}, two={"tmux": {"path": None}}), tolerant=True)
     assert [problem.split()[0] for problem in problems] == ["ddp_total_batch"]
+    assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
 
 
 def test_a_head_that_is_not_shared_out_takes_more_memory():
@@ -157,30 +147,33 @@ def test_a_head_that_is_not_shared_out_takes_more_memory():
     assert whole > shared
 
 
-def test_tolerant_wrong_settings_are_refused_all_the_same():
-    assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
-
-
 def test_ten_hosts_of_a_lab():
-    lab = []
-    for number in range(1, 11):
-        name, address = f"pc{number:02d}", f"10.20.0.{number}"
-        seen = probe(
-            name, [nic("eno1", "wired", f"{address}/24", speed=1000)], [route("pc", "eno1", address)], user="student"
-        )
-        lab.append(
-            {"name": name, "settings": {"ddp_total_batch": 20480, "ddp_port_range": "40000-40999"}, "probe": seen}
-        )
-    plan = make_plan(lab).plan
+    plan = make_plan(lan(10, {"ddp_total_batch": 20480, "ddp_port_range": "40000-40999"})).plan
     assert plan["data_ports"] == {"low": 40000, "high": 40999} and plan["narrow_ports"]
     assert [entry["rank"] for entry in plan["nodes"]] == list(range(10))
     assert all(len(entry["peers"]) == 9 for entry in plan["nodes"])
 
 
 def test_no_host_widens_what_the_others_open():
-    plan = make_plan(hosts(two={"ephemeral": {"low": 1, "high": 65535}})).plan
+    wide = {"ephemeral": {"low": 1, "high": 65535}}
+    plan = planned(two=wide)
     assert [one["data_ports"] for one in plan["nodes"]] == [{"low": 32768, "high": 60999}, {"low": 1024, "high": 65535}]
-    narrowed = make_plan(
-        hosts(run={"ddp_port_range": "40000-40999"}, two={"ephemeral": {"low": 1, "high": 65535}})
-    ).plan
+    narrowed = planned({"ddp_port_range": "40000-40999"}, two=wide)
     assert {tuple(one["data_ports"].values()) for one in narrowed["nodes"]} == {(40000, 40999)}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        {"ddp_profile": "real", "ddp_survive_reboot": True},
+        {"ddp_profile": "real", "ddp_tracker": "mlflow", "ddp_port_range": "40000-40999"},
+        {"ddp_secret_env": {"A": "b"}},
+        {"ddp_trainer_source": "https://example.org/nanochat.git"},
+    ],
+)
+@pytest.mark.parametrize("machines", [hosts, functools.partial(one_machine, 2)])
+def test_a_plan_of_ours_is_believed_when_a_host_brings_it_back(run, machines):
+    plan = json.loads(json.dumps(make_plan(machines(run), ["torch==2.13.0"], tolerant=True).plan))
+    assert believed_plans([plan], [node["host"] for node in plan["nodes"]]) == [plan]
+    assert believed_plans([plan], ["elsewhere"]) == []

@@ -11,10 +11,12 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     codes,
+    findings_with,
     flag,
     hosts,
     lan,
     one_machine,
+    planned,
     refusal,
 )
 
@@ -26,12 +28,9 @@ def test_field_17_rows_follow_threads_or_speed():
     assert [entry["accumulation"] for entry in outcome.plan["nodes"]] == [1, 1]
     assert [flag(entry, "rank-rows") for entry in outcome.plan["nodes"]] == [[8, 4]] * 2
     speeds = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
-    measured = make_plan(
-        hosts(speeds, {"measured": {"tokens_per_second": 900}}, {"measured": {"tokens_per_second": 300}})
-    )
-    assert measured.plan["training"]["rows"] == [12, 4]
-    told = make_plan(hosts(speeds, {"ddp_speed": 1, "measured": {"tokens_per_second": 900}}, {"ddp_speed": 1}))
-    assert told.plan["training"]["rows"] == [8, 8]
+    fast, slow = ({"measured": {"tokens_per_second": speed}} for speed in (900, 300))
+    assert planned(speeds, fast, slow)["training"]["rows"] == [12, 4]
+    assert planned(speeds, {"ddp_speed": 1, **fast}, {"ddp_speed": 1})["training"]["rows"] == [8, 8]
     assert ("speed-unknown", "") in codes(make_plan(hosts(speeds)))
     assert "the speed of laptop is unknown" in refusal(hosts(speeds, {"ddp_speed": 2}))[0]
 
@@ -60,7 +59,7 @@ def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set()
     assert flag(outcome.plan["nodes"][0], "rebalance") is True
     assert flag(outcome.plan["nodes"][0], "rank-rows") == [3, 1]
     assert flag(outcome.plan["nodes"][0], "device-batch-size") == 3
-    [said] = [found for found in outcome.findings if found["code"] == "batch-adapted"]
+    [said] = findings_with(outcome, "batch-adapted")
     assert said["seen"] == "for 2 hosts ddp_device_batch 3 (profile: 2): rows 3, 1"
     # Alike, or measured beside each other on one machine.
     assert make_plan(lan(2, speeds=(900.0, 850.0))).plan["training"]["rows"] == [2, 2]
@@ -90,10 +89,8 @@ def test_field_33_the_processors_that_were_measured_fastest_are_taken():
     measured = make_plan(on_hybrid(measured={"tokens_per_second": 9, "cores": [0, 2, 4, 5]})).plan["nodes"][0]
     assert (measured["threads"], measured["cores"]) == (4, [0, 2, 4, 5])
     assert (measured["env"]["NANOCHAT_CORES"], measured["env"]["OMP_NUM_THREADS"]) == ("0,2,4,5", "4")
-    elsewhere = make_plan(on_hybrid(measured={"cores": [7]})).plan["nodes"][
-        0
-    ]  # of another machine, or before an upgrade
-    assert elsewhere["cores"] is None
+    # Of another machine, or before an upgrade.
+    assert make_plan(on_hybrid(measured={"cores": [7]})).plan["nodes"][0]["cores"] is None
 
 
 @pytest.mark.parametrize(
@@ -144,16 +141,14 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     before = {"exists": True, "session": None, "checkpoints": [5], "rows": {"desktop": 10, "laptop": 6}}
     fast = {"run": before, "measured": {"tokens_per_second": 900}}
     slow = {"run": before, "measured": {"tokens_per_second": 300}}
-    assert make_plan(hosts(split, fast, slow)).plan["training"]["rows"] == [10, 6]
+    assert planned(split, fast, slow)["training"]["rows"] == [10, 6]
     # Unless it is started anew, other speeds are given, the shares no longer fit, or the hosts are others.
     for change in ({"ddp_fresh": True}, {"ddp_total_batch": 16384}):
-        assert make_plan(hosts({**split, **change}, fast, slow)).plan["training"]["rows"] not in ([10, 6], [6, 10])
-    assert make_plan(hosts(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})).plan["training"]["rows"] == [
-        8,
-        8,
-    ]
+        assert planned({**split, **change}, fast, slow)["training"]["rows"] not in ([10, 6], [6, 10])
+    told = planned(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})
+    assert told["training"]["rows"] == [8, 8]
     torn = {**fast, "run": {**before, "rows": {}}}
-    assert make_plan(hosts(split, torn, slow)).plan["training"]["rows"] == [12, 4]
+    assert planned(split, torn, slow)["training"]["rows"] == [12, 4]
 
 
 def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off():
@@ -161,16 +156,11 @@ def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off()
     before = {"exists": True, "session": None, "checkpoints": [5], **shares}
     each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
     split = {"ddp_total_batch": 8192, "ddp_head": "shared"}
-    assert make_plan(hosts(split, *each)).plan["training"]["head_shares"] == [600, 400]
-    assert make_plan(hosts({**split, "ddp_fresh": True}, *each)).plan["training"]["head_shares"] == [750, 250]
-    assert "head_shares" not in make_plan(hosts({**split, "ddp_head": "whole"}, *each)).plan["training"]
-    off = (
-        {"ddp_rebalance": False},
-        {"ddp_batch_split": "equal"},
-        {"ddp_batch_split": "threads"},
-    )
-    for settings in off:
-        assert "rebalance" not in make_plan(hosts(settings)).plan["nodes"][0]["flags"]
+    assert planned(split, *each)["training"]["head_shares"] == [600, 400]
+    assert planned({**split, "ddp_fresh": True}, *each)["training"]["head_shares"] == [750, 250]
+    assert "head_shares" not in planned({**split, "ddp_head": "whole"}, *each)["training"]
+    for settings in ({"ddp_rebalance": False}, {"ddp_batch_split": "equal"}, {"ddp_batch_split": "threads"}):
+        assert "rebalance" not in planned(settings)["nodes"][0]["flags"]
 
 
 def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import similar
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
 
-PLAN = make_plan(hosts({})).plan
+PLAN = planned({})
 TOKENS, BATCH = PLAN["training"]["tokens"], PLAN["training"]["total_batch"]
 EVALS = [[0.5, 1.5], [1.0, 1.2]]
 

@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     GIGA,
     hosts,
     laptop,
+    planned,
     refusal,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import fill
@@ -38,12 +39,11 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x"]}
-    asked = questions([{**host, "reach": None} for host in hosts(run)])
-    assert {name: one["folders"] for name, one in asked.items()} == {"desktop": ["/srv/x"], "laptop": []}
-    asked = questions([{**host, "reach": None} for host in hosts({**run, "ddp_data_host": "laptop"})])
-    assert {name: one["folders"] for name, one in asked.items()} == {"desktop": [], "laptop": ["/srv/x"]}
-    asked = questions([{**host, "reach": None} for host in hosts(run, {"ddp_rank": 1}, {"ddp_rank": 0})])
-    assert asked["laptop"]["folders"] == ["/srv/x"]
+    elsewhere = hosts({**run, "ddp_data_host": "laptop"})
+    reordered = hosts(run, {"ddp_rank": 1}, {"ddp_rank": 0})
+    for known, asked in ((hosts(run), "desktop"), (elsewhere, "laptop"), (reordered, "laptop")):
+        folders = {name: one["folders"] for name, one in questions(known).items()}
+        assert folders == {"desktop": [], "laptop": [], asked: ["/srv/x"]}
 
 
 def test_the_controller_is_asked_for_what_lies_there():
@@ -72,7 +72,7 @@ def test_the_controller_is_asked_for_what_lies_there():
 
 def test_shards_of_another_host_than_the_master():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["~/x"], "ddp_data_host": "laptop"}
-    plan = make_plan(hosts(run)).plan
+    plan = planned(run)
     assert plan["master"]["host"] == "desktop"
     assert (plan["data"]["host"], plan["data"]["paths"]) == ("laptop", ["/home/xiaoxin/x"])
 
@@ -118,10 +118,10 @@ def test_a_folder_without_a_tokenizer_where_one_is_named():
 
 def test_what_a_data_set_was_made_of_may_be_gone():
     run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x"]}
-    name = make_plan(hosts(run)).plan["data"]["id"]
+    name = planned(run)["data"]["id"]
     gone = {"folders": {"/srv/x": facts(kind="absent")}}
     made = {**gone, "data": [{"id": name, "shards": 3, "bytes": 1000}]}
-    assert make_plan(hosts(run, made)).plan["data"]["id"] == name
+    assert planned(run, made)["data"]["id"] == name
     assert refusal(hosts(run, gone))
 
 
@@ -192,17 +192,11 @@ def test_where_something_can_be_written(tmp_path):
 
 
 def test_what_is_at_the_place_of_the_environment(tmp_path):
-    for name, files in (
-        ("ours", [venv_utils.STAMP]),
-        ("half", [venv_utils.MARK]),
-        ("foreign", ["pyvenv.cfg"]),
-        ("other", ["x"]),
-    ):
+    files = {"ours": venv_utils.STAMP, "half": venv_utils.MARK, "foreign": "pyvenv.cfg", "other": "x"}
+    for name, file in files.items():
         (tmp_path / name).mkdir()
-        for file in files:
-            (tmp_path / name / file).write_text("{}")
-    names = ("ours", "half", "foreign", "other", "none")
-    kinds = [host_facts.venv_kind(str(tmp_path / name)) for name in names]
+        (tmp_path / name / file).write_text("{}")
+    kinds = [host_facts.venv_kind(str(tmp_path / name)) for name in (*files, "none")]
     assert kinds == ["ours", "ours", "foreign", "occupied", "absent"]
 
 
@@ -213,9 +207,15 @@ def test_what_is_at_the_place_of_the_environment(tmp_path):
 def repository(tmp_path):
     folder = tmp_path / "repo.git"
     subprocess.run(["git", "init", "-q", "-b", "main", folder], check=True)
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run(["git", "-C", folder, *identity, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    commit(folder)
     return f"file://{folder}"
+
+
+def commit(folder: Path) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "-C", folder, *identity, "commit", "-q", "--allow-empty", "-m", "next"], check=True)
+    told = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return told.stdout.strip()
 
 
 def problem_of(source: str, tmp_path: Path, **environment: str) -> str:
@@ -244,13 +244,6 @@ def test_repository_that_was_cloned_before_is_not_asked(tmp_path):
 def test_git_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert problem_of("https://git.example.org/x.git", tmp_path) == "git is not installed on the controller"
-
-
-def commit(folder: Path) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run(["git", "-C", folder, *identity, "commit", "-q", "--allow-empty", "-m", "next"], check=True)
-    told = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    return told.stdout.strip()
 
 
 def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, tmp_path):
@@ -283,18 +276,11 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
 
 
 def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
-    here = {
-        "folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}},
-        "checkout": {
-            "script": ["has a scripts/base_train.py without --depth"],
-            "join": ["has no save_checkpoint"],
-        },
-    }
+    there = {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}
+    checkout = {"script": ["has a scripts/base_train.py without --depth"], "join": ["has no save_checkpoint"]}
+    here = {"folders": {"/home/me/nanochat": there}, "checkout": checkout}
     settings = {"ddp_trainer_source": "/home/me/nanochat"}
-    problems = refusal(hosts(settings), here=here)
-    assert len(problems) == 2 and "without --depth; use a nanochat commit that has them" in problems[0]
-    assert (
-        "has no save_checkpoint, so its ranks cannot be joined; use another commit, or ddp_trainer_join=false"
-        in problems[1]
-    )
+    lacking, unjoined = refusal(hosts(settings), here=here)
+    assert "without --depth; use a nanochat commit that has them" in lacking
+    assert "has no save_checkpoint, so its ranks cannot be joined; use another commit, or ddp_trainer_join=" in unjoined
     assert len(refusal(hosts({**settings, "ddp_trainer_join": False}), here=here)) == 1

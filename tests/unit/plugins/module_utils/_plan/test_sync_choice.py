@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     flag,
     hosts,
     laptop,
+    planned,
 )
 
 # What rounds most of all that auto may take.
@@ -27,7 +28,7 @@ AUTO = {"ddp_sync": "auto"}
 
 def measured(mbit: float, **settings: Any) -> dict[str, Any]:
     """The measurements that a rehearsal with these settings leaves on a host."""
-    plan = make_plan(hosts({**AUTO, **settings})).plan
+    plan = planned({**AUTO, **settings})
     training = plan["training"]
     return {
         "tokens_per_second": 2000.0,
@@ -42,7 +43,7 @@ def measured(mbit: float, **settings: Any) -> dict[str, Any]:
 def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any = None) -> str:
     """The plan's way, which is also the one that the ranks are started with."""
     facts = [{"measured": found, **({"run": run} if run else {})} for found in (one, two)]
-    plan = make_plan(hosts({**AUTO, **settings}, *facts)).plan
+    plan = planned({**AUTO, **settings}, *facts)
     way = str(plan["training"]["sync"])
     assert all(f"--sync={way}" in node["argv"] for node in plan["nodes"])
     assert plan["training"]["asked"]["sync"] == settings.get("ddp_sync", "auto")
@@ -50,7 +51,7 @@ def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any =
 
 
 def test_auto_is_the_default():
-    assert make_plan(hosts()).plan["training"]["asked"] == {"sync": "auto", "head": "auto"}
+    assert planned()["training"]["asked"] == {"sync": "auto", "head": "auto"}
 
 
 LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
@@ -70,7 +71,7 @@ LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
 )
 def test_a_run_that_may_lose_hosts_keeps_its_head_whole_unless_that_is_slow(settings, mbit, head, cost):
     facts = {"measured": measured(mbit, **settings)} if mbit else {}
-    plan = make_plan(hosts(settings, facts, facts)).plan
+    plan = planned(settings, facts, facts)
     assert (plan["training"]["head"], all(f"--head={head}" in node["argv"] for node in plan["nodes"])) == (head, True)
     assert f"losing a host costs {cost}\n" in render(plan)
 
@@ -91,8 +92,8 @@ def test_what_was_measured_decides():
 
 
 def test_a_way_that_is_set_stays():
-    assert taken({"ddp_sync": "bf16"}, measured(3.0), measured(3.0)) == "bf16"
-    assert taken({"ddp_sync": "exact"}, measured(3.0), measured(3.0)) == "exact"
+    for way in ("bf16", "exact"):
+        assert taken({"ddp_sync": way}, measured(3.0), measured(3.0)) == way
 
 
 def test_a_run_keeps_the_way_that_it_began_with():
@@ -113,20 +114,18 @@ CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 
 @pytest.mark.parametrize("settings", [CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
 def test_auto_is_exact_where_there_is_no_choice(settings):
-    found = measured(3.0)
-    plan = make_plan(hosts({**AUTO, **settings}, {"measured": found}, {"measured": found}), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
-    packed = {"run": {"rows": {}, "sync": "int8"}}
-    plan = make_plan(hosts({**AUTO, **settings}, packed, packed), tolerant=True).plan
-    assert plan["training"]["sync"] == ("exact" if settings.get("ddp_trainer_join", True) else "upstream")
+    joined = settings.get("ddp_trainer_join", True)
+    for facts in ({"measured": measured(3.0)}, {"run": {"rows": {}, "sync": "int8"}}):
+        plan = make_plan(hosts({**AUTO, **settings}, facts, facts), tolerant=True).plan
+        assert plan["training"]["sync"] == ("exact" if joined else "upstream")
 
 
 def test_the_same_job_has_the_same_plan_after_its_start():
     found = measured(3.0)
-    first = make_plan(hosts(AUTO, {"measured": found}, {"measured": found})).plan
+    first = planned(AUTO, {"measured": found}, {"measured": found})
     run = {"rows": {}, "sync": first["training"]["sync"]}
     slower = {**found, "link": {"mbit": 9400.0, "latency_ms": 0.1}}
-    again = make_plan(hosts(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})).plan
+    again = planned(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})
     assert again["digest"] == first["digest"]
 
 
@@ -150,10 +149,11 @@ def products(
         {"cpu": {**machine()["cpu"], "native_bf16": able}, "measured": measured, **({"run": run} if run else {})}
         for machine, able, measured in zip((desktop, laptop), native, found, strict=True)
     ]
-    plan = make_plan(hosts({"ddp_matmul": "auto", **settings}, *facts), tolerant=True).plan
-    found = str(plan["training"]["matmul"])  # type: ignore[assignment]
-    assert "ours" not in plan["trainer"]["source"] or all(f"--matmul={found}" in node["argv"] for node in plan["nodes"])
-    return found
+    plan = planned({"ddp_matmul": "auto", **settings}, *facts)
+    precision = str(plan["training"]["matmul"])
+    is_ours = plan["trainer"]["source"] == "ours"
+    assert not is_ours or all(f"--matmul={precision}" in node["argv"] for node in plan["nodes"])
+    return precision
 
 
 def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it_and_they_are_faster():
@@ -186,25 +186,18 @@ def test_a_plan_goes_by_what_was_measured_with_its_own_products():
             {"cpu": {**machine()["cpu"], "native_bf16": True}, "measured": found}
             for machine, found in ((desktop, with_products(1000.0, 2600.0)), (laptop, slow))
         ]
-        given = {
-            "ddp_matmul": "auto",
-            "ddp_batch_split": "auto",
-            "ddp_total_batch": 2048,
-            "ddp_device_batch": 1,
-            **settings,
-        }
-        training = make_plan(hosts(given, *facts), tolerant=True).plan["training"]
-        assert training["rows"] == rows
-    assert of_products(slow, "bf16")["tokens_per_second"] == 400.0
-    assert of_products({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
+        given = {"ddp_matmul": "auto", "ddp_batch_split": "auto", "ddp_total_batch": 2048, "ddp_device_batch": 1}
+        assert planned({**given, **settings}, *facts)["training"]["rows"] == rows
+    assert with_precision(slow, "bf16")["tokens_per_second"] == 400.0
+    assert with_precision({"matmul": "fp32", "tokens_per_second": 1.0}, "bf16") == {}
     # What was measured before this was told.
-    assert of_products({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
+    assert with_precision({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
 
 
 def test_a_file_that_holds_anything_tells_of_no_products():
     for spoilt in (None, {}, {"products": []}, {"products": {"bf16": 3, "fp32": {"tokens_per_second": "x"}}}):
         assert speeds_together([spoilt, FASTER]) == {}
-        assert of_products({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
+        assert with_precision({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
 
 
 def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
@@ -222,7 +215,7 @@ def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
 
 def test_the_head_is_shared_out_where_that_sends_less():
     def heads(**settings):
-        training = make_plan(hosts(settings)).plan
+        training = planned(settings)
         return training["training"]["head"], flag(training["nodes"][0], "head")
 
     assert heads() == ("shared", "shared")
@@ -231,4 +224,4 @@ def test_the_head_is_shared_out_where_that_sends_less():
     assert heads(ddp_total_batch=8192) == ("whole", "whole")
     assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
     assert heads(ddp_sync="dense") == ("whole", "whole")
-    assert "sync exact (auto), head shared" in render(make_plan(hosts()).plan)
+    assert "sync exact (auto), head shared" in render(planned())

@@ -14,13 +14,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import ren
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     nic,
+    planned,
     route,
 )
 
 
 def training(**more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = make_plan(hosts()).plan["training"]  # type: ignore[assignment]
-    return {**made, **more}
+    return {**planned()["training"], **more}
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,10 @@ def test_numbers_are_told_in_few_digits(number, said):
 
 @pytest.mark.parametrize(
     ("way", "asked", "said"),
-    [
-        ("exact", "auto", "exact (auto)"),
-        ("int8", "int8", "int8"),
-        ("upstream", "auto", "upstream"),
-        ("bf16", None, "bf16"),
-    ],
+    [("exact", "auto", "exact (auto)"), ("int8", "int8", "int8"), ("upstream", "auto", "upstream")],
 )
 def test_a_way_that_was_left_open_is_marked(way, asked, said):
-    assert text.sync({"sync": way, "asked": {"sync": asked} if asked else None}) == said
+    assert text.sync({"sync": way, "asked": {"sync": asked}}) == said
 
 
 def test_when_something_is_done_and_what_is_not_is_told():
@@ -73,7 +68,7 @@ def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batch
 
 def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
     other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5", "venv_module": True}]}
-    plan = make_plan(hosts({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})).plan
+    plan = planned({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})
     head, one, two = text.node_table(plan)
     assert max(map(len, (head, one, two))) <= 80
     at = head.index("python")
@@ -81,7 +76,7 @@ def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
 
 
 def test_names_leave_paths_where_hosts_are_many():
-    plan = make_plan(hosts()).plan
+    plan = planned()
     node = {**plan["nodes"][0], "host": "node001"}
     assert text.nameless(plan, node, "/srv/node001/runs") == "/srv/node001/runs"
     limit = text.MANY_HOSTS
@@ -90,10 +85,10 @@ def test_names_leave_paths_where_hosts_are_many():
 
 
 def test_a_data_set_of_a_url_is_told_and_planned_by_it():
-    plan = make_plan(hosts({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})).plan
+    plan = planned({"ddp_data_source": "url", "ddp_data_url": "https://example.org/shards/"})
     assert plan["data"]["url"] == "https://example.org/shards" and plan["data"]["names"]
-    assert text.data_rows(plan)[0][1].endswith("the last for validation, from https://example.org/shards")
-    assert make_plan(hosts()).plan["data"]["url"] is None
+    assert text.data_line(plan).endswith("the last for validation, from https://example.org/shards")
+    assert planned()["data"]["url"] is None
 
 
 def test_the_disk_that_the_python_takes_is_said():
@@ -104,15 +99,8 @@ def test_the_disk_that_the_python_takes_is_said():
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
     outcome = make_plan(hosts({"ddp_profile": "real"}))
     text = render(outcome.plan)
-    for part in (
-        "125,829,354 parameters",
-        "20.5M tokens",
-        "0.1628 per parameter",
-        "5.6e+15 FLOPs",
-        "enp4s0",
-        "192.168.1.11",
-        "29500",
-    ):
+    assert "125,829,354 parameters" in text and "20.5M tokens, 0.1628 per parameter, 5.6e+15 FLOPs" in text
+    for part in ("enp4s0", "192.168.1.11", "29500"):
         assert part in text, part
     assert max(len(line) for line in text.splitlines()) < 200
 

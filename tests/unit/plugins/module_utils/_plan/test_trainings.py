@@ -10,32 +10,33 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import Outcome, make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
+    findings_with,
+    hosts,
+    planned,
+)
 
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, int | None]) -> Outcome:
+def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, int | None]) -> PlanOutcome:
     """The plan where hosts hold a training: its id, its number and its newest step."""
-    known, deployed = hosts(settings), make_plan(hosts()).plan
+    known, deployed = hosts(settings), planned()
     for host in known:
         if host["name"] in held:
             name, number, step = held[host["name"]]
             host["probe"]["run"] = {
-                "exists": True,
-                "session": None,
                 "training": {"id": name, "number": number, "begun": 1000 * number} if name else None,
                 "checkpoints": [] if step is None else [step],
-                "plan_digest": deployed["digest"],
                 "lineage": lineage.of_plan(deployed),
             }
     return make_plan(known)
 
 
-def older(outcome: Outcome) -> list[str]:
-    return [found["host"] for found in outcome.findings if found["code"] == "training-older"]
+def older(outcome: PlanOutcome) -> list[str]:
+    return [found["host"] for found in findings_with(outcome, "training-older")]
 
 
 def test_where_there_is_nothing_one_begins():
@@ -45,7 +46,7 @@ def test_where_there_is_nothing_one_begins():
 def test_the_newest_goes_on_whatever_step_it_has_come_to():
     outcome = made(desktop=(NEW, 2, 6), laptop=(OLD, 1, 12))
     assert outcome.training == {"id": NEW, "number": 2, "begun": 2000, "goes_on": NEW, "base": None}
-    [found] = [found for found in outcome.findings if found["code"] == "training-older"]
+    [found] = findings_with(outcome, "training-older")
     assert found["host"] == "laptop" and "to step 12" in found["seen"] and f"{NEW} on desktop" in found["seen"]
     assert made(desktop=(NEW, 2, None), laptop=(OLD, 1, 12)).training["goes_on"] == NEW
 
@@ -86,11 +87,9 @@ def test_an_older_training_under_other_settings_does_not_stand_in_the_way():
     known = hosts()
     deployed = copy.deepcopy(make_plan(known).plan)
     deployed["model"]["depth"] = 8
-    for host, name, number in ((known[0], NEW, 2), (known[1], OLD, 1)):
-        of = deployed if name == OLD else make_plan(known).plan
-        host["probe"]["run"] = {
-            "training": {"id": name, "number": number, "begun": 0}, "checkpoints": [5], "lineage": lineage.of_plan(of),
-        }  # fmt: skip
+    for host, name, number, of in ((known[0], NEW, 2, make_plan(known).plan), (known[1], OLD, 1, deployed)):
+        training = {"id": name, "number": number, "begun": 0}
+        host["probe"]["run"] = {"training": training, "checkpoints": [5], "lineage": lineage.of_plan(of)}
     assert make_plan(known).training["goes_on"] == NEW
 
 
