@@ -98,8 +98,8 @@ links:
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import (
-    Limits,
-    Peer,
+    CheckedPeer,
+    CheckLimits,
     check,
     closed_ports,
 )
@@ -136,8 +136,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    peers = [Peer(peer["address"], peer["ports"], peer["token"], peer["measure"]) for peer in params["peers"]]
-    limits = Limits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
+    peers = [CheckedPeer(peer["address"], peer["ports"], peer["token"], peer["measure"]) for peer in params["peers"]]
+    limits = CheckLimits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
     links = check(params["address"], peers, limits, runner(module))
     module.exit_json(changed=False, links=links, closed=sum(map(closed_ports, links)))
 

@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import Death, death_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import RankDeath, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, Rank, state_of
 
@@ -35,10 +35,10 @@ class Case(NamedTuple):
     def states(self) -> Dict[str, str]:
         return {host: str(state_of(found["run"])) for host, found in self.known().items()}
 
-    def death(self, host: str) -> Death:
+    def death(self, host: str) -> RankDeath:
         return death_of(self.known()[host], self.rank(host))
 
-    def known(self) -> Dict[str, Evidence]:
+    def known(self) -> Dict[str, RankEvidence]:
         return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
 
     def runs(self) -> Dict[str, Mapping[str, Any]]:

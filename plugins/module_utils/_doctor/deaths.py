@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause, is_echo
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import without_keeper
@@ -38,7 +38,7 @@ CODES: Dict[str, str] = {
 }
 
 
-class Death(NamedTuple):
+class RankDeath(NamedTuple):
     """Why a rank ended."""
 
     code: str
@@ -47,27 +47,27 @@ class Death(NamedTuple):
     cause: str = ""  # as the trainer recorded it
 
 
-def death_of(found: Evidence, rank: int) -> Death:
+def death_of(found: RankEvidence, rank: int) -> RankDeath:
     """Classify the end of a crashed rank."""
     run = found["run"]
     if without_keeper(run):
         # Its rank could still record why it ended, but only because the keeper had ended first.
         free = (found.get("system") or {}).get("disk_free")
         full = free is not None and free < LOW_DISK
-        return Death("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
+        return RankDeath("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
     if run.get("end_cause"):
         cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
-        return Death(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
+        return RankDeath(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
     if killed or (run.get("ended") is None and not run.get("end_error")):
-        return Death(
+        return RankDeath(
             "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished", [rank], False
         )
     text = error_of(found)
-    return Death(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
+    return RankDeath(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
 
 
-def was_killed(found: Evidence) -> bool:
+def was_killed(found: RankEvidence) -> bool:
     """By SIGKILL; torchrun then exits with its own code and logs it."""
     run = found["run"]
     if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
@@ -76,7 +76,7 @@ def was_killed(found: Evidence) -> bool:
     return not run.get("end_error") and prose.says_killed("\n".join([*(run.get("last_lines") or []), error_of(found)]))
 
 
-def out_of_memory(found: Evidence) -> bool:
+def out_of_memory(found: RankEvidence) -> bool:
     """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
     before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
     return bool(found.get("kernel")) or (before is not None and now is not None and now > before)

@@ -20,10 +20,10 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
     Dump,
-    Evidence,
-    Nic,
+    NicState,
     OtherProcess,
-    Peer,
+    PeerNode,
+    RankEvidence,
     RankProcess,
     Socket,
     System,
@@ -52,7 +52,7 @@ TCP_STATES = {
 }
 
 
-def collect(run_dir: str, rank: int, peers: Sequence[Peer], probe_port: int, run: Run) -> Evidence:
+def collect(run_dir: str, rank: int, peers: Sequence[PeerNode], probe_port: int, run: Run) -> RankEvidence:
     """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
@@ -241,7 +241,7 @@ def _endpoint(text: str) -> Tuple[str, int]:
     return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words), int(port, 16)
 
 
-def reach_all(peers: Sequence[Peer], port: int) -> Dict[str, str]:
+def reach_all(peers: Sequence[PeerNode], port: int) -> Dict[str, str]:
     """Test all peers in parallel, so that ten unresponsive ones take no longer than one."""
     found: Dict[str, str] = {}
     threads = [
@@ -339,7 +339,7 @@ def _limited() -> float:
     return 0.0
 
 
-def _nic(name: str) -> Nic:
+def _nic(name: str) -> NicState:
     base = "/sys/class/net/" + name
     return {
         "state": read_text(base + "/operstate").strip(),

@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import LOW_DISK, was_killed
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     busy,
     error_of,
@@ -303,7 +303,7 @@ def cut(case: Case) -> Optional[Finding]:
     return finding("link-cut", host, "%s gets no answer from %s (%s), %s%s." % (host, peer, how, way, more), peer=peer)
 
 
-def nic_down(found: Evidence, nic: Optional[str]) -> bool:
+def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
     """Whether the plan's network interface is down or gone."""
     nics = (found.get("system") or {}).get("nics") or {}
     if not nics or not nic:

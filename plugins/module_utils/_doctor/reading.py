@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess, System
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess, System
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
@@ -17,32 +17,32 @@ LATE = 0.2  # fraction of the time that its threads may be ready to run without 
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
 
-def error_of(found: Evidence) -> str:
+def error_of(found: RankEvidence) -> str:
     """The recorded end of the rank; its processes may still be exiting."""
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
-def busy(found: Evidence) -> float:
+def busy(found: RankEvidence) -> float:
     return float((found.get("process") or {}).get("cpu_share", 0.0))
 
 
-def works(found: Evidence) -> bool:
+def works(found: RankEvidence) -> bool:
     """Whether a rank uses CPU, or is ready to while others take all cores."""
     return max(busy(found), found["run"].get("busy") or 0.0) >= BUSY
 
 
-def recorded(found: Evidence) -> Optional[int]:
+def recorded(found: RankEvidence) -> Optional[int]:
     """The number of the last collective in Gloo's flight record."""
     return whole(section(found.get("dump"), "flight"), "last_seq")
 
 
-def innermost(found: Evidence) -> str:
+def innermost(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
     frames = words(section(found.get("dump"), "stacks"), "MainThread")
     return frames[-1] if frames else ""
 
 
-def slow_reasons(found: Evidence) -> List[str]:
+def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system: System = found.get("system") or {}
     process: RankProcess = found.get("process") or {}
@@ -94,7 +94,7 @@ def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
     return told
 
 
-def describe(found: Evidence) -> str:
+def describe(found: RankEvidence) -> str:
     system: System = found.get("system") or {}
     process: RankProcess = found.get("process") or {}
     run = found["run"]

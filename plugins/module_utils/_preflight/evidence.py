@@ -19,7 +19,7 @@ ALL_PAIRS = 16
 RINGS = 3
 
 
-class Evidence(NamedTuple):
+class PreflightEvidence(NamedTuple):
     """Everything known by host: probes, tries (from peer_responder and peer_check), firewalls (predicted by
     peer_firewall), gloo (the all-reduce), manifests (digest of each host's data), files (those that do not
     match the manifest, and how).
@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
         return value
 
 
-def node_of(evidence: Evidence, host: str) -> Mapping[str, Any]:
+def node_of(evidence: PreflightEvidence, host: str) -> Mapping[str, Any]:
     """A host's part of the plan."""
     nodes: Sequence[Mapping[str, Any]] = evidence.plan["nodes"]
     return next(node for node in nodes if node["host"] == host)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, node_of
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
         return [port for port in self.link["ports"] if port["error"] not in OPEN]
 
 
-def judge_links(evidence: Evidence) -> list[Finding]:
+def judge_links(evidence: PreflightEvidence) -> list[Finding]:
     """All findings from the tests."""
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
@@ -60,7 +60,7 @@ def judge_links(evidence: Evidence) -> list[Finding]:
 # Ports
 
 
-def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """One direction's closed ports as one finding, with what closes them."""
     closed = pair.closed
     if not closed:
@@ -102,7 +102,7 @@ def unread(host: str, wall: Mapping[str, Any]) -> str:
     )
 
 
-def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
+def opening(evidence: PreflightEvidence, host: str, wall: Mapping[str, Any]) -> str:
     """How to open a host's ports if root is available."""
     by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
     # The rehearsal follows the step that opens them, so that was skipped or had no effect.
@@ -116,7 +116,7 @@ def by_rule(wall: Mapping[str, Any]) -> str:
     return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
 
 
-def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
+def told_of(evidence: PreflightEvidence, pair: Pair, wall: Mapping[str, Any]) -> str:
     """Known facts about other firewalls."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; an outgoing firewall rule on {pair.host} forbids it"
@@ -135,7 +135,7 @@ def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
 # Routes
 
 
-def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def carrier(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """The interface that packets really use, compared with the plan's."""
     name = pair.link.get("nic")
     planned = node_of(evidence, pair.host)["nic"]
@@ -150,7 +150,7 @@ def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 # Packets and rates
 
 
-def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def packets(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
     if link.get("full_size") is False:
         nic = link.get("nic") or "NIC"
@@ -162,7 +162,7 @@ def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
 
 
-def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def quality(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """Rate and delay of one direction; the plan already reports Wi-Fi links."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
     nominal = nominal_speed(evidence, pair)
@@ -175,7 +175,7 @@ def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
 
 
-def shared_media(evidence: Evidence) -> Iterable[Finding]:
+def shared_media(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Pairs of hosts whose directions share one medium, each pair once."""
     links = {(host, link["host"]): link for host, tried in evidence.tries.items() for link in tried.get("links") or []}
     for (host, peer), there in links.items():
@@ -188,7 +188,7 @@ def shared_media(evidence: Evidence) -> Iterable[Finding]:
             yield finding("half-duplex", host, f"to {peer} and back: {rates.format(*alone, *both)}", peer)
 
 
-def nominal_speed(evidence: Evidence, pair: Pair) -> int:
+def nominal_speed(evidence: PreflightEvidence, pair: Pair) -> int:
     """The slower of the two cables; 0 if one is unknown, virtual or Wi-Fi, whose nominal speed means little."""
     speeds = []
     for host in (pair.host, pair.peer):

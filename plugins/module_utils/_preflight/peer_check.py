@@ -37,8 +37,8 @@ KINDS = {
 }
 
 
-class Limits(NamedTuple):
-    """Limits: connection timeout, bytes to send for the rate, and the time after which no further peer is measured."""
+class CheckLimits(NamedTuple):
+    """Connection timeout, seconds and bytes to send for the rate, and the time after which no further peer is measured."""
 
     timeout: float = 3.0
     seconds: float = 0.5
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
     deadline: float = 60.0
 
 
-class Peer(NamedTuple):
+class CheckedPeer(NamedTuple):
     """The addresses and ports of another host's responder."""
 
     address: str
@@ -144,7 +144,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return reply
 
 
-def try_port(source: str, peer: Peer, port: int, timeout: float) -> PortTry:
+def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
     begin = time.monotonic()
     try:
@@ -167,7 +167,7 @@ def _port(port: int, error: str, words: str, seconds: float) -> PortTry:
     }
 
 
-def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, float]:
+def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, float]:
     """(median round trip in milliseconds, the peer's clock offset in seconds)."""
     with connect(source, peer.address, port, timeout) as sock:
         offset = ask(sock, peer.token, "echo")
@@ -181,7 +181,7 @@ def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, 
     return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
 
 
-def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int = 0) -> tuple[float, int]:
+def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits, segment: int = 0) -> tuple[float, int]:
     """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
     with connect(source, peer.address, port, limits.timeout, segment) as sock:
         ask(sock, peer.token, "sink")
@@ -201,7 +201,7 @@ def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int =
     return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
 
 
-def both_ways(source: str, peer: Peer, port: int, limits: Limits) -> float:
+def both_ways(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> float:
     """Mbit/s received while sending at full rate, as in a training step; half on a shared Wi-Fi channel."""
     with connect(source, peer.address, port, limits.timeout) as sock:
         ask(sock, peer.token, "both")
@@ -237,10 +237,10 @@ def path_mtu(sock: socket.socket) -> int:
         return 0
 
 
-def passing_size(source: str, peer: Peer, port: int, timeout: float) -> int:
+def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int:
     """The largest packet that arrives if full-size ones do not; 0 if none does."""
     headers = 60 if ":" in peer.address else 40
-    quick = Limits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
+    quick = CheckLimits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
     for size in PATH_SIZES:
         try:
             _send_small(source, peer, port, quick, size - headers)
@@ -250,7 +250,7 @@ def passing_size(source: str, peer: Peer, port: int, timeout: float) -> int:
     return 0
 
 
-def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int) -> None:
+def _send_small(source: str, peer: CheckedPeer, port: int, limits: CheckLimits, segment: int) -> None:
     with connect(source, peer.address, port, limits.timeout, segment) as sock:
         ask(sock, peer.token, "sink")
         sock.sendall(bytes(limits.bytes))
@@ -268,7 +268,7 @@ def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer:
     return value.get("dev"), value.get("via")
 
 
-def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
+def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
     """All ports of one peer at once, then the delay; the rate is measured later, one peer at a time."""
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, limits.timeout), peer.ports))
@@ -305,7 +305,7 @@ def usable_port(link: LinkTry) -> int | None:
     return next((port["port"] for port in link["ports"] if port["reachable"]), None)
 
 
-def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None:
+def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLimits) -> None:
     """Rate and path MTU; if only small packets pass, their size."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
@@ -325,7 +325,7 @@ def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None
 
 
 def check(
-    source: str, peers: Sequence[Peer], limits: Limits, run: Callable[[list[str]], tuple[int, str, str]]
+    source: str, peers: Sequence[CheckedPeer], limits: CheckLimits, run: Callable[[list[str]], tuple[int, str, str]]
 ) -> list[LinkTry]:
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:

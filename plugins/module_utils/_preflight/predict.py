@@ -42,7 +42,7 @@ WORTH_SAYING = 1.08
 GIGABIT = 940.0
 
 
-class Share(TypedDict):
+class HostOutlook(TypedDict):
     """One host alone, and its rows per step."""
 
     tokens_per_second: float
@@ -70,7 +70,7 @@ class Outlook(TypedDict):
     gain: float
     link_mbit: Optional[float]
     latency_ms: Optional[float]
-    hosts: Dict[str, Share]
+    hosts: Dict[str, HostOutlook]
     without: Dict[str, float]
     fewer: Optional[Dict[str, object]]
     links: Dict[str, Dict[str, List[float]]]

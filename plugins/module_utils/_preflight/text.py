@@ -10,13 +10,13 @@ from typing import Any, Mapping, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, told_once
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 
 # With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12
 
 
-def links_text(evidence: Evidence) -> str:
+def links_text(evidence: PreflightEvidence) -> str:
     """One line per direction between two hosts; among many hosts one per host, with its worst result."""
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:

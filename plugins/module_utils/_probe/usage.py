@@ -142,7 +142,7 @@ def metered(run_command: Run) -> Optional[bool]:
 # -- all together
 
 
-class Machine:
+class UsageMeter:
     """Takes readings; load is measured between two of them."""
 
     def __init__(self, root: str = "/", run_command: Run = run) -> None:

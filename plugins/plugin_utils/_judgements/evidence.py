@@ -19,7 +19,7 @@ SHOW: Mapping[str, object] = {"type": "str", "choices": SHOWN}
 EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
 
 
-class Asked(NamedTuple):
+class JudgeTask(NamedTuple):
     """The task's validated options, the play's variables, and check mode."""
 
     options: Mapping[str, Any]

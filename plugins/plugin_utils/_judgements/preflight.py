@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, with_hosts
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     Outlook,
@@ -31,7 +31,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
     EVIDENCE,
     SHOW,
-    Asked,
+    JudgeTask,
     Options,
     keep,
 )
@@ -53,9 +53,9 @@ OPTIONS: Options = {
 }
 
 
-def judge_preflight(asked: Asked) -> dict[str, object]:
+def judge_preflight(task: JudgeTask) -> dict[str, object]:
     """Findings, prediction and links; fails if the run must not start."""
-    options = asked.options
+    options = task.options
     seen = with_probes(options["evidence"], options["probes"])
     evidence = gather({**options, "evidence": seen})
     findings = in_order(
@@ -72,13 +72,13 @@ def judge_preflight(asked: Asked) -> dict[str, object]:
     }
     show(options["show"], evidence, document)
     # Stored for comparison with the actual run.
-    keep(None if asked.check else options["file"], document, "The findings")
+    keep(None if task.check else options["file"], document, "The findings")
     stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 
 
-def show(how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
+def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
     """Print a table for people, or JSON for programs."""
     if how == "json":
         display.display(json.dumps(document, indent=2))
@@ -101,7 +101,7 @@ def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[
     }
 
 
-def gather(options: Mapping[str, Any]) -> Evidence:
+def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
     hosts = [node["host"] for node in plan["nodes"]]
@@ -110,7 +110,7 @@ def gather(options: Mapping[str, Any]) -> Evidence:
     for host in tries:
         tries[host]["links"] = with_hosts(plan, tries, host)
     firewalls = {host: piece(seen, host, "firewall") for host in hosts}
-    return Evidence(
+    return PreflightEvidence(
         plan=plan,
         probes={host: piece(seen, host, "probe") for host in hosts},
         tries=tries,
@@ -180,7 +180,7 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
     return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
-def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
+def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, if every host's step and some link were measured."""
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
@@ -213,7 +213,7 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def unbuilt(evidence: Evidence, seen: Mapping[str, Any]) -> list[Finding]:
+def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:
     """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
     found = []
     for node in evidence.plan["nodes"]:
@@ -225,7 +225,7 @@ def unbuilt(evidence: Evidence, seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def links_of(evidence: Evidence) -> list[dict[str, object]]:
+def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
     keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
     return [

@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
     EVIDENCE,
-    Asked,
+    JudgeTask,
     Options,
     evidence_of,
     keep,
@@ -28,9 +28,9 @@ OPTIONS: Options = {
 }
 
 
-def judge_verdict(asked: Asked) -> dict[str, object]:
+def judge_verdict(task: JudgeTask) -> dict[str, object]:
     """The doctor's single finding with its evidence, stored in a file."""
-    options = asked.options
+    options = task.options
     plan, evidence = options["plan"], options["evidence"]
     told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
     summary = {"verdict": told["verdict"], "summary": told["evidence"]}

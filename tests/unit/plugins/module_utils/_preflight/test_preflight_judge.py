@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
-    Evidence,
+    PreflightEvidence,
     measured_partners,
     others_in_turn,
     partners,
@@ -51,7 +51,7 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
     return {**measured, **changes}
 
 
-def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = None, **changes: Any) -> Evidence:
+def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = None, **changes: Any) -> PreflightEvidence:
     """Two healthy machines at home; one and two change their probes and settings, changes whatever else is known."""
     known = hosts(changes.pop("run", None), one, two)
     outcome = make_plan(known, ["torch==2.13.0"], tolerant=True)
@@ -72,10 +72,10 @@ def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = Non
         "rehearsal": True,
         **changes,
     }
-    return Evidence(**whole)
+    return PreflightEvidence(**whole)
 
 
-def found(known: Evidence) -> dict[str, dict[str, Any]]:
+def found(known: PreflightEvidence) -> dict[str, dict[str, Any]]:
     """The findings by code; each code is expected once."""
     findings = judge.judge(known)
     codes = [one["code"] for one in findings]
@@ -83,7 +83,7 @@ def found(known: Evidence) -> dict[str, dict[str, Any]]:
     return {one["code"]: one for one in findings}  # type: ignore[misc]
 
 
-def only(known: Evidence) -> dict[str, Any]:
+def only(known: PreflightEvidence) -> dict[str, Any]:
     findings = judge.judge(known)
     assert len(findings) == 1, findings
     return findings[0]
@@ -100,7 +100,7 @@ def test_two_healthy_machines_give_no_finding():
 def test_a_run_on_one_host_gives_no_finding():
     known = hosts()[:1]
     outcome = make_plan(known, [])
-    alone = Evidence(plan=outcome.plan, probes={"desktop": known[0]["probe"]}, plan_findings=outcome.findings)
+    alone = PreflightEvidence(plan=outcome.plan, probes={"desktop": known[0]["probe"]}, plan_findings=outcome.findings)
     assert judge.judge(alone) == []
 
 
@@ -395,7 +395,7 @@ def test_field_12_a_host_that_is_down_is_a_finding_among_others():
     both = hosts()
     both[1]["probe"] = None
     outcome = make_plan(both, [], tolerant=True)
-    told = Evidence(
+    told = PreflightEvidence(
         plan=outcome.plan, probes={"desktop": both[0]["probe"], "laptop": {}}, plan_findings=outcome.findings
     )
     assert found(told)["host-down"]["host"] == "laptop"
