@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
@@ -29,11 +29,28 @@ class Case(NamedTuple):
     def host_of(self, rank: int) -> Optional[str]:
         return next((str(node["host"]) for node in self.plan["nodes"] if node["rank"] == rank), None)
 
+    def by_rank(self) -> List[str]:
+        """The hosts that were asked, in the order of their ranks."""
+        return sorted(self.answers, key=self.rank)
+
+    def leader(self) -> str:
+        """The master if it answered, or else the first host that did."""
+        master, known = str(self.plan["master"]["host"]), self.known()
+        return master if master in known else min(known)
+
     def name(self, host: str) -> str:
         return "rank %d (%s)" % (self.rank(host), host)
 
     def states(self) -> Dict[str, str]:
         return {host: str(state_of(found["run"])) for host, found in self.known().items()}
+
+    def in_state(self, state: str) -> List[str]:
+        """The hosts that report this state."""
+        return [host for host, seen in self.states().items() if seen == state]
+
+    def without_answer(self, hosts: Sequence[str]) -> str:
+        """Why these hosts have no evidence."""
+        return "; ".join("%s %s" % (self.name(host), self.answers[host].words) for host in hosts)
 
     def death(self, host: str) -> RankDeath:
         return death_of(self.known()[host], self.rank(host))

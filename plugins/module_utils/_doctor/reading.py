@@ -13,6 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
+LOW_DISK = 64 * 1024 * 1024
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
@@ -20,6 +21,12 @@ PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 def error_of(found: RankEvidence) -> str:
     """The recorded end of the rank; its processes may still be exiting."""
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
+
+
+def low_disk(found: RankEvidence) -> Optional[int]:
+    """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
+    free = (found.get("system") or {}).get("disk_free")
+    return free if free is not None and free < LOW_DISK else None
 
 
 def busy(found: RankEvidence) -> float:
