@@ -67,7 +67,7 @@ class Case(NamedTuple):
         return sorted(host for host, answer in self.answers.items() if answer.is_silent)
 
     def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
-        """Input for stalls.py; `without CPU` as if no rank used any."""
+        """Input for stalls.py; without `count_cpu` as if no rank used the CPU."""
         ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
         for host, found in self.known().items():
             quiet = 0.0 if count_cpu and works(found) else math.inf

@@ -9,6 +9,7 @@ parts are left out; the judge (judge.py) works with the rest.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -166,13 +167,9 @@ def _status_bytes(status: str, name: str) -> int:
 
 def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
     """Write the request; an unwritable folder just gets no answer."""
-    if pid is None:
-        return
-    try:
-        with open(os.path.join(run_dir, REQUEST % rank), "w", encoding="ascii") as file:
+    if pid is not None:
+        with contextlib.suppress(OSError), open(os.path.join(run_dir, REQUEST % rank), "w", encoding="ascii") as file:
             file.write(str(time.time()))
-    except OSError:
-        pass
 
 
 def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
@@ -182,10 +179,8 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
     while os.path.exists(request) and time.monotonic() < limit:
         time.sleep(0.1)
     answered = not os.path.exists(request)
-    try:
+    with contextlib.suppress(OSError):  # it was answered, or never written
         os.unlink(request)
-    except OSError:
-        pass  # it was answered, or never written
     return cast(Dump, read_object(path)) or None if answered else None
 
 
