@@ -8,6 +8,7 @@ Reads /sys and /proc; uses `ip` if it is installed.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
 import os
@@ -20,11 +21,6 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, text
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Nic, Route
-
-try:
-    import fcntl
-except ImportError:  # the module is also imported for its documentation on other systems
-    fcntl = None  # type: ignore[assignment]
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 Find = Callable[[str], Optional[str]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -33,18 +34,11 @@ def folder_facts(path: str) -> Folder:
         "path": full,
         "kind": kind,
         "readable": readable,
-        "shards": sum(name.endswith(".parquet") and not name.startswith(".") for name in _names(full)),
+        "shards": len(glob.glob(os.path.join(glob.escape(full), "*.parquet"))),
         "tokenizer": all(os.path.isfile(os.path.join(full, name)) for name in TOKENIZER),
         "files": kind == "file" or (kind == "folder" and any(_files(full))),
         "trainer": os.path.isfile(os.path.join(full, TRAINER_SCRIPT)),
     }
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _files(folder: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
@@ -266,7 +267,7 @@ def test_field_06_the_holder_of_a_port_is_named():
             None,
             ["127.0.0.1"],
         )
-        assert holder["user"] == machine.user_of(os.getuid())
+        assert holder["user"] == processes.user_name(os.getuid())
         assert "create_server" in holder["command"]
     finally:
         child.communicate(timeout=20)
