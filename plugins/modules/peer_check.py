@@ -136,10 +136,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    peers = [CheckedPeer(peer["address"], peer["ports"], peer["token"], peer["measure"]) for peer in params["peers"]]
+    peers = [CheckedPeer(**peer) for peer in params["peers"]]
     limits = CheckLimits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
     links = check(params["address"], peers, limits, runner(module))
-    module.exit_json(changed=False, links=links, closed=sum(map(closed_ports, links)))
+    module.exit_json(changed=False, links=links, closed=sum(len(closed_ports(link["ports"])) for link in links))
 
 
 if __name__ == "__main__":

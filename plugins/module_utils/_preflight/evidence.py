@@ -45,6 +45,12 @@ class PreflightEvidence(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def links(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Every tested direction: the host, and its link to a peer."""
+        for host, tried in self.tries.items():
+            for link in tried.get("links") or []:
+                yield host, link
+
 
 def node_of(evidence: PreflightEvidence, host: str) -> Mapping[str, Any]:
     """A host's part of the plan."""
@@ -78,13 +84,13 @@ def measured_partners(plan: Plan, host: str) -> set[str]:
     chosen = set()
     for number in range(RINGS):
         # The first ring is that of the ranks, the others are random but constant for a plan.
-        ring = sorted(hosts, key=lambda name: drawn(plan, number, name)) if number else hosts
+        ring = sorted(hosts, key=lambda name: place_in_ring(plan, number, name)) if number else hosts
         at = ring.index(host)
         chosen |= {ring[at - 1], ring[(at + 1) % len(ring)]}
     return chosen
 
 
-def drawn(plan: Plan, ring: int, host: str) -> str:
+def place_in_ring(plan: Plan, ring: int, host: str) -> str:
     """A host's place in a random ring."""
     return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
 
@@ -111,7 +117,7 @@ def responders(
                 yield other, {"ports": [told.port(port) for port in ports], "token": token}
 
 
-def with_hosts(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
+def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """A host's measured links, with their peers' names."""
     names = [other for other, dummy in responders(plan, tries, host)]
     return [dict(link, host=name) for name, link in zip(names, items(tries.get(host), "links"))]

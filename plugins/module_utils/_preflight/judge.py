@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any, Iterable, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import is_loopback
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import public
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, node_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import judge_links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
@@ -97,18 +99,9 @@ def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     for name, addresses in (evidence.fact(host, "names", "peers") or {}).items():
         looped = [text for text in addresses if is_loopback(text)]
         if looped and not alone:
-            seen, remedy = (
-                f"the name {name} of a peer resolves to {looped[0]}",
-                "Remove that line from /etc/hosts on that host.",
-            )
+            seen = f"the name {name} of a peer resolves to {looped[0]}"
+            remedy = "Remove that line from /etc/hosts on that host."
             yield finding("name-is-loopback", host, seen, severity=WARNING, remedy=remedy)
-
-
-def is_loopback(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(str(text).partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def own_session(evidence: PreflightEvidence, host: str) -> Any:
@@ -253,19 +246,17 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
         host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
     }
     # On CPUs a CUDA build computes the same.
-    torches = {host: str(version).partition("+")[0] if version else version for host, version in torches.items()}
+    torches = {host: public(version) for host, version in torches.items()}
     severity = None if evidence.rehearsal else WARNING
     yield from differing("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
-        if version and wanted and str(version).partition("+")[0] != str(wanted).partition("+")[0]:
+        if version and wanted and version != public(wanted):
             yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    yield from differing(
-        "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
-    )
-    yield from differing(
-        "trainer-differs", {host: result.get("trainer") for host, result in evidence.gloo.items()}, evidence
-    )
+    for part in ("python", "trainer"):
+        yield from differing(
+            f"{part}-differs", {host: result.get(part) for host, result in evidence.gloo.items()}, evidence
+        )
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -293,12 +284,6 @@ def differing(
             yield finding(code, host, seen, peer=reference, severity=severity)
 
 
-def closed(evidence: PreflightEvidence) -> bool:
-    """Whether any tested port was unreachable."""
-    links = [link for tried in evidence.tries.values() for link in tried.get("links") or []]
-    return any(port["error"] not in OPEN for link in links for port in link["ports"])
-
-
 def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The all-reduce."""
     missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
@@ -311,7 +296,7 @@ def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
             # The all-reduce needs all hosts, so it is skipped if one of them lacks its Python.
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             why = f"no trainer's Python on {', '.join(missing)} yet"
-            if closed(evidence) or list(holders(evidence)):
+            if any(closed_ports(link["ports"]) for dummy, link in evidence.links()) or list(holders(evidence)):
                 why = "a port between the hosts is closed or in use"
             yield finding("gloo-not-tried", ", ".join(missing), why)
         return

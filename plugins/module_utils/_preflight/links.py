@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -16,10 +17,8 @@ LATE_MS = 5.0
 NOMINAL_SHARE = 0.5
 # Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
 SHARED_MEDIUM, FASTEST_AIR = 0.75, 700.0
-ONE_BY_ONE = (
-    3  # up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links
-)
-OPEN = ("", "stranger")
+# Up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links.
+ONE_BY_ONE = 3
 WORDS = {
     "dropped": "no answer (dropped)",
     "refused": "refused",
@@ -40,7 +39,7 @@ class Pair(NamedTuple):
 
     @property
     def closed(self) -> list[Mapping[str, Any]]:
-        return [port for port in self.link["ports"] if port["error"] not in OPEN]
+        return closed_ports(self.link["ports"])
 
 
 def judge_links(evidence: PreflightEvidence) -> list[Finding]:
@@ -53,7 +52,7 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
-                found += [*carrier(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
+                found += [*used_interface(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
     return [*found, *(shared_media(evidence) if len(evidence.plan["nodes"]) <= ONE_BY_ONE else ())]
 
 
@@ -68,66 +67,64 @@ def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
     names = ", ".join(str(port["port"]) for port in closed)
     seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
-    wall = evidence.firewalls.get(pair.peer) or {}
-    if wall.get("needs_root") and wall.get("commands"):
-        seen += f"; {wall['backend']} is active on {pair.peer}, and we are not root there"
-        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=with_password(pair.peer, wall["commands"]))
-    elif evidence.before_network and evidence.plan["manage_firewall"] and wall.get("commands"):
-        yield finding(
-            "port-to-be-opened",
-            pair.peer,
-            f"{seen}; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}",
-            pair.host,
-        )
-    elif wall.get("commands"):
-        seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
-        yield finding("port-blocked", pair.peer, seen, pair.host, remedy=opening(evidence, pair.peer, wall))
+    firewall = evidence.firewalls.get(pair.peer) or {}
+    remedy: str | None = None
+    if firewall.get("needs_root") and firewall.get("commands"):
+        code, remedy = "no-sudo", password_remedy(pair.peer, firewall["commands"])
+        seen += f"; {firewall['backend']} is active on {pair.peer}, and we are not root there"
+    elif firewall.get("commands"):
+        seen += f"; {firewall['backend']} blocks on {pair.peer}{blocking_rules(firewall)}"
+        if evidence.before_network and evidence.plan["manage_firewall"]:
+            code = "port-to-be-opened"
+        else:
+            code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
     else:
         code = "peer-unreachable" if len(closed) == len(pair.link["ports"]) else "port-blocked"
-        remedy = unread(pair.peer, wall) if wall.get("if_closed") else None
-        yield finding(code, pair.peer, seen + told_of(evidence, pair, wall), pair.host, remedy=remedy)
+        remedy = hidden_firewall_remedy(pair.peer, firewall) if firewall.get("if_closed") else None
+        seen += other_firewalls(evidence, pair, firewall)
+    yield finding(code, pair.peer, seen, pair.host, remedy=remedy)
 
 
-def with_password(host: str, commands: Sequence[str]) -> str:
+def password_remedy(host: str, commands: Sequence[str]) -> str:
     """Who can open a host's ports without root."""
     by_owner = f"otherwise its owner can open them on {host}: {' ; '.join(commands)}"
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
 
 
-def unread(host: str, wall: Mapping[str, Any]) -> str:
+def hidden_firewall_remedy(host: str, firewall: Mapping[str, Any]) -> str:
     """The cause may be a firewall that this user cannot see, or the network."""
     return (
-        f"{with_password(host, wall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
+        f"{password_remedy(host, firewall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
         "are in one network, and any client isolation of the router between them."
     )
 
 
-def opening(evidence: PreflightEvidence, host: str, wall: Mapping[str, Any]) -> str:
+def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
     """How to open a host's ports if root is available."""
-    by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
+    by_hand = f"On {host}: {' ; '.join(firewall['commands'])}"
     # The rehearsal follows the step that opens them, so that was skipped or had no effect.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
         return by_hand
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
-def by_rule(wall: Mapping[str, Any]) -> str:
+def blocking_rules(firewall: Mapping[str, Any]) -> str:
     """The blocking rules, in the firewall's own syntax."""
-    return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
+    return f" by `{'` and `'.join(firewall['blocking'])}`" if firewall.get("blocking") else ""
 
 
-def told_of(evidence: PreflightEvidence, pair: Pair, wall: Mapping[str, Any]) -> str:
+def other_firewalls(evidence: PreflightEvidence, pair: Pair, firewall: Mapping[str, Any]) -> str:
     """Known facts about other firewalls."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; an outgoing firewall rule on {pair.host} forbids it"
-    if wall.get("foreign"):
-        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(wall['foreign'])}"
-    if wall.get("rules"):
-        return f"; {wall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
-    if wall.get("if_closed"):
+    if firewall.get("foreign"):
+        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(firewall['foreign'])}"
+    if firewall.get("rules"):
+        return f"; {firewall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
+    if firewall.get("if_closed"):
         return f"; a firewall on {pair.peer} cannot be seen without root"
     as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
-    if wall.get("backend") == "none" and not wall.get("needs_root") and as_root:
+    if firewall.get("backend") == "none" and not firewall.get("needs_root") and as_root:
         return f"; nothing blocks on {pair.peer} itself, so check the network between them"
     return ""
 
@@ -135,7 +132,7 @@ def told_of(evidence: PreflightEvidence, pair: Pair, wall: Mapping[str, Any]) ->
 # Routes
 
 
-def carrier(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """The interface that packets really use, compared with the plan's."""
     name = pair.link.get("nic")
     planned = node_of(evidence, pair.host)["nic"]
@@ -177,7 +174,7 @@ def quality(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
 
 def shared_media(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Pairs of hosts whose directions share one medium, each pair once."""
-    links = {(host, link["host"]): link for host, tried in evidence.tries.items() for link in tried.get("links") or []}
+    links = {(host, link["host"]): link for host, link in evidence.links()}
     for (host, peer), there in links.items():
         back = links.get((peer, host)) if host < peer else None
         alone = [float(one.get("bandwidth_mbit") or 0.0) for one in (there, back or {})]

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
 
@@ -40,10 +40,10 @@ KINDS = {
 class CheckLimits(NamedTuple):
     """Connection timeout, seconds and bytes to send for the rate, and the time after which no further peer is measured."""
 
-    timeout: float = 3.0
-    seconds: float = 0.5
-    bytes: int = 16 << 20
-    deadline: float = 60.0
+    timeout: float
+    seconds: float
+    bytes: int
+    deadline: float
 
 
 class CheckedPeer(NamedTuple):
@@ -52,7 +52,7 @@ class CheckedPeer(NamedTuple):
     address: str
     ports: list[int]
     token: str
-    measure: bool = True
+    measure: bool
 
 
 class PortTry(TypedDict):
@@ -181,9 +181,9 @@ def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[
     return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
 
 
-def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits, segment: int = 0) -> tuple[float, int]:
+def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> tuple[float, int]:
     """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
-    with connect(source, peer.address, port, limits.timeout, segment) as sock:
+    with connect(source, peer.address, port, limits.timeout) as sock:
         ask(sock, peer.token, "sink")
         sock.settimeout(max(PATIENCE, limits.timeout))
         block = bytes(CHUNK)
@@ -240,26 +240,22 @@ def path_mtu(sock: socket.socket) -> int:
 def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int:
     """The largest packet that arrives if full-size ones do not; 0 if none does."""
     headers = 60 if ":" in peer.address else 40
-    quick = CheckLimits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
-    for size in PATH_SIZES:
-        try:
-            _send_small(source, peer, port, quick, size - headers)
-            return size
-        except OSError:
-            continue
-    return 0
+    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), 0)
 
 
-def _send_small(source: str, peer: CheckedPeer, port: int, limits: CheckLimits, segment: int) -> None:
-    with connect(source, peer.address, port, limits.timeout, segment) as sock:
-        ask(sock, peer.token, "sink")
-        sock.sendall(bytes(limits.bytes))
-        sock.shutdown(socket.SHUT_WR)
-        if len(sock.makefile("rb").readline().split()) != 3:
-            raise ConnectionResetError(errno.ECONNRESET, "cut off")
+def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: int) -> bool:
+    """Whether data in TCP segments of this size arrive."""
+    try:
+        with connect(source, peer.address, port, timeout, segment) as sock:
+            ask(sock, peer.token, "sink")
+            sock.sendall(bytes(CHUNK))
+            sock.shutdown(socket.SHUT_WR)
+            return len(sock.makefile("rb").readline().split()) == 3
+    except OSError:
+        return False
 
 
-def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
+def route_to(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
     """(interface, gateway) that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
     code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
@@ -295,9 +291,9 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
     return link
 
 
-def closed_ports(link: LinkTry) -> int:
-    """The number of a peer's unreachable ports; a port where a stranger answers is reachable."""
-    return sum(port["error"] not in ("", "stranger") for port in link["ports"])
+def closed_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The unreachable ones; a port where a stranger answers is reachable."""
+    return [port for port in ports if port["error"] not in ("", "stranger")]
 
 
 def usable_port(link: LinkTry) -> int | None:
@@ -338,5 +334,5 @@ def check(
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"], link["gateway"] = carrier(run, source, peer.address)
+        link["nic"], link["gateway"] = route_to(run, source, peer.address)
     return links

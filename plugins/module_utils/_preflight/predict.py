@@ -268,7 +268,11 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
-    lines += [*ways_lines(plan, predicted.get("ways") or {}), *why_line(plan, predicted)]
+    lines += [
+        *ways_lines(plan, predicted.get("ways") or {}),
+        *why_sync(plan, predicted),
+        *why_products(plan, predicted),
+    ]
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 
@@ -287,12 +291,6 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
-def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
-    """Why auto chose the plan's method."""
-    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    return [*why_sync(plan, predicted, link), *why_products(plan, predicted)]
-
-
 def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
     """Why the plan differs from what the measurements suggest."""
     if began:
@@ -305,10 +303,12 @@ def other_than_taken(name: str, taken: object, best: object, because: str, began
     ]
 
 
-def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
+def why_sync(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+    """Why ddp_sync auto chose the plan's method."""
     best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
     if not best:
         return []
+    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
     if best != taken:
         return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
     if best == "exact":
@@ -318,6 +318,7 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
 
 
 def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+    """Why ddp_matmul auto chose the plan's precision."""
     speeds: Mapping[str, float] = predicted.get("products") or {}
     if not speeds:
         return []

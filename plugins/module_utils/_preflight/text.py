@@ -11,6 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 # With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12
@@ -49,7 +50,7 @@ def known(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:
-    closed = [port for port in ports if port["error"] not in ("", "stranger")]
+    closed = closed_ports(ports)
     return f"{len(closed)} of {len(ports)} closed" if closed else "open"
 
 

@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import of_products, speeds_together
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, named_links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     Outlook,
@@ -64,12 +64,8 @@ def judge_preflight(task: JudgeTask) -> dict[str, object]:
     predicted = predicted_by(evidence, seen)
     if predicted:
         findings = in_order([*findings, *advice(evidence.plan, predicted)])
-    document = {
-        "run": evidence.plan["run"],
-        "findings": findings,
-        "prediction": predicted,
-        "links": links_of(evidence),
-    }
+    links = links_of(evidence)
+    document = {"run": evidence.plan["run"], "findings": findings, "prediction": predicted, "links": links}
     show(options["show"], evidence, document)
     # Stored for comparison with the actual run.
     keep(None if task.check else options["file"], document, "The findings")
@@ -108,14 +104,14 @@ def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
     tries = {host: entry for host, entry in tries.items() if entry}
     for host in tries:
-        tries[host]["links"] = with_hosts(plan, tries, host)
+        tries[host]["links"] = named_links(plan, tries, host)
     firewalls = {host: piece(seen, host, "firewall") for host in hosts}
     return PreflightEvidence(
         plan=plan,
         probes={host: piece(seen, host, "probe") for host in hosts},
         tries=tries,
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
-        gloo={host: found for host in hosts if (found := spoken(piece(seen, host, "gloo")))},
+        gloo={host: found for host in hosts if (found := program_answer(piece(seen, host, "gloo")))},
         manifests={host: manifest_digest(piece(seen, host, "manifest")) for host in hosts},
         files={host: wrong_files(piece(seen, host, "files")) for host in hosts},
         plan_findings=options["plan_findings"],
@@ -154,7 +150,7 @@ def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, o
     return entry
 
 
-def spoken(result: Mapping[str, Any]) -> dict[str, object]:
+def program_answer(result: Mapping[str, Any]) -> dict[str, object]:
     """The JSON object printed by a trainer program, or its last output if there is none."""
     if not result or result.get("skipped"):
         return {}
@@ -207,9 +203,9 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     for node in plan["nodes"]:
         # One for each set of processors tried.
         tries = piece(seen, node["host"], "step").get("results") or []
-        failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
+        failed = [result for result in tries if result.get("rc") and "error" in program_answer(result)]
         if failed and len(failed) == len(tries):
-            found.append(finding("step-not-measured", node["host"], str(spoken(failed[0])["error"])))
+            found.append(finding("step-not-measured", node["host"], str(program_answer(failed[0])["error"])))
     return found
 
 
@@ -228,8 +224,4 @@ def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Findin
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
     keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
-    return [
-        {"host": host, "peer": link["host"], **{key: link[key] for key in keys}}
-        for host, entry in evidence.tries.items()
-        for link in entry["links"]
-    ]
+    return [{"host": host, "peer": link["host"], **{key: link[key] for key in keys}} for host, link in evidence.links()]

@@ -16,10 +16,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import tex
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
     PreflightEvidence,
     measured_partners,
+    named_links,
     others_in_turn,
     partners,
     peers_of,
-    with_hosts,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
 
@@ -493,10 +493,10 @@ def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
         "c": {"responder": {**answering, "pid": 3}, "links": []},
     }
     assert peers_of(plan, tries, "a") == [{**answering, "address": "address of c", "measure": True}]
-    assert with_hosts(plan, tries, "a") == [{"address": "third", "host": "c"}]
+    assert named_links(plan, tries, "a") == [{"address": "third", "host": "c"}]
     for wrong in ([22], ["40000"], "40000", [70000], None):
         tries["c"]["responder"]["ports"] = wrong
-        assert peers_of(plan, tries, "a") == with_hosts(plan, tries, "a") == []
+        assert peers_of(plan, tries, "a") == named_links(plan, tries, "a") == []
 
 
 def test_field_42_of_many_hosts_each_tries_a_few_that_together_reach_all():
