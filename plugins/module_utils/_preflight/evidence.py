@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 
 # Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
 ALL_PAIRS = 16
@@ -45,17 +45,19 @@ class PreflightEvidence(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def node(self, host: str) -> Node:
+        """A host's part of the plan."""
+        return next(node for node in self.plan["nodes"] if node["host"] == host)
+
+    def nic(self, host: str, name: str | None) -> Mapping[str, Any]:
+        """A host's network interface; empty if unknown."""
+        return next((nic for nic in self.fact(host, "nics") or [] if nic["name"] == name), {})
+
     def links(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Every tested direction: the host, and its link to a peer."""
         for host, tried in self.tries.items():
             for link in tried.get("links") or []:
                 yield host, link
-
-
-def node_of(evidence: PreflightEvidence, host: str) -> Mapping[str, Any]:
-    """A host's part of the plan."""
-    nodes: Sequence[Mapping[str, Any]] = evidence.plan["nodes"]
-    return next(node for node in nodes if node["host"] == host)
 
 
 def others_in_turn(plan: Plan, host: str) -> list[str]:

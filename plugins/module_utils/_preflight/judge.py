@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import is_loopback
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import public
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import judge_links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
@@ -76,7 +76,7 @@ def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
 
 def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """The planned NIC as it is now."""
-    name = node_of(evidence, host)["nic"]
+    name = evidence.node(host)["nic"]
     nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
     if name and nics and name not in nics:
         yield finding("nic-down", host, f"{name} does not exist; {host} has {', '.join(nics)}")
@@ -91,7 +91,7 @@ def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Names that resolve to the host itself: its own, or worse, a peer's."""
     own = [text for text in evidence.fact(host, "names", "own") or [] if is_loopback(text)]
-    alone = is_loopback(node_of(evidence, host)["address"] or "")
+    alone = is_loopback(evidence.node(host)["address"] or "")
     if own and not alone:
         yield finding(
             "name-is-loopback", host, f"its name {evidence.fact(host, 'host', 'hostname')} resolves to {own[0]}"
@@ -145,7 +145,7 @@ def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 
 def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """User limits that this plan would exceed."""
-    node, known = node_of(evidence, host), evidence.fact(host, "limits") or {}
+    node, known = evidence.node(host), evidence.fact(host, "limits") or {}
     files = max(LOW_FILES, 8 * evidence.plan["world"])
     for name, least, seen in (
         ("nofile", files, "{} open files (ulimit -n)"),
@@ -182,7 +182,7 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 
 
 def precision(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    node = node_of(evidence, host)
+    node = evidence.node(host)
     wants = [name for name in (node["dtype"], evidence.plan["training"]["matmul"]) if name in ("bfloat16", "bf16")]
     if node["device"] == "cpu" and wants and evidence.fact(host, "cpu", "native_bf16") is False:
         yield finding(

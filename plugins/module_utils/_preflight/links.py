@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 SLOW_MBIT = 300.0
@@ -135,10 +135,10 @@ def other_firewalls(evidence: PreflightEvidence, pair: Pair, firewall: Mapping[s
 def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """The interface that packets really use, compared with the plan's."""
     name = pair.link.get("nic")
-    planned = node_of(evidence, pair.host)["nic"]
+    planned = evidence.node(pair.host)["nic"]
     if not name or not planned or name == planned or name == "lo":
         return
-    kind = next((nic["kind"] for nic in evidence.fact(pair.host, "nics") or [] if nic["name"] == name), "")
+    kind = evidence.nic(pair.host, name).get("kind", "")
     code = {"overlay": "route-over-overlay", "bridge": "route-over-bridge"}.get(kind, "route-differs")
     seen = f"packets from {pair.host} to {pair.peer} ({pair.link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
     yield finding(code, pair.host, f"{seen}, the plan's interface is {planned}", pair.peer)
@@ -189,8 +189,7 @@ def nominal_speed(evidence: PreflightEvidence, pair: Pair) -> int:
     """The slower of the two cables; 0 if one is unknown, virtual or Wi-Fi, whose nominal speed means little."""
     speeds = []
     for host in (pair.host, pair.peer):
-        planned = node_of(evidence, host)["nic"]
-        nic: Mapping[str, Any] = next((one for one in evidence.fact(host, "nics") or [] if one["name"] == planned), {})
+        nic = evidence.nic(host, evidence.node(host)["nic"])
         speeds.append((nic.get("speed_mbit") or 0) if nic.get("kind") == "wired" else 0)
     # A virtual switch's port reports 10 Gbit/s whatever is behind it.
     return min(speeds) if max(speeds) < 10000 else 0

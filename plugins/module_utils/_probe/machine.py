@@ -61,7 +61,7 @@ def os_name() -> str:
     return match.group(1) if match else platform.system()
 
 
-def cpu(root: str = "/sys/devices/system/cpu") -> Processors:
+def cpu() -> Processors:
     text = read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
     line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
@@ -73,11 +73,11 @@ def cpu(root: str = "/sys/devices/system/cpu") -> Processors:
         "model": model.group(1).strip() if model else platform.machine(),
         "flags": flags,
         "logical": os.cpu_count() or 1,
-        "physical": cores(None, root),
+        "physical": cores(None),
         "available": limited(len(allowed), quota),
-        "available_physical": limited(cores(allowed, root), quota),
+        "available_physical": limited(cores(allowed), quota),
         "allowed": sorted(allowed),
-        "sets": core_sets(cpus(allowed, os.path.normpath(os.path.join(root, "../../.."))), quota),
+        "sets": core_sets(cpus(allowed), quota),
         "load1": os.getloadavg()[0],
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),
@@ -88,7 +88,7 @@ def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
-def cores(allowed: set[int] | None, root: str) -> int:
+def cores(allowed: set[int] | None, root: str = "/sys/devices/system/cpu") -> int:
     """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
     found = set()
     for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):

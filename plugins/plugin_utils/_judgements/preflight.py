@@ -185,12 +185,8 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
-    nics = {node["host"]: node["nic"] for node in evidence.plan["nodes"]}
     radio = [
-        host
-        for host in hosts
-        for nic in evidence.fact(host, "nics") or []
-        if nic["name"] == nics[host] and nic["kind"] == "wifi"
+        node["host"] for node in evidence.plan["nodes"] if evidence.nic(node["host"], node["nic"]).get("kind") == "wifi"
     ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)

@@ -316,7 +316,7 @@ def test_the_bundle_has_no_secrets() -> None:
     node = {**PLAN["nodes"][0], "env": {"OMP_NUM_THREADS": "4", "MY_TOKEN": "hunter2!"}}
     found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t failed"]}), "laptop": None}
     results = {host: result_of(one) for host, one in found.items()}
-    told = bundle({**PLAN, "nodes": [node]}, results, [{"WANDB_API_KEY": "s3cr3t"}])
+    told = bundle({**PLAN, "nodes": [node]}, results, [{"WANDB_API_KEY": "s3cr3t"}], {})
     assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
     assert told["hosts"]["laptop"] == "did not answer within 25 s"
@@ -337,7 +337,7 @@ def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
 
 def test_a_secret_within_another_leaves_nothing_of_either() -> None:
     words = {"desktop": result_of(rank("laptop", {"last_lines": ["s3cr3t-key and s3cr, yes"]}))}
-    told = bundle(PLAN, words, [{"SHORT": "s3cr", "LONG": "s3cr3t-key", "FLAG": "yes"}])
+    told = bundle(PLAN, words, [{"SHORT": "s3cr", "LONG": "s3cr3t-key", "FLAG": "yes"}], {})
     assert told["hosts"]["desktop"]["run"]["last_lines"] == ["*** and ***, yes"]
 
 
