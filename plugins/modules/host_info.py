@@ -52,18 +52,8 @@ options:
     type: list
     elements: str
     default: []
-attributes:
-  check_mode:
-    description: Can run in check mode and tell what it would do without doing it.
-    support: full
-    details: It only reads.
-  diff_mode:
-    description: Returns what was changed in diff mode.
-    support: N/A
-    details: It changes nothing.
-  idempotent:
-    description: Running it again changes nothing.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.reader
 """
 
 EXAMPLES = r"""
