@@ -10,13 +10,6 @@ from typing import Dict, List, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 
 
-class PeerNode(TypedDict):
-    """Another node of the run and its address."""
-
-    host: str
-    address: str
-
-
 class RankProcess(TypedDict, total=False):
     """The rank's process, empty if there is none; shares are of one core."""
 

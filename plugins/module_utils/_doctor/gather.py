@@ -17,14 +17,13 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
     Dump,
     NicState,
     OtherProcess,
-    PeerNode,
     RankEvidence,
     RankProcess,
     Socket,
@@ -54,7 +53,7 @@ TCP_STATES = {
 }
 
 
-def collect(run_dir: str, rank: int, peers: Sequence[PeerNode], probe_port: int, run: Run) -> RankEvidence:
+def collect(run_dir: str, rank: int, peers: Sequence[Mapping[str, str]], probe_port: int, run: Run) -> RankEvidence:
     """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
@@ -221,7 +220,7 @@ def _endpoint(text: str) -> Tuple[str, int]:
     return re.sub(r"^::ffff:(?=[\d.]+$)", "", processes.decoded_address(raw)), int(port, 16)
 
 
-def reach_all(peers: Sequence[PeerNode], port: int) -> Dict[str, str]:
+def reach_all(peers: Sequence[Mapping[str, str]], port: int) -> Dict[str, str]:
     """Test all peers in parallel, so that ten unresponsive ones take no longer than one."""
     with ThreadPoolExecutor(max_workers=len(peers) or 1) as pool:
         answers = pool.map(lambda peer: reach(peer["address"], port), peers)

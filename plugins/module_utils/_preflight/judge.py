@@ -130,10 +130,8 @@ def leftovers(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 def first_here(evidence: PreflightEvidence, host: str) -> bool:
     """Whether this is the machine's first node; each machine is reported once."""
     boot = evidence.fact(host, "host", "boot_id")
-    return bool(
-        next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
-        == host
-    )
+    hosts = [node["host"] for node in evidence.plan["nodes"]]
+    return host == next(one for one in hosts if evidence.fact(one, "host", "boot_id") == boot)
 
 
 def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:

@@ -146,25 +146,16 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
-    begin = time.monotonic()
+    begin, error, words = time.monotonic(), "", ""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            opened = time.monotonic()
+            end = time.monotonic()
             ask(sock, peer.token, "echo")
-            return _port(port, "", "", opened - begin)
-    except OSError as error:
+    except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
-        return _port(port, kind_of(error), error.strerror or str(error), time.monotonic() - begin)
-
-
-def _port(port: int, error: str, words: str, seconds: float) -> PortTry:
-    return {
-        "port": port,
-        "reachable": not error,
-        "error": error,
-        "words": words,
-        "milliseconds": round(seconds * 1000, 2),
-    }
+        end, error, words = time.monotonic(), kind_of(why), why.strerror or str(why)
+    milliseconds = round((end - begin) * 1000, 2)
+    return {"port": port, "reachable": not error, "error": error, "words": words, "milliseconds": milliseconds}
 
 
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, float]:

@@ -42,20 +42,6 @@ WORTH_SAYING = 1.08
 GIGABIT = 940.0
 
 
-class HostOutlook(TypedDict):
-    """One host alone, and its rows per step."""
-
-    tokens_per_second: float
-    rows: int
-
-
-class WaySpeed(TypedDict):
-    """The speed of a ddp_sync method."""
-
-    bytes_sent: int
-    tokens_per_second: float
-
-
 class Outlook(TypedDict):
     """The expected speed and waits of a run."""
 
@@ -70,12 +56,12 @@ class Outlook(TypedDict):
     gain: float
     link_mbit: Optional[float]
     latency_ms: Optional[float]
-    hosts: Dict[str, HostOutlook]
+    hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
     fewer: Optional[Dict[str, object]]
     links: Dict[str, Dict[str, List[float]]]
     better: Dict[str, Dict[str, object]]
-    ways: Dict[str, WaySpeed]
+    ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
     began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
@@ -134,7 +120,7 @@ def fewer(team: Optional[Team], now: Step) -> Optional[Dict[str, object]]:
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
-def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
+def ways(job: Job, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Dict[str, float]]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}

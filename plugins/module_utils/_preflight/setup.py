@@ -5,21 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, TypedDict
+from typing import Any, Mapping
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
 
 
-class Setup(TypedDict):
-    """Steps with nothing to copy to any host."""
-
-    trainer: bool
-    data: bool
-
-
-def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> Setup:
-    """Combine the results of setup_info."""
+def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """The steps, and whether each has nothing to copy to any host, by setup_info's results."""
     return {
         "trainer": _is_ready(seen, "files", "venv"),
         "data": _brings_shards_only(plan) and _is_ready(seen, "data"),

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, told_once
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, plural, table
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
@@ -76,11 +76,7 @@ def summary(stopping: Sequence[Finding]) -> str:
     """Why the run does not start."""
     errors = sum(found["severity"] == ERROR for found in stopping)
     warnings = sum(found["severity"] == WARNING for found in stopping)
-    counted = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((errors, "error"), (warnings, "warning"))
-        if count
-    ]
+    counted = [plural(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count]
     listed = ", ".join(
         dict.fromkeys(
             f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)

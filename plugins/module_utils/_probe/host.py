@@ -106,7 +106,7 @@ def probe(
         "ports": name_by_root(port_holders(ports), run, find, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logout(run, find),
+        "logout": logind(run, user_name(os.getuid()))._asdict(),
         "transfer": transfer(run, expand(remote_tmp)),
         "security": security(),
         "ephemeral": ephemeral(),
@@ -121,13 +121,6 @@ def probe(
         "measured": read_object(os.path.join(base, MEASURED)) or None,
         "usage": usage_facts(run),
     }
-
-
-def logout(run: Run, find: Find) -> dict[str, bool]:
-    """Whether a user's processes survive logout."""
-    if not find("loginctl"):
-        return {"kills": False, "lingers": False}
-    return logind(run, user_name(os.getuid()))._asdict()
 
 
 def expand(path: str) -> str:

@@ -9,6 +9,7 @@ Reads /sys and /proc; uses `ip` if it is installed.
 from __future__ import annotations
 
 import fcntl
+import glob
 import ipaddress
 import json
 import os
@@ -19,7 +20,7 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, text
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Nic, Route
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
@@ -76,10 +77,7 @@ def kind_of(name: str, root: str = NET) -> str:
 
 def _kind_of_bridge(base: str, root: str) -> str:
     """Many home servers reach their LAN through a bridge over a real NIC; one over containers leads nowhere else."""
-    try:
-        members = os.listdir(os.path.join(base, "brif"))
-    except OSError:
-        members = []
+    members = map(os.path.basename, glob.glob(os.path.join(glob.escape(base), "brif", "*")))
     return "wired" if any(kind_of(member, root) == "wired" for member in members) else "bridge"
 
 
@@ -141,7 +139,7 @@ def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[s
     found: dict[str, tuple[list[str], list[str]]] = {}
     for link in json_objects(run, [ip_tool, "-j", "addr"]):
         name = str(link.get("ifname", "")).split("@", 1)[0]
-        entries = [entry for entry in objects_in(link.get("addr_info")) if entry.get("local") and not passing(entry)]
+        entries = [entry for entry in items(link, "addr_info") if entry.get("local") and not passing(entry)]
         four, six = (
             [
                 "{}/{}".format(entry["local"], entry.get("prefixlen"))
@@ -163,13 +161,10 @@ def json_objects(run: Run, argv: Sequence[str]) -> list[Document]:
     """The objects in a command's JSON list; none if its output is different."""
     code, out, _dummy = run(list(argv))
     try:
-        return objects_in(json.loads(out)) if code == 0 else []
+        found = json.loads(out) if code == 0 else None
     except (ValueError, RecursionError):
         return []
-
-
-def objects_in(value: Any) -> list[Document]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def ipv4_of(name: str) -> list[str]:
