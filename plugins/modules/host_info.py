@@ -106,7 +106,6 @@ def main() -> None:
         path = module.get_bin_path(name, opt_dirs=list(bare.MORE_PATHS))
         return str(path) if path else None
 
-    # As Ansible's settings and the inventory say.
     module.exit_json(
         changed=False, probe=probe(run, find, **module.params, remote_tmp=module._remote_tmp or "~/.ansible/tmp")
     )

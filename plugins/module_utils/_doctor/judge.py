@@ -194,7 +194,7 @@ def died(case: Case) -> Optional[Finding]:
 
 
 def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """All ended ranks were left alone by another one: the one that they blame."""
+    """The rank that the ended ranks blame for leaving them alone."""
     for host in crashed:
         death, text = case.death(host), error_of(case.known()[host])
         accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
