@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import hosts, plan, preflight, verdict
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import OF_PLAN, JudgeTask, Options
 
 
 class Judgement(NamedTuple):
@@ -24,7 +24,7 @@ JUDGEMENTS = {
     "settings": Judgement(plan.HOSTS, plan.judge_settings),
     "questions": Judgement(plan.TOLERANT, plan.judge_questions),
     "plan": Judgement(plan.OPTIONS, plan.judge_plan),
-    "setup": Judgement(hosts.SETUP, hosts.judge_setup),
+    "setup": Judgement(OF_PLAN, hosts.judge_setup),
     "sameness": Judgement(hosts.SAMENESS, hosts.judge_sameness),
     "launch": Judgement(hosts.LAUNCH, hosts.judge_launch),
     "preflight": Judgement(preflight.OPTIONS, preflight.judge_preflight),

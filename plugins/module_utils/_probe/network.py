@@ -261,16 +261,11 @@ def names_and_routes(
     peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
 ) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
-    own = socket.gethostname()
-    told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
-    names: Names = {"own": told[own], "peers": {}}
-    routes = []
-    for peer in peers:
-        addresses = [peer] if is_address(peer) else told[peer]
-        if not is_address(peer):
-            names["peers"][peer] = addresses
-        if addresses:
-            routes.append(route(peer, addresses[0], interfaces, run, ip_tool))
+    own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
+    resolved = resolve_all([own, *named])
+    names: Names = {"own": resolved[own], "peers": {peer: resolved[peer] for peer in named}}
+    targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
-    routes.append(route("default", "203.0.113.1", interfaces, run, ip_tool))
+    targets.append(("default", ["203.0.113.1"]))
+    routes = [route(peer, addresses[0], interfaces, run, ip_tool) for peer, addresses in targets if addresses]
     return names, routes

@@ -15,8 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import wri
 
 Options = Mapping[str, Mapping[str, object]]
 SHOWN = ["text", "json", "none"]
-SHOW: Mapping[str, object] = {"type": "str", "choices": SHOWN}
-EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
+OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": {"type": "dict", "required": True}}
 
 
 class JudgeTask(NamedTuple):

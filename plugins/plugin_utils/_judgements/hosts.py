@@ -9,14 +9,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import what_is_there
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
+    OF_PLAN,
     JudgeTask,
     Options,
     evidence_of,
 )
 
-OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": EVIDENCE}
-SETUP = OF_PLAN
 LAUNCH: Options = {
     **OF_PLAN,
     "restart": {"type": "bool", "default": False},

@@ -29,8 +29,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
-    SHOW,
+    OF_PLAN,
+    SHOWN,
     JudgeTask,
     Options,
     keep,
@@ -40,15 +40,14 @@ display = Display()
 
 
 OPTIONS: Options = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": EVIDENCE,
+    **OF_PLAN,
     "probes": {"type": "dict", "default": {}},
     "plan_findings": {"type": "list", "elements": "dict", "default": []},
     "before_network": {"type": "bool", "default": False},
     "rehearsal": {"type": "bool", "default": False},
     "running": {"type": "bool", "default": False},
     "strict": {"type": "bool", "default": False},
-    "show": {**SHOW, "default": "text"},
+    "show": {"type": "str", "choices": SHOWN, "default": "text"},
     "file": {"type": "path"},
 }
 

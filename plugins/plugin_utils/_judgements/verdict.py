@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
+    OF_PLAN,
     JudgeTask,
     Options,
     evidence_of,
@@ -20,8 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence 
 )
 
 OPTIONS: Options = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": EVIDENCE,
+    **OF_PLAN,
     "stall_factor": {"type": "float", "default": 5.0},
     "secrets": {"type": "list", "elements": "dict", "default": []},
     "file": {"type": "path"},
