@@ -173,69 +173,57 @@ def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     assert step_model.passes_of(job_of(document), (2, 2)) == [1.0, 1.0]
 
 
-def codes(predicted: dict[str, Any], document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def advised(document: dict[str, Any], each: list[Speed], link: Link, **more: Any) -> dict[str, dict[str, Any]]:
+    """The advice for a plan, by code."""
+    predicted = predict.outlook(document, each, link, **more)
     return {one["code"]: one for one in predict.advice(document, predicted)}  # type: ignore[misc]
 
 
 def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
-    document = plan()
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(20.0, 3.0))
-    told = codes(predicted, document)["not-worth-it"]
-    assert predicted["gain"] < 1
-    assert "-e target=desktop" in told["remedy"]
-
-
-def test_nobody_is_told_to_leave_a_machine_that_is_the_only_one():
-    document = plan()
+    document, each, link = plan(), speeds(0.5, 0.5), Link(20.0, 3.0)
+    assert predict.outlook(document, each, link)["gain"] < 1
+    assert "-e target=desktop" in advised(document, each, link)["not-worth-it"]["remedy"]
+    # Nobody is told to leave a machine that is the only one.
     for node in document["nodes"]:
         node["address"] = "127.0.0.1"
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(20.0, 3.0))
-    assert predicted["gain"] < predict.PAYS
-    assert "not-worth-it" not in codes(predicted, document)
+    assert "not-worth-it" not in advised(document, each, link)
 
 
 def test_two_equal_hosts_over_a_gigabit_need_no_advice():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(1.0, 1.0), GIGABIT)
-    assert predicted["gain"] > 1.7
-    assert predict.advice(document, predicted) == []
+    document, each = plan(rows=(8, 8)), speeds(1.0, 1.0)
+    assert predict.outlook(document, each, GIGABIT)["gain"] > 1.7
+    assert advised(document, each, GIGABIT) == {}
 
 
 def test_the_wire_in_bf16_is_advised_where_it_helps():
-    document = plan(rows=(8, 8))
-    assert "use-bf16-wire" in codes(predict.outlook(document, speeds(0.5, 0.5), Link(150.0, 0.5)), document)
-    halved = plan(rows=(8, 8), sync="bf16")
-    assert "use-bf16-wire" not in codes(predict.outlook(halved, speeds(0.5, 0.5), Link(150.0, 0.5)), halved)
+    each, link = speeds(0.5, 0.5), Link(150.0, 0.5)
+    assert "use-bf16-wire" in advised(plan(rows=(8, 8)), each, link)
+    assert "use-bf16-wire" not in advised(plan(rows=(8, 8), sync="bf16"), each, link)
 
 
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(60.0, 4.0), ["laptop"])
-    assert codes(predicted, document)["use-cable"]["host"] == "laptop"
+    told = advised(plan(rows=(8, 8)), speeds(0.5, 0.5), Link(60.0, 4.0), radio=["laptop"])
+    assert told["use-cable"]["host"] == "laptop"
 
 
 def test_field_16_a_larger_batch_is_advised_with_what_it_gives_and_costs():
-    document = plan(D8, "int4", iterations=10_000)
-    predicted = predict.outlook(document, speeds(0.6, 0.6), Link(200.0, 1.0))
-    told = codes(predicted, document)["use-larger-batch"]
+    document, each = plan(D8, "int4", iterations=10_000), speeds(0.6, 0.6)
+    told = advised(document, each, Link(200.0, 1.0))["use-larger-batch"]
     assert "with a total batch of 65536 the hosts keep" in told["seen"]
     assert "the same tokens make 625 steps instead of 10000" in told["seen"]
     assert told["remedy"] == "For a new run, set ddp_total_batch=65536 and ddp_iterations=625."
-    assert "use-larger-batch" not in codes({**predicted, "began": True}, document)
-    predicted = predict.outlook(document, speeds(0.6, 0.6), Link(60.0, 1.0))
-    assert "; or, for a new run, set ddp_total_batch=65536" in codes(predicted, document)["not-worth-it"]["remedy"]
-    assert "batch" not in codes({**predicted, "began": True}, document)["not-worth-it"]["remedy"]
+    assert "use-larger-batch" not in advised(document, each, Link(200.0, 1.0), began=True)
+    slow = Link(60.0, 1.0)
+    assert "; or, for a new run, set ddp_total_batch=65536" in advised(document, each, slow)["not-worth-it"]["remedy"]
+    assert "batch" not in advised(document, each, slow, began=True)["not-worth-it"]["remedy"]
 
 
 def test_field_17_rows_by_speed_are_advised_with_the_split():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(0.5, 1.5), GIGABIT)
-    assert "rows 12:4" in codes(predicted, document)["rows-unbalanced"]["seen"]
-    split = plan(rows=(12, 4))
-    assert "rows-unbalanced" not in codes(predict.outlook(split, speeds(0.5, 1.5), GIGABIT), split)
+    each = speeds(0.5, 1.5)
+    assert "rows 12:4" in advised(plan(rows=(8, 8)), each, GIGABIT)["rows-unbalanced"]["seen"]
+    assert "rows-unbalanced" not in advised(plan(rows=(12, 4)), each, GIGABIT)
     # Nodes of one machine stay alike under auto, whatever was measured of them beside each other.
-    document["training"]["batch_split"] = "auto"
-    assert "rows-unbalanced" not in codes(predict.outlook(document, speeds(0.5, 1.5), GIGABIT), document)
+    assert "rows-unbalanced" not in advised(plan(rows=(8, 8), batch_split="auto"), each, GIGABIT)
 
 
 def test_one_host_alone_is_predicted_without_a_link():
