@@ -13,10 +13,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import is_loopback
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import public
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import judge_links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import public
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import what_is_there
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import disagreements, what_is_there
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
     OF_PLAN,
