@@ -21,12 +21,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import C
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import was_killed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
-    busy,
+    cpu_share,
     error_of,
-    innermost,
-    lines,
+    evidence_lines,
+    innermost_frame,
+    last_collective,
     low_disk,
-    recorded,
     slow_reasons,
     works,
 )
@@ -69,7 +69,7 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
     names = {host: case.name(host) for host in case.by_rank()}
     return {
         "verdict": of_keepers(case) or judged(case),
-        "evidence": [*history(case.runs()), *lines(names, case.answers)],
+        "evidence": [*history(case.runs()), *evidence_lines(names, case.answers)],
     }
 
 
@@ -326,7 +326,7 @@ def behind(case: Case) -> Optional[Finding]:
         return slow(case, late)
     phase = found["run"].get("phase") or "unknown"
     code = "data-mismatch" if phase == "data" else "rank-stuck"
-    stack, ahead = innermost(found), [one for one in case.known() if one != late]
+    stack, ahead = innermost_frame(found), [one for one in case.known() if one != late]
     at = " at " + stack if stack else ""
     waits = (
         " %s waits for it in phase %s." % (case.name(ahead[0]), case.known()[ahead[0]]["run"].get("phase"))
@@ -340,7 +340,7 @@ def slow(case: Case, host: str) -> Finding:
     found = case.known()[host]
     phase, reasons = found["run"].get("phase") or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
-    seen %= (case.name(host), phase, round(100 * busy(found)))
+    seen %= (case.name(host), phase, round(100 * cpu_share(found)))
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 
@@ -379,7 +379,7 @@ def latest(case: Case) -> Optional[str]:
 def positions(case: Case) -> Dict[str, Tuple[int, int]]:
     """Each rank's position, counted the same way for all: by the flight record if every rank has one."""
     known = case.known()
-    flights = {host: recorded(found) for host, found in known.items()}
+    flights = {host: last_collective(found) for host, found in known.items()}
     if all(number is not None for number in flights.values()):
         return {host: (number or 0, 0) for host, number in flights.items()}
     told = {host: whole(found["run"], "collective") for host, found in known.items()}

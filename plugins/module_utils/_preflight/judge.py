@@ -246,19 +246,19 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
     # On CPUs a CUDA build computes the same.
     torches = {host: public(version) for host, version in torches.items()}
     severity = None if evidence.rehearsal else WARNING
-    yield from differing("torch-differs", torches, evidence, severity)
+    yield from differs_from_master("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
         if version and wanted and version != public(wanted):
             yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
     for part in ("python", "trainer"):
-        yield from differing(
+        yield from differs_from_master(
             f"{part}-differs", {host: result.get(part) for host, result in evidence.gloo.items()}, evidence
         )
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:
-    yield from differing("data-differs", evidence.manifests, evidence)
+    yield from differs_from_master("data-differs", evidence.manifests, evidence)
     for host in evidence.probes if evidence.rehearsal else ():
         if not evidence.manifests.get(host):
             yield finding("data-differs", host, f"{host} has no manifest of the data {evidence.plan['data']['id']}")
@@ -271,7 +271,7 @@ def data(evidence: PreflightEvidence) -> Iterable[Finding]:
             )
 
 
-def differing(
+def differs_from_master(
     code: str, values: Mapping[str, Any], evidence: PreflightEvidence, severity: str | None = None
 ) -> Iterable[Finding]:
     """Hosts whose value differs from the master's."""

@@ -52,7 +52,8 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
-                found += [*used_interface(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
+                for look in (used_interface, packet_sizes, rate_and_delay):
+                    found += look(evidence, pair)
     return [*found, *(shared_media(evidence) if len(evidence.plan["nodes"]) <= ONE_BY_ONE else ())]
 
 
@@ -147,7 +148,7 @@ def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
 # Packets and rates
 
 
-def packets(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
     if link.get("full_size") is False:
         nic = link.get("nic") or "NIC"
@@ -159,7 +160,7 @@ def packets(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
 
 
-def quality(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
+def rate_and_delay(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """Rate and delay of one direction; the plan already reports Wi-Fi links."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
     nominal = nominal_speed(evidence, pair)

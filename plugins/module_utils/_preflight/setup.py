@@ -29,7 +29,7 @@ def other_files(host: str, one: Found, first: str, right: Found) -> Iterator[str
 def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
     """Compare the results of trainer_venv."""
     if not same_packages(right, one):
-        names = differing(right, one) or ["torch"]
+        names = differing_packages(right, one) or ["torch"]
         yield (
             f"{host} has {versions_text(one, names)}, {first} has {versions_text(right, names)}; ranks of "
             f"different versions would disagree. Remove {one['venv']} there and run --tags trainer again."
@@ -57,10 +57,10 @@ def same_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if public(one["torch"]) != public(other["torch"]):
         return False
     # Another Python may need another version of packages that only read data.
-    return not differing(one, other) or one["python_version"] != other["python_version"]
+    return not differing_packages(one, other) or one["python_version"] != other["python_version"]
 
 
-def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differing_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Packages with different versions; those that only one has were not required of the other."""
     ours, theirs = versions(one), versions(other)
     return sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])

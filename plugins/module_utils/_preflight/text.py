@@ -23,29 +23,29 @@ def links_text(evidence: PreflightEvidence) -> str:
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
         others = len(evidence.plan["nodes"]) - 1
-        rows = [[host, among(len(tried), others), *worst(tried)] for host, tried in links.items()]
+        rows = [[host, hosts_tested(len(tried), others), *worst_values(tried)] for host, tried in links.items()]
         return "\n".join(table(head, alike(rows)))
-    rows = [[f"{host} -> {link['host']}", *worst([link])] for host, tried in links.items() for link in tried]
+    rows = [[f"{host} -> {link['host']}", *worst_values([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
 
 
-def among(count: int, others: int) -> str:
+def hosts_tested(count: int, others: int) -> str:
     """The number of tested hosts, if not all."""
     return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
-def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
+def worst_values(links: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for one link, or the worst values of several."""
     return [
         ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
         ports_text([port for link in links for port in link["ports"]]),
-        number(max(known(links, "latency_ms"), default=None), "ms", 2),
-        number(min(known(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
-        str(min(known(links, "mtu"), default=None) or DASH),
+        number(max(known_values(links, "latency_ms"), default=None), "ms", 2),
+        number(min(known_values(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
+        str(min(known_values(links, "mtu"), default=None) or DASH),
     ]
 
 
-def known(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def known_values(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     return [link[name] for link in links if link.get(name) is not None]
 
 

@@ -100,7 +100,7 @@ def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
     hosts = [node["host"] for node in plan["nodes"]]
-    tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
+    tries = {host: host_tries(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
     tries = {host: entry for host, entry in tries.items() if entry}
     for host in tries:
         tries[host]["links"] = named_links(plan, tries, host)
@@ -138,7 +138,7 @@ def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
+def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
     """A host's results of peer_responder and peer_check; a failed module is that host's error."""
     if not answering or answering.get("skipped"):
         return {}

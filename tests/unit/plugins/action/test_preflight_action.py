@@ -30,8 +30,8 @@ def test_a_program_is_taken_at_its_json_or_its_last_words(result, said):
 
 
 def test_a_failed_module_is_an_error_of_its_host():
-    assert preflight.tried({"failed": True, "msg": "no Python"}, {})["error"] == "no Python"
-    assert preflight.tried({"skipped": True}, {"skipped": True}) == {}
+    assert preflight.host_tries({"failed": True, "msg": "no Python"}, {})["error"] == "no Python"
+    assert preflight.host_tries({"skipped": True}, {"skipped": True}) == {}
 
 
 def options(known, seen, **changes):

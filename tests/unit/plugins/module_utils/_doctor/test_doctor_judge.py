@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, FAILED, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import evidence_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 
@@ -299,13 +299,13 @@ def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
     flight = {"stacks": {"MainThread": ["train.py:5 in main", "comm.py:9 in wait"]}, "flight": {"last_seq": 42}}
     told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, dump=flight)
     answers = {"desktop": Answer(told), "laptop": Answer(rank("desktop", {"phase_seconds": None}))}
-    one, stack, said, other, last = lines({"desktop": "rank 0 (desktop)", "laptop": "rank 1 (laptop)"}, answers)
+    one, stack, said, other, last = evidence_lines({"desktop": "rank 0", "laptop": "rank 1"}, answers)
     assert "phase sync for 12 s, collective 300, last Gloo record 42, process 4711 state R" in one
     assert (stack, said) == ("  stack: comm.py:9 in wait", "  said: RuntimeError: x")
     assert "phase forward_backward for 0 s, collective 300, process 4711 state R" in other
     assert last == "  said: step 00040/05000"
     quiet = {"desktop": Answer(rank("laptop", {"last_lines": []}))}
-    assert len(lines({"desktop": "rank 0 (desktop)"}, quiet)) == 1
+    assert len(evidence_lines({"desktop": "rank 0"}, quiet)) == 1
 
 
 def test_a_secret_within_another_leaves_nothing_of_either() -> None:
