@@ -251,10 +251,9 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
     for host, version in torches.items():
         if version and wanted and version != public(wanted):
             yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    for part in ("python", "trainer"):
-        yield from differs_from_master(
-            f"{part}-differs", {host: result.get(part) for host, result in evidence.gloo.items()}, evidence
-        )
+    for code, part in (("python-differs", "python"), ("trainer-differs", "trainer")):
+        values = {host: result.get(part) for host, result in evidence.gloo.items()}
+        yield from differs_from_master(code, values, evidence)
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:
