@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import hosts, plan, preflight, verdict
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import Asked, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import OF_PLAN, JudgeTask, Options
 
 
 class Judgement(NamedTuple):
     """Its options besides `of`, and the judging function."""
 
     options: Options
-    judge: Callable[[Asked], dict[str, object]]
+    judge: Callable[[JudgeTask], dict[str, object]]
 
 
 JUDGEMENTS = {
     "settings": Judgement(plan.HOSTS, plan.judge_settings),
     "questions": Judgement(plan.TOLERANT, plan.judge_questions),
     "plan": Judgement(plan.OPTIONS, plan.judge_plan),
-    "setup": Judgement(hosts.SETUP, hosts.judge_setup),
+    "setup": Judgement(OF_PLAN, hosts.judge_setup),
     "sameness": Judgement(hosts.SAMENESS, hosts.judge_sameness),
     "launch": Judgement(hosts.LAUNCH, hosts.judge_launch),
     "preflight": Judgement(preflight.OPTIONS, preflight.judge_preflight),
@@ -45,5 +45,5 @@ class ActionModule(ActionBase):
         judgement = JUDGEMENTS.get(str(self._task.args.get("of")))
         of = {"of": {"type": "str", "choices": list(JUDGEMENTS), "required": True}}
         options = self.validate_argument_spec({**of, **(judgement.options if judgement else {})})[1]
-        asked = Asked(options, task_vars or {}, self._task.check_mode)
-        return {**result, "changed": False, **JUDGEMENTS[options["of"]].judge(asked)}
+        task = JudgeTask(options, task_vars or {}, self._task.check_mode)
+        return {**result, "changed": False, **JUDGEMENTS[options["of"]].judge(task)}

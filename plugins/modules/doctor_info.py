@@ -10,9 +10,9 @@ module: doctor_info
 short_description: Collect evidence on one host about a rank that is stuck or died
 version_added: 0.1.0
 description:
-  - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network interfaces, and what the
-    kernel said about memory, in a few seconds.
-  - The trainer itself is asked for its Python stacks and its flight record of collectives. Nothing is prepared on the host for that.
+  - Reads the run folder, the rank's process, its connections to the peers, the machine's load, memory, disk and network interfaces, and the
+    kernel's messages about memory, in a few seconds.
+  - Asks the trainer itself for its Python stacks and its flight record of collectives. This needs no preparation on the host.
   - Changes nothing and signals no process.
 extends_documentation_fragment:
   - nanochat.ddp.reader
@@ -57,7 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 evidence:
-  description: What was found, by topic.
+  description: The evidence by topic.
   returned: success
   type: dict
   contains:
@@ -71,7 +71,7 @@ evidence:
       description: The trainer's own stacks and flight record. Null if there are none.
       type: dict
     sockets:
-      description: Its connections to the peers, with bytes that wait and packets sent again.
+      description: Its connections to the peers, with unsent and unread bytes and retransmissions.
       type: list
       elements: dict
     links:

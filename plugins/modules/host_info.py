@@ -52,18 +52,8 @@ options:
     type: list
     elements: str
     default: []
-attributes:
-  check_mode:
-    description: Can run in check mode and tell what it would do without doing it.
-    support: full
-    details: It only reads.
-  diff_mode:
-    description: Returns what was changed in diff mode.
-    support: N/A
-    details: It changes nothing.
-  idempotent:
-    description: Running it again changes nothing.
-    support: full
+extends_documentation_fragment:
+  - nanochat.ddp.reader
 """
 
 EXAMPLES = r"""
@@ -116,7 +106,6 @@ def main() -> None:
         path = module.get_bin_path(name, opt_dirs=list(bare.MORE_PATHS))
         return str(path) if path else None
 
-    # As Ansible's settings and the inventory say.
     module.exit_json(
         changed=False, probe=probe(run, find, **module.params, remote_tmp=module._remote_tmp or "~/.ansible/tmp")
     )

@@ -12,26 +12,26 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Runs on the controller and asks no host anything. It judges what the tasks of all hosts registered; use it with C(run_once).
+  - Runs on the controller without contacting a host. It judges the registered results of all hosts' tasks; use it with C(run_once).
   - Missing evidence of a host is an error, never "nothing found".
 options:
   of:
     description:
-      - V(settings) reads the variables C(ddp_*) of the hosts, refuses wrong ones and returns RV(controller).
+      - V(settings) reads the hosts' variables C(ddp_*), rejects invalid ones and returns RV(controller).
       - V(questions) does the same and returns the options of M(nanochat.ddp.host_info) for each host.
-      - V(plan) computes the one document that every later step of a job reads, from the settings and from the facts C(ddp_probe), which are
-        what M(nanochat.ddp.host_info) returned. It holds the world, the rank of each host, addresses, ports and interfaces, threads and the
-        batch, the counted parameters, and the exact command and environment of every rank. It refuses what cannot work before anything is
-        touched, and names every problem at once.
-      - V(setup) says, from what M(nanochat.ddp.setup_info) returned, which steps have nothing to bring to any host.
+      - V(plan) computes the document that every later step of a job reads, from the settings and from the facts C(ddp_probe), the results
+        of M(nanochat.ddp.host_info). It contains the world, the rank of each host, addresses, ports and interfaces, threads and the
+        batch, the counted parameters, and the exact command and environment of every rank. It rejects what cannot work before anything is
+        changed, and names every problem at once.
+      - V(setup) tells from the results of M(nanochat.ddp.setup_info) which steps have nothing to copy to any host.
       - V(sameness) fails where hosts have different trainers, packages or data. Ranks of different versions would disagree, so all hosts need
         the same trainer files, the same torch, with the same Python the same packages, and the same shards with the same tokenizer.
-      - V(preflight) makes findings of what was tried between the hosts, each with a stable code, its severity, what was seen, why it matters
-        and what to do; predicts the speed of one host and of all where a training step and the links were measured; shows all this, and
-        fails where a finding stands against a start.
-      - V(launch) decides from what M(nanochat.ddp.run_info) returned whether the run is left alone or started. A run lives or ends as a whole.
-      - V(verdict) names, from what M(nanochat.ddp.doctor_info) returned, why a run is stuck or died. A host that cannot be reached, one that
-        did not answer in time and one on which collecting failed are distinguished.
+      - V(preflight) turns the tests between the hosts into findings, each with a stable code, its severity, what was seen, why it matters
+        and what to do; predicts the speed of one host and of all if a training step and the links were measured; prints all this, and
+        fails if a finding prevents a start.
+      - V(launch) decides from the results of M(nanochat.ddp.run_info) whether to start the run or leave it alone. A run lives or ends as a whole.
+      - V(verdict) names the reason why a run is stuck or died, from the results of M(nanochat.ddp.doctor_info). It distinguishes hosts that
+        cannot be reached, did not answer in time, or failed to collect evidence.
     type: str
     choices: [settings, questions, plan, setup, sameness, launch, preflight, verdict]
     required: true
@@ -43,7 +43,7 @@ options:
     elements: str
   tolerant:
     description:
-      - Return what stands in the way of a start as findings, and take hosts without a probe. Enough to see a run and to stop it.
+      - Return the problems that prevent a start as findings, and accept hosts without a probe. This is enough to see a run and to stop it.
       - Invalid settings are still rejected. With O(of=questions) and O(of=plan).
     type: bool
     default: false
@@ -52,47 +52,47 @@ options:
     type: dict
   evidence:
     description:
-      - For each host of the plan the registered result of the module that O(of) names, whatever became of the task there.
-      - With O(of=preflight) what its tasks registered, by C(probe), C(firewall), C(answering), C(links), C(manifest), C(files), C(gloo),
-        C(step) and C(measured), as far as it was tried. What is there of one host and missing of another one is an error.
+      - For each host of the plan the registered result of the module that O(of) names, even if the task failed there.
+      - With O(of=preflight) the registered results of its tasks as C(probe), C(firewall), C(answering), C(links), C(manifest), C(files),
+        C(gloo), C(step) and C(measured), if they ran. A result that one host has and another lacks is an error.
       - Required with O(of=setup), O(of=preflight), O(of=launch) and O(of=verdict).
     type: dict
   files:
-    description: For every host what M(nanochat.ddp.trainer_files) returned. With O(of=sameness).
+    description: The result of M(nanochat.ddp.trainer_files) on every host. With O(of=sameness).
     type: dict
   venv:
-    description: For every host what M(nanochat.ddp.trainer_venv) returned. With O(of=sameness).
+    description: The result of M(nanochat.ddp.trainer_venv) on every host. With O(of=sameness).
     type: dict
   data:
-    description: For every host what M(nanochat.ddp.shard_folder) returned with the links of the run. With O(of=sameness).
+    description: The result of M(nanochat.ddp.shard_folder) for the run's links on every host. With O(of=sameness).
     type: dict
   master:
     description: The host with which the others are compared; by default the first of O(hosts). With O(of=sameness).
     type: str
   probes:
-    description: For every host what M(nanochat.ddp.host_info) returned as C(probe), where the evidence does not have it. With O(of=preflight).
+    description: The C(probe) of M(nanochat.ddp.host_info) for every host whose evidence lacks it. With O(of=preflight).
     type: dict
     default: {}
   plan_findings:
-    description: What the plan itself found. With O(of=preflight).
+    description: The findings of the plan. With O(of=preflight).
     type: list
     elements: dict
     default: []
   before_network:
     description:
-      - Whether the step that opens the firewalls is still to come. Closed ports that it will open are then no error. With O(of=preflight).
+      - Whether a later step opens the firewalls. Closed ports that it will open are then not an error. With O(of=preflight).
     type: bool
     default: false
   rehearsal:
-    description: Whether the trainer and the data are on the hosts by now and have to be the same. With O(of=preflight).
+    description: Whether the hosts already have the trainer and the data, which must then be the same. With O(of=preflight).
     type: bool
     default: false
   running:
-    description: Whether the run is in progress, so that nothing was tried. With O(of=preflight).
+    description: Whether the run is in progress, so that nothing was tested. With O(of=preflight).
     type: bool
     default: false
   strict:
-    description: Fail for warnings, too. With O(of=preflight).
+    description: Also fail for warnings. With O(of=preflight).
     type: bool
     default: false
   restart:
@@ -114,8 +114,8 @@ options:
     default: []
   measured:
     description:
-      - For each host the measurements of a rehearsal of this job, which a second plan goes by (O(of=plan)). Without them the last ones count
-        that the host kept, as C(ddp_probe) has them.
+      - For each host the measurements of this job's rehearsal, for a second plan (O(of=plan)). Without them the last ones that the host
+        stored count, from C(ddp_probe).
     type: dict
   show:
     description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(budget) is only the table of the
@@ -124,7 +124,7 @@ options:
     choices: [text, json, none, budget]
   file:
     description:
-      - File on the controller to keep as JSON the plan, its findings and its decisions (O(of=plan)), or findings, prediction and links
+      - File on the controller to store as JSON the plan, its findings and its decisions (O(of=plan)), or findings, prediction and links
         (O(of=preflight)), or the verdict and all evidence, which only its owner may read (O(of=verdict)).
     type: path
 attributes:
@@ -186,7 +186,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 controller:
-  description: Settings of what the controller itself does. They are no part of the plan and of its digest.
+  description: Settings of the controller itself. They are not part of the plan and its digest.
   returned: success and O(of=settings) or O(of=plan)
   type: dict
   sample: {watch: true, stall_factor: 5.0, results_dir: runs, collect_checkpoints: true, strict: false, fresh: false}
@@ -213,18 +213,18 @@ ranks:
   sample: {desktop: 0, laptop: 1}
 training:
   description: >-
-    The training that a start is of, for M(nanochat.ddp.run_folder): its id, the number by which trainings of a run are ordered, when it was begun,
-    and C(goes_on), the id in a folder that it resumes (null where it begins, empty where no id is known).
+    The training that a start belongs to, for M(nanochat.ddp.run_folder): its id, its number among the run's trainings, when it began,
+    and C(goes_on), the id in a folder that it resumes (null if it begins, empty if no id is known).
   returned: success and O(of=plan)
   type: dict
   sample: {id: 3f9c2a7be1d04c55, number: 2, begun: 1795478400, goes_on: 3f9c2a7be1d04c55, base: null}
 so_far:
-  description: Whether the run is in progress on any host, and whether this very plan has been carried out on all.
+  description: Whether the run is in progress on any host, and whether this plan is done on all of them.
   returned: success and O(of=plan)
   type: dict
   sample: {running: false, done: false}
 problems:
-  description: What stands in the way, as findings.
+  description: The problems that prevent a plan, as findings.
   returned: failure and O(of=settings), O(of=questions) or O(of=plan)
   type: list
   elements: dict
@@ -244,13 +244,13 @@ run:
   sample: d4
 decided:
   description: >-
-    For each value that the settings may leave open its C(value), who decided it in C(by) (V(user), V(profile), V(default), V(stage), V(trainer),
-    V(hosts), V(measured) or V(resumed run)), and C(why) where that is not plain.
+    For each value that the settings may leave open its C(value), its source in C(by) (V(user), V(profile), V(default), V(stage), V(trainer),
+    V(hosts), V(measured) or V(resumed run)), and C(why) if that is not obvious.
   returned: success and O(of=plan)
   type: dict
   sample: {sync: {value: int8, by: measured, why: ''}, iterations: {value: 100, by: user, why: ''}}
 findings:
-  description: What is worth knowing about the plan, or what was tried, errors first.
+  description: Findings about the plan or the tests, errors first.
   returned: O(of=plan) or O(of=preflight)
   type: list
   elements: dict
@@ -297,7 +297,7 @@ verdict:
   type: dict
   sample: {code: rank-frozen, severity: error, host: laptop, seen: rank 1 (laptop) is stopped (process 4711 is in state T)., remedy: ''}
 evidence:
-  description: The lines that the verdict rests on.
+  description: The lines that support the verdict.
   returned: success and O(of=verdict)
   type: list
   elements: str
@@ -306,7 +306,7 @@ text:
   returned: success and O(of=plan) or O(of=verdict)
   type: str
 msg:
-  description: What stands against it, or which hosts differ and in what.
+  description: The problems, or which hosts differ and in what.
   returned: failure
   type: str
 """

@@ -11,8 +11,7 @@ short_description: Test connectivity between a job's hosts on the addresses and 
 version_added: 0.1.0
 description:
   - Connects to the processes that M(nanochat.ddp.peer_responder) has started on the other hosts.
-  - Every port of every peer is tried, then round trips, then a short stream of full-size packets that may not be cut
-    into pieces.
+  - Tests every port of every peer, then round trips, then a short stream of full-size packets that must not be fragmented.
   - A port that cannot be reached is a result and not a failure. Changes nothing, and works without root.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
@@ -39,7 +38,7 @@ options:
         elements: int
         required: true
       token:
-        description: The word by which its process knows us.
+        description: The token that its process requires.
         type: str
         required: true
       measure:
@@ -51,11 +50,11 @@ options:
     type: float
     default: 3.0
   bandwidth_seconds:
-    description: How long each rate is measured at most.
+    description: Maximum seconds to measure each rate.
     type: float
     default: 0.5
   bandwidth_bytes:
-    description: How many bytes are sent for it at most.
+    description: Maximum bytes to send for it.
     type: int
     default: 16777216
   deadline:
@@ -98,8 +97,8 @@ links:
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import (
-    Limits,
-    Peer,
+    CheckedPeer,
+    CheckLimits,
     check,
     closed_ports,
 )
@@ -136,10 +135,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    peers = [Peer(peer["address"], peer["ports"], peer["token"], peer["measure"]) for peer in params["peers"]]
-    limits = Limits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
+    peers = [CheckedPeer(**peer) for peer in params["peers"]]
+    limits = CheckLimits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
     links = check(params["address"], peers, limits, runner(module))
-    module.exit_json(changed=False, links=links, closed=sum(map(closed_ports, links)))
+    module.exit_json(changed=False, links=links, closed=sum(len(closed_ports(link["ports"])) for link in links))
 
 
 if __name__ == "__main__":

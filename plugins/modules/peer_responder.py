@@ -146,7 +146,7 @@ ARGUMENTS: dict[str, object] = {
 
 
 def started(params: Mapping[str, Any]) -> Started:
-    """Starts it; that nothing could be started is a result."""
+    """Start the process; a failure to start is a result."""
     low, high = port_range(params["data_ports"])
     ask = Ask(params["address"], params["rendezvous_port"], low, high, params["count"], params["deadline"])
     try:

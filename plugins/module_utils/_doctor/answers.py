@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
 
 UNREACHABLE = "unreachable"
@@ -21,7 +21,7 @@ FAILED = "failed"
 class Answer(NamedTuple):
     """A host's evidence; otherwise the kind of failure, and its text."""
 
-    evidence: Optional[Evidence]
+    evidence: Optional[RankEvidence]
     failure: Optional[str] = None
     words: str = ""
 
@@ -36,7 +36,7 @@ def answer_of(result: Any) -> Answer:
     if not isinstance(result, Mapping):
         return Answer(None, FAILED, "was not examined: the host was not contacted")
     if isinstance(result.get("evidence"), Mapping):
-        return Answer(cast(Evidence, result["evidence"]))
+        return Answer(cast(RankEvidence, result["evidence"]))
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
     if result.get("unreachable"):
         return Answer(None, UNREACHABLE, "cannot be reached" + (": %s" % said if said else ""))

@@ -6,24 +6,18 @@
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
 from typing import Any, Dict, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
 
 # Variables that the plan sets; all others may be secrets.
-OPEN_NAMES = re.compile(
-    r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES",
-)
+OPEN_NAMES = re.compile(r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES")
 MASK = "***"
 
 
 def bundle(
-    plan: Plan,
-    results: Mapping[str, Any],
-    secrets: Sequence[Mapping[str, Any]] = (),
-    told: Mapping[str, Any] = MappingProxyType({}),
+    plan: Plan, results: Mapping[str, Any], secrets: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
 ) -> Dict[str, object]:
     """The verdict, the plan and all evidence, without secrets and user-defined variables."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]

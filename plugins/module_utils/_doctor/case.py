@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import Death, death_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import RankDeath, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, Rank, state_of
 
@@ -29,16 +29,33 @@ class Case(NamedTuple):
     def host_of(self, rank: int) -> Optional[str]:
         return next((str(node["host"]) for node in self.plan["nodes"] if node["rank"] == rank), None)
 
+    def by_rank(self) -> List[str]:
+        """The hosts that were asked, in the order of their ranks."""
+        return sorted(self.answers, key=self.rank)
+
+    def leader(self) -> str:
+        """The master if it answered, or else the first host that did."""
+        master, known = str(self.plan["master"]["host"]), self.known()
+        return master if master in known else min(known)
+
     def name(self, host: str) -> str:
         return "rank %d (%s)" % (self.rank(host), host)
 
     def states(self) -> Dict[str, str]:
         return {host: str(state_of(found["run"])) for host, found in self.known().items()}
 
-    def death(self, host: str) -> Death:
+    def in_state(self, state: str) -> List[str]:
+        """The hosts that report this state."""
+        return [host for host, seen in self.states().items() if seen == state]
+
+    def without_answer(self, hosts: Sequence[str]) -> str:
+        """Why these hosts have no evidence."""
+        return "; ".join("%s %s" % (self.name(host), self.answers[host].words) for host in hosts)
+
+    def death(self, host: str) -> RankDeath:
         return death_of(self.known()[host], self.rank(host))
 
-    def known(self) -> Dict[str, Evidence]:
+    def known(self) -> Dict[str, RankEvidence]:
         return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
 
     def runs(self) -> Dict[str, Mapping[str, Any]]:
@@ -50,7 +67,7 @@ class Case(NamedTuple):
         return sorted(host for host, answer in self.answers.items() if answer.is_silent)
 
     def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
-        """Input for stalls.py; `without CPU` as if no rank used any."""
+        """Input for stalls.py; without `count_cpu` as if no rank used the CPU."""
         ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
         for host, found in self.known().items():
             quiet = 0.0 if count_cpu and works(found) else math.inf

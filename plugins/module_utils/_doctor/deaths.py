@@ -5,40 +5,35 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple
+from typing import List, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of, low_disk
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause, is_echo
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import without_keeper
 
-LOW_DISK = 64 * 1024 * 1024
-
 # Findings by the trainer's cause of an end; FAILED for all others.
 FAILED = "rank-failed"
-CODES: Dict[str, str] = {
-    cause.value: code
-    for cause, code in (
-        (Cause.PEER_LOST, "link-cut"),
-        (Cause.PEER_LATE, "rank-stuck"),
-        (Cause.STORE_LOST, "link-cut"),
-        (Cause.LINK_LOST, "link-cut"),
-        (Cause.PORT_TAKEN, "port-held"),
-        (Cause.SETTINGS_DIFFER, "settings-differ"),
-        (Cause.DATA_DIFFER, "data-mismatch"),
-        (Cause.TORCH_DIFFERS, "torch-differs"),
-        (Cause.CODE_DIFFERS, "trainer-differs"),
-        (Cause.WEIGHTS_DIFFER, "weights-differ"),
-        (Cause.NON_FINITE_LOSS, "loss-not-finite"),
-        (Cause.OOM, "rank-oom"),
-        (Cause.DISK_FULL, "disk-full"),
-        (Cause.BAD_DATA, "data-mismatch"),
-    )
+CODES = {
+    Cause.PEER_LOST.value: "link-cut",
+    Cause.PEER_LATE.value: "rank-stuck",
+    Cause.STORE_LOST.value: "link-cut",
+    Cause.LINK_LOST.value: "link-cut",
+    Cause.PORT_TAKEN.value: "port-held",
+    Cause.SETTINGS_DIFFER.value: "settings-differ",
+    Cause.DATA_DIFFER.value: "data-mismatch",
+    Cause.TORCH_DIFFERS.value: "torch-differs",
+    Cause.CODE_DIFFERS.value: "trainer-differs",
+    Cause.WEIGHTS_DIFFER.value: "weights-differ",
+    Cause.NON_FINITE_LOSS.value: "loss-not-finite",
+    Cause.OOM.value: "rank-oom",
+    Cause.DISK_FULL.value: "disk-full",
+    Cause.BAD_DATA.value: "data-mismatch",
 }
 
 
-class Death(NamedTuple):
+class RankDeath(NamedTuple):
     """Why a rank ended."""
 
     code: str
@@ -47,27 +42,26 @@ class Death(NamedTuple):
     cause: str = ""  # as the trainer recorded it
 
 
-def death_of(found: Evidence, rank: int) -> Death:
+def death_of(found: RankEvidence, rank: int) -> RankDeath:
     """Classify the end of a crashed rank."""
     run = found["run"]
     if without_keeper(run):
         # Its rank could still record why it ended, but only because the keeper had ended first.
-        free = (found.get("system") or {}).get("disk_free")
-        full = free is not None and free < LOW_DISK
-        return Death("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
+        full = low_disk(found) is not None
+        return RankDeath("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
     if run.get("end_cause"):
         cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
-        return Death(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
+        return RankDeath(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
     if killed or (run.get("ended") is None and not run.get("end_error")):
-        return Death(
+        return RankDeath(
             "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished", [rank], False
         )
     text = error_of(found)
-    return Death(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
+    return RankDeath(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
 
 
-def was_killed(found: Evidence) -> bool:
+def was_killed(found: RankEvidence) -> bool:
     """By SIGKILL; torchrun then exits with its own code and logs it."""
     run = found["run"]
     if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
@@ -76,7 +70,7 @@ def was_killed(found: Evidence) -> bool:
     return not run.get("end_error") and prose.says_killed("\n".join([*(run.get("last_lines") or []), error_of(found)]))
 
 
-def out_of_memory(found: Evidence) -> bool:
+def out_of_memory(found: RankEvidence) -> bool:
     """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
     before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
     return bool(found.get("kernel")) or (before is not None and now is not None and now > before)

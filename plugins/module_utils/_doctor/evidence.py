@@ -10,13 +10,6 @@ from typing import Dict, List, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 
 
-class Peer(TypedDict):
-    """Another node of the run and its address."""
-
-    host: str
-    address: str
-
-
 class RankProcess(TypedDict, total=False):
     """The rank's process, empty if there is none; shares are of one core."""
 
@@ -50,7 +43,7 @@ class Socket(TypedDict):
     retransmits: int
 
 
-class Nic(TypedDict):
+class NicState(TypedDict):
     """The state of a network interface."""
 
     state: str
@@ -71,7 +64,7 @@ class System(TypedDict, total=False):
     limited: float
     pressure: Dict[str, Optional[float]]
     oom_kills: int
-    nics: Dict[str, Nic]
+    nics: Dict[str, NicState]
     time: float
 
 
@@ -103,7 +96,7 @@ class _Seen(TypedDict, total=False):
     oom_kills_before: Optional[int]
 
 
-class Evidence(_Seen):
+class RankEvidence(_Seen):
     """All evidence; unreadable parts are missing."""
 
     run: RunState

@@ -9,21 +9,22 @@ parts are left out; the judge (judge.py) works with the rest.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
 import re
 import socket
-import threading
 import time
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
     Dump,
-    Evidence,
-    Nic,
+    NicState,
     OtherProcess,
-    Peer,
+    RankEvidence,
     RankProcess,
     Socket,
     System,
@@ -52,7 +53,7 @@ TCP_STATES = {
 }
 
 
-def collect(run_dir: str, rank: int, peers: Sequence[Peer], probe_port: int, run: Run) -> Evidence:
+def collect(run_dir: str, rank: int, peers: Sequence[Mapping[str, str]], probe_port: int, run: Run) -> RankEvidence:
     """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
@@ -92,16 +93,12 @@ def rank_pids(run_dir: str, pid: Optional[int]) -> Set[int]:
 def trainer_pid(run_dir: str, rank: int) -> Optional[int]:
     """The rank's process: the one with the heartbeat, or else its session's deepest one; None if gone."""
     table = processes.processes()
-    session = read_object(os.path.join(run_dir, "session.json"))
-    marker = session.get("id")
+    marker = read_object(os.path.join(run_dir, "session.json")).get("id")
     ours = [one for one in table.values() if marker and one.marker == marker]
     beating = heartbeat(run_dir, rank).get("pid")
-    if isinstance(beating, int) and any(one.pid == beating for one in ours):
+    if isinstance(beating, int) and beating in ({one.pid for one in ours} if marker else table):
         return beating
-    if isinstance(beating, int) and not marker and beating in table:
-        return beating
-    workers = [one.pid for one in ours if one.worker]
-    return max(workers) if workers else None
+    return max((one.pid for one in ours if one.worker), default=None)
 
 
 class Counters(NamedTuple):
@@ -117,15 +114,15 @@ class Counters(NamedTuple):
 
 def counters(pid: Optional[int]) -> Counters:
     """Read them now."""
-    swapped = sum(_vmstat(("pswpin", "pswpout")))
+    swapped = _vmstat("pswpin", "pswpout")
     return Counters(time.monotonic(), dict(_cpu_times()), swapped, _throttle(), _limited(), _delay(pid))
 
 
 def _delay(pid: Optional[int]) -> float:
     """Seconds that a process's threads were ready to run without a core."""
-    folder, total = "/proc/%s/task" % pid, 0
-    for name in os.listdir(folder) if pid and os.path.isdir(folder) else []:
-        fields = read_text("%s/%s/schedstat" % (folder, name)).split()
+    total = 0
+    for folder in glob.glob("/proc/%s/task/*" % pid):
+        fields = read_text(folder + "/schedstat").split()
         total += int(fields[1]) if len(fields) > 1 else 0
     return total / 1e9
 
@@ -169,13 +166,9 @@ def _status_bytes(status: str, name: str) -> int:
 
 def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:
     """Write the request; an unwritable folder just gets no answer."""
-    if pid is None:
-        return
-    try:
-        with open(os.path.join(run_dir, REQUEST % rank), "w", encoding="ascii") as file:
+    if pid is not None:
+        with contextlib.suppress(OSError), open(os.path.join(run_dir, REQUEST % rank), "w", encoding="ascii") as file:
             file.write(str(time.time()))
-    except OSError:
-        pass
 
 
 def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
@@ -185,10 +178,8 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
     while os.path.exists(request) and time.monotonic() < limit:
         time.sleep(0.1)
     answered = not os.path.exists(request)
-    try:
+    with contextlib.suppress(OSError):  # it was answered, or never written
         os.unlink(request)
-    except OSError:
-        pass  # it was answered, or never written
     return cast(Dump, read_object(path)) or None if answered else None
 
 
@@ -220,39 +211,20 @@ def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Socket]:
 
 
 def _socket_inodes(pid: int) -> Set[str]:
-    folder = "/proc/%d/fd" % pid
-    inodes = set()
-    try:
-        for name in os.listdir(folder):
-            link = os.readlink(os.path.join(folder, name))
-            if link.startswith("socket:["):
-                inodes.add(link[8:-1])
-    except OSError:
-        pass
-    return inodes
+    return {link[8:-1] for link in processes.open_files("/proc/%d/fd" % pid) if link.startswith("socket:[")}
 
 
 def _endpoint(text: str) -> Tuple[str, int]:
     """Parse the kernel's (address, port); IPv4 in IPv6 becomes IPv4."""
     raw, port = text.split(":")
-    words = b"".join(bytes.fromhex(raw[at : at + 8])[::-1] for at in range(0, len(raw), 8))
-    if len(words) == 16 and words[:12] == b"\0" * 10 + b"\xff\xff":
-        words = words[12:]
-    return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words), int(port, 16)
+    return re.sub(r"^::ffff:(?=[\d.]+$)", "", processes.decoded_address(raw)), int(port, 16)
 
 
-def reach_all(peers: Sequence[Peer], port: int) -> Dict[str, str]:
+def reach_all(peers: Sequence[Mapping[str, str]], port: int) -> Dict[str, str]:
     """Test all peers in parallel, so that ten unresponsive ones take no longer than one."""
-    found: Dict[str, str] = {}
-    threads = [
-        threading.Thread(target=lambda one=peer: found.update({one["host"]: reach(one["address"], port)}), daemon=True)
-        for peer in peers
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(max_workers=len(peers) or 1) as pool:
+        answers = pool.map(lambda peer: reach(peer["address"], port), peers)
+        return dict(zip([peer["host"] for peer in peers], answers))
 
 
 def reach(address: str, port: int, seconds: float = 3.0) -> str:
@@ -264,9 +236,7 @@ def reach(address: str, port: int, seconds: float = 3.0) -> str:
     except (socket.timeout, TimeoutError):
         return "timeout"
     except OSError as error:
-        return {errno.EHOSTUNREACH: "no route", errno.ENETUNREACH: "no route"}.get(
-            error.errno or 0, str(error.strerror)
-        )
+        return "no route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else str(error.strerror)
     return "open"
 
 
@@ -276,7 +246,6 @@ def reach(address: str, port: int, seconds: float = 3.0) -> str:
 def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
     """Load, memory, swapping, disk, throttling and the state of the network interfaces."""
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo"), re.M))
-    disk = _disk(run_dir)
     seconds = second.time - first.time
     return {
         "cpus": len(os.sched_getaffinity(0)),
@@ -284,14 +253,12 @@ def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
         "swapped_pages_per_second": round((second.swap - first.swap) / seconds, 1),
-        "disk_free": disk,
+        "disk_free": _disk(run_dir),
         "throttled": second.throttle > first.throttle,
         "limited": round((second.limited - first.limited) / seconds, 2),
         "pressure": {name: _pressure(name) for name in ("cpu", "memory", "io")},
-        "oom_kills": _oom_kills(),
-        "nics": {name: _nic(name) for name in sorted(os.listdir("/sys/class/net"))}
-        if os.path.isdir("/sys/class/net")
-        else {},
+        "oom_kills": _vmstat("oom_kill"),
+        "nics": {os.path.basename(folder): _nic(folder) for folder in sorted(glob.glob("/sys/class/net/*"))},
         "time": time.time(),
     }
 
@@ -304,29 +271,22 @@ def _disk(path: str) -> Optional[int]:
     return facts.f_bavail * facts.f_frsize
 
 
-def _vmstat(names: Iterable[str]) -> List[int]:
+def _vmstat(*names: str) -> int:
+    """The sum of some of the kernel's counters since boot."""
     values = dict(line.split()[:2] for line in read_text("/proc/vmstat").splitlines() if " " in line)
-    return [int(values.get(name, 0)) for name in names]
+    return sum(int(values.get(name, 0)) for name in names)
 
 
 def _throttle() -> int:
     """How often any core was thermally throttled."""
-    root, total = "/sys/devices/system/cpu", 0
-    for name in os.listdir(root) if os.path.isdir(root) else []:
-        if re.fullmatch(r"cpu\d+", name):
-            total += int(read_text("%s/%s/thermal_throttle/core_throttle_count" % (root, name)).strip() or 0)
-    return total
+    folders = glob.glob("/sys/devices/system/cpu/cpu[0-9]*")
+    return sum(_number(folder + "/thermal_throttle/core_throttle_count") for folder in folders)
 
 
 def _pressure(name: str) -> Optional[float]:
     """Percentage of the last ten seconds in which a process waited for this resource."""
     found = re.search(r"^some avg10=([\d.]+)", read_text("/proc/pressure/" + name))
     return float(found.group(1)) if found else None
-
-
-def _oom_kills() -> int:
-    """The kernel's number of OOM kills since boot."""
-    return _vmstat(["oom_kill"])[0]
 
 
 def _limited() -> float:
@@ -339,13 +299,17 @@ def _limited() -> float:
     return 0.0
 
 
-def _nic(name: str) -> Nic:
-    base = "/sys/class/net/" + name
+def _nic(folder: str) -> NicState:
     return {
-        "state": read_text(base + "/operstate").strip(),
-        "carrier_changes": int(read_text(base + "/carrier_changes").strip() or 0),
-        "errors": sum(int(read_text("%s/statistics/%s_errors" % (base, way)).strip() or 0) for way in ("rx", "tx")),
+        "state": read_text(folder + "/operstate").strip(),
+        "carrier_changes": _number(folder + "/carrier_changes"),
+        "errors": sum(_number("%s/statistics/%s_errors" % (folder, way)) for way in ("rx", "tx")),
     }
+
+
+def _number(path: str) -> int:
+    """The number in a file; 0 without it."""
+    return int(read_text(path).strip() or 0)
 
 
 def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:

@@ -18,14 +18,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import LOW_DISK, was_killed
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import was_killed
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
-    busy,
+    cpu_share,
     error_of,
-    innermost,
-    lines,
-    recorded,
+    evidence_lines,
+    innermost_frame,
+    last_collective,
+    low_disk,
     slow_reasons,
     works,
 )
@@ -65,10 +66,10 @@ def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) 
     """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
     limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
     case = Case(plan, answers_of(results), limits)
-    names = {host: case.name(host) for host in sorted(case.answers, key=case.rank)}
+    names = {host: case.name(host) for host in case.by_rank()}
     return {
         "verdict": of_keepers(case) or judged(case),
-        "evidence": [*history(case.runs()), *lines(names, case.answers)],
+        "evidence": [*history(case.runs()), *evidence_lines(names, case.answers)],
     }
 
 
@@ -94,7 +95,7 @@ def of_keepers(case: Case) -> Optional[Finding]:
             return verdict
     if len(found) > 1:
         return finding("trained-apart", found[-1].members[0], apart_text(runs))
-    away = [host for host in sorted(case.answers, key=case.rank) if host not in members]
+    away = [host for host in case.by_rank() if host not in members]
     if not away:
         return None
     seen = "%s %s on without %s: %s." % (
@@ -116,8 +117,8 @@ def absence(case: Case, host: str) -> str:
 
 def waiting(case: Case) -> Finding:
     """No rank trains: who is at fault, and who waits for whom."""
-    runs, hosts = case.runs(), sorted(case.answers, key=case.rank)
-    seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in hosts)
+    runs = case.runs()
+    seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in case.by_rank())
     if own_deaths(case):
         verdict = died(case)
         if verdict:
@@ -146,16 +147,14 @@ def silent(case: Case) -> Optional[Finding]:
     over = bool(case.known()) and set(case.states().values()) <= {FINISHED, STOPPED, AWAY}
     if not gone or over or (own_deaths(case) and not stalled(case)):
         return None
-    seen = "; ".join("%s %s" % (case.name(host), case.answers[host].words) for host in gone)
+    seen = case.without_answer(gone)
     dark = [host for host, found in case.known().items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
     if dark:
         seen += ", nor does %s get an answer from it" % dark[0]
-    states = case.states()
-    running = [host for host, state in states.items() if state == RUNNING]
-    alone = [host for host, state in states.items() if state == CRASHED]
+    running, alone = case.in_state(RUNNING), case.in_state(CRASHED)
     if alone:
-        error = case.known()[alone[0]]["run"].get("error") or case.known()[alone[0]]["run"].get("end_error")
-        seen += "; %s ended without it: %s" % (case.name(alone[0]), error or "no output")
+        error = error_of(case.known()[alone[0]]) or "no output"
+        seen += "; %s ended without it: %s" % (case.name(alone[0]), error)
     elif running and not stalled(case):
         seen += "; %s makes progress, so the run continues." % case.name(running[0])
         remedy = (
@@ -172,18 +171,18 @@ def not_examined(case: Case) -> Optional[Finding]:
     failed = sorted(host for host, answer in case.answers.items() if answer.failure == FAILED)
     if not failed:
         return None
-    seen = "; ".join("%s %s" % (case.name(host), case.answers[host].words) for host in failed)
-    return frozen(case) or cut(case) or finding("rank-not-examined", failed[0], seen.rstrip(".") + ".")
+    seen = case.without_answer(failed).rstrip(".") + "."
+    return frozen(case) or cut(case) or finding("rank-not-examined", failed[0], seen)
 
 
 def own_deaths(case: Case) -> List[str]:
     """The hosts whose rank crashed by itself."""
-    return [host for host, state in case.states().items() if state == CRASHED and not case.death(host).is_echo]
+    return [host for host in case.in_state(CRASHED) if not case.death(host).is_echo]
 
 
 def died(case: Case) -> Optional[Finding]:
     """The first cause among the crashed ranks; a rank that only lost a peer is not to blame."""
-    crashed = [host for host, state in case.states().items() if state == CRASHED]
+    crashed = case.in_state(CRASHED)
     if not crashed:
         return None
     causes = own_deaths(case)
@@ -195,7 +194,7 @@ def died(case: Case) -> Optional[Finding]:
 
 
 def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
-    """All ended ranks were left alone by another one: the one that they blame."""
+    """The rank that the ended ranks blame for leaving them alone."""
     for host in crashed:
         death, text = case.death(host), error_of(case.known()[host])
         accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
@@ -246,11 +245,11 @@ def cause_of(case: Case, host: str) -> Finding:
 
 def not_running(case: Case) -> Optional[Finding]:
     states = case.states()
-    if "running" not in states.values():
+    if RUNNING not in states.values():
         told = {**states, **{host: case.answers[host].words for host in case.silent()}}
         summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(told.items()))
         return finding("not-running", case.plan["master"]["host"], "No rank runs: %s." % summary)
-    absent = sorted(host for host, state in states.items() if state != "running")
+    absent = sorted(host for host, state in states.items() if state != RUNNING)
     if absent:
         seen = "%s is %s while the others wait for it." % (case.name(absent[0]), states[absent[0]])
         return finding("rank-not-started", absent[0], seen)
@@ -264,7 +263,7 @@ def frozen(case: Case) -> Optional[Finding]:
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
             others = "continues where it stopped"
-            if "crashed" in case.states().values():
+            if case.in_state(CRASHED):
                 others = "can be restarted: ansible-playbook train.yml -i INVENTORY --tags restart"
             remedy = "On %s: kill -CONT %d; the run then %s." % (host, process["pid"], others)
             return finding("rank-frozen", host, seen, remedy=remedy)
@@ -287,7 +286,7 @@ def cut(case: Case) -> Optional[Finding]:
         for peer, how in (found.get("links") or {}).items()
         if how not in PASSES
     ]
-    if not broken or not (stalled(case) or "crashed" in case.states().values()):
+    if not broken or not (stalled(case) or case.in_state(CRASHED)):
         return None
     host, peer, how = broken[0]
     both = any(one == peer and other == host for one, other, dummy in broken)
@@ -303,7 +302,7 @@ def cut(case: Case) -> Optional[Finding]:
     return finding("link-cut", host, "%s gets no answer from %s (%s), %s%s." % (host, peer, how, way, more), peer=peer)
 
 
-def nic_down(found: Evidence, nic: Optional[str]) -> bool:
+def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
     """Whether the plan's network interface is down or gone."""
     nics = (found.get("system") or {}).get("nics") or {}
     if not nics or not nic:
@@ -327,7 +326,7 @@ def behind(case: Case) -> Optional[Finding]:
         return slow(case, late)
     phase = found["run"].get("phase") or "unknown"
     code = "data-mismatch" if phase == "data" else "rank-stuck"
-    stack, ahead = innermost(found), [one for one in case.known() if one != late]
+    stack, ahead = innermost_frame(found), [one for one in case.known() if one != late]
     at = " at " + stack if stack else ""
     waits = (
         " %s waits for it in phase %s." % (case.name(ahead[0]), case.known()[ahead[0]]["run"].get("phase"))
@@ -341,16 +340,16 @@ def slow(case: Case, host: str) -> Finding:
     found = case.known()[host]
     phase, reasons = found["run"].get("phase") or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
-    seen %= (case.name(host), phase, round(100 * busy(found)))
+    seen %= (case.name(host), phase, round(100 * cpu_share(found)))
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
 
 
 def no_room(case: Case) -> Optional[Finding]:
     """A live rank that cannot save."""
     for host, found in case.known().items():
-        free = (found.get("system") or {}).get("disk_free")
+        free = low_disk(found)
         waits = (found["run"].get("idle_seconds") or 0.0) > case.limits.minimum
-        if free is not None and free < LOW_DISK and found["run"].get("phase") == "save" and waits:
+        if free is not None and found["run"].get("phase") == "save" and waits:
             seen = "%s cannot save: %s are free in its run folder." % (case.name(host), bytes_text(free))
             return finding("disk-full", host, seen)
     return None
@@ -380,7 +379,7 @@ def latest(case: Case) -> Optional[str]:
 def positions(case: Case) -> Dict[str, Tuple[int, int]]:
     """Each rank's position, counted the same way for all: by the flight record if every rank has one."""
     known = case.known()
-    flights = {host: recorded(found) for host, found in known.items()}
+    flights = {host: last_collective(found) for host, found in known.items()}
     if all(number is not None for number in flights.values()):
         return {host: (number or 0, 0) for host, number in flights.items()}
     told = {host: whole(found["run"], "collective") for host, found in known.items()}
@@ -396,7 +395,7 @@ def stuck(case: Case) -> Optional[Finding]:
     known = case.known()
     if any(map(works, known.values())):
         return None
-    host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
+    host = case.leader()
     if all(found["run"].get("phase") is None for found in known.values()):
         seen = "No rank got past the rendezvous at %s:%s." % (
             case.plan["master"].get("address"),
@@ -414,11 +413,10 @@ QUESTIONS = (silent, died, not_examined, not_running, frozen, cut, behind)
 
 def healthy(case: Case) -> Finding:
     """All are alive and none is stuck: report the speed, and who sets the pace."""
-    known = case.known()
-    host = case.plan["master"]["host"] if case.plan["master"]["host"] in known else sorted(known)[0]
+    known, host = case.known(), case.leader()
     for one, found in known.items():
-        free = (found.get("system") or {}).get("disk_free")
-        if free is not None and free < LOW_DISK:
+        free = low_disk(found)
+        if free is not None:
             seen = "All ranks make progress, but %s has %s free in its run folder, too little for a checkpoint."
             return finding("disk-full", one, seen % (case.name(one), bytes_text(free)), severity=WARNING)
     done = [step for step in (found["run"].get("step") for found in known.values()) if step is not None]

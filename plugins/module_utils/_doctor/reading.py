@@ -9,40 +9,47 @@ from typing import Any, List, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import Evidence, RankProcess, System
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess, System
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
+LOW_DISK = 64 * 1024 * 1024
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
 PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
 
-def error_of(found: Evidence) -> str:
+def error_of(found: RankEvidence) -> str:
     """The recorded end of the rank; its processes may still be exiting."""
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
-def busy(found: Evidence) -> float:
+def low_disk(found: RankEvidence) -> Optional[int]:
+    """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
+    free = (found.get("system") or {}).get("disk_free")
+    return free if free is not None and free < LOW_DISK else None
+
+
+def cpu_share(found: RankEvidence) -> float:
     return float((found.get("process") or {}).get("cpu_share", 0.0))
 
 
-def works(found: Evidence) -> bool:
+def works(found: RankEvidence) -> bool:
     """Whether a rank uses CPU, or is ready to while others take all cores."""
-    return max(busy(found), found["run"].get("busy") or 0.0) >= BUSY
+    return max(cpu_share(found), found["run"].get("busy") or 0.0) >= BUSY
 
 
-def recorded(found: Evidence) -> Optional[int]:
+def last_collective(found: RankEvidence) -> Optional[int]:
     """The number of the last collective in Gloo's flight record."""
     return whole(section(found.get("dump"), "flight"), "last_seq")
 
 
-def innermost(found: Evidence) -> str:
+def innermost_frame(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
     frames = words(section(found.get("dump"), "stacks"), "MainThread")
     return frames[-1] if frames else ""
 
 
-def slow_reasons(found: Evidence) -> List[str]:
+def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system: System = found.get("system") or {}
     process: RankProcess = found.get("process") or {}
@@ -51,7 +58,7 @@ def slow_reasons(found: Evidence) -> List[str]:
         reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
     others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
     taken = sum(one["cpu_share"] for one in others)
-    if others and (late > LATE or taken + max(busy(found), 1.0) > system.get("cpus", 1)):
+    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > system.get("cpus", 1)):
         first = others[0]
         told = "pid %d of %s (%s) takes %.1f cores" % (
             first["pid"],
@@ -64,10 +71,10 @@ def slow_reasons(found: Evidence) -> List[str]:
         )
     elif late > 2 * LATE:
         reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
-    return reasons + held_back(system)
+    return reasons + host_reasons(system)
 
 
-def held_back(system: Mapping[str, Any]) -> List[str]:
+def host_reasons(system: Mapping[str, Any]) -> List[str]:
     """Reasons why everything on a host is slow."""
     reasons, pressure = [], system.get("pressure") or {}
     if (pressure.get("io") or 0.0) > PRESSED:
@@ -81,20 +88,20 @@ def held_back(system: Mapping[str, Any]) -> List[str]:
     return reasons
 
 
-def lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
+def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
     """The lines that support a verdict, a few per host; `names` are display names."""
     told = []
     for host, name in names.items():
         found = answers[host].evidence
         told.append("%s: %s" % (name, describe(found) if found else answers[host].words))
-        if found and innermost(found):
-            told.append("  stack: " + innermost(found))
+        if found and innermost_frame(found):
+            told.append("  stack: " + innermost_frame(found))
         if found and (error_of(found) or found["run"].get("last_lines")):
             told.append("  said: " + (error_of(found) or str(found["run"]["last_lines"][-1])))
     return told
 
 
-def describe(found: Evidence) -> str:
+def describe(found: RankEvidence) -> str:
     system: System = found.get("system") or {}
     process: RankProcess = found.get("process") or {}
     run = found["run"]
@@ -105,8 +112,8 @@ def describe(found: Evidence) -> str:
     ]
     if run.get("collective") is not None:
         parts.append("collective %s" % run["collective"])
-    if recorded(found) is not None:
-        parts.append("last Gloo record %d" % (recorded(found) or 0))
+    if last_collective(found) is not None:
+        parts.append("last Gloo record %d" % (last_collective(found) or 0))
     if process:
         parts.append(
             "process %d state %s, %d %% of a core, %s"

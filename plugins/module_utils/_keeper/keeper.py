@@ -42,7 +42,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Machine
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import UsageMeter
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
 TICK = 0.2
@@ -65,7 +65,7 @@ class Guest:
     """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
 
     def __init__(self, limits: GuestLimits, now: float) -> None:
-        self.limits, self.machine = limits, Machine(os.environ.get(MACHINE, "/"))
+        self.limits, self.machine = limits, UsageMeter(os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
         self.stay = manners.look(limits, manners.Stay(), self.reading, now)
         threading.Thread(target=self._read, daemon=True).start()

@@ -252,10 +252,10 @@ def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN:
                 address, port = fields[1].split(":")
-                yield _address(address), int(port, 16), int(fields[7]), fields[9]
+                yield decoded_address(address), int(port, 16), int(fields[7]), fields[9]
 
 
-def _address(text: str) -> str:
+def decoded_address(text: str) -> str:
     """Decode the kernel's address, words in the host's byte order."""
     words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -267,13 +267,13 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
-        for link in _open_files(os.path.join(proc, str(pid), "fd")):
+        for link in open_files(os.path.join(proc, str(pid), "fd")):
             if link in wanted:
                 owners.setdefault(wanted[link], pid)
     return owners
 
 
-def _open_files(folder: str) -> Iterator[str]:
+def open_files(folder: str) -> Iterator[str]:
     """Targets of a process's open files; none if it is another user's. Skips files closed meanwhile."""
     try:
         descriptors = os.listdir(folder)

@@ -12,14 +12,14 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 
 # Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
 ALL_PAIRS = 16
 RINGS = 3
 
 
-class Evidence(NamedTuple):
+class PreflightEvidence(NamedTuple):
     """Everything known by host: probes, tries (from peer_responder and peer_check), firewalls (predicted by
     peer_firewall), gloo (the all-reduce), manifests (digest of each host's data), files (those that do not
     match the manifest, and how).
@@ -45,11 +45,19 @@ class Evidence(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def node(self, host: str) -> Node:
+        """A host's part of the plan."""
+        return next(node for node in self.plan["nodes"] if node["host"] == host)
 
-def node_of(evidence: Evidence, host: str) -> Mapping[str, Any]:
-    """A host's part of the plan."""
-    nodes: Sequence[Mapping[str, Any]] = evidence.plan["nodes"]
-    return next(node for node in nodes if node["host"] == host)
+    def nic(self, host: str, name: str | None) -> Mapping[str, Any]:
+        """A host's network interface; empty if unknown."""
+        return next((nic for nic in self.fact(host, "nics") or [] if nic["name"] == name), {})
+
+    def links(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Every tested direction: the host, and its link to a peer."""
+        for host, tried in self.tries.items():
+            for link in tried.get("links") or []:
+                yield host, link
 
 
 def others_in_turn(plan: Plan, host: str) -> list[str]:
@@ -78,13 +86,13 @@ def measured_partners(plan: Plan, host: str) -> set[str]:
     chosen = set()
     for number in range(RINGS):
         # The first ring is that of the ranks, the others are random but constant for a plan.
-        ring = sorted(hosts, key=lambda name: drawn(plan, number, name)) if number else hosts
+        ring = sorted(hosts, key=lambda name: place_in_ring(plan, number, name)) if number else hosts
         at = ring.index(host)
         chosen |= {ring[at - 1], ring[(at + 1) % len(ring)]}
     return chosen
 
 
-def drawn(plan: Plan, ring: int, host: str) -> str:
+def place_in_ring(plan: Plan, ring: int, host: str) -> str:
     """A host's place in a random ring."""
     return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
 
@@ -111,7 +119,7 @@ def responders(
                 yield other, {"ports": [told.port(port) for port in ports], "token": token}
 
 
-def with_hosts(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
+def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """A host's measured links, with their peers' names."""
     names = [other for other, dummy in responders(plan, tries, host)]
     return [dict(link, host=name) for name, link in zip(names, items(tries.get(host), "links"))]

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any, Iterable, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import is_loopback
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import OPEN, judge_links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import judge_links
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import public
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
@@ -34,7 +36,7 @@ LEVELS = (
 )
 
 
-def judge(evidence: Evidence) -> list[Finding]:
+def judge(evidence: PreflightEvidence) -> list[Finding]:
     """All findings, the worst first, without duplicates."""
     found: list[Finding] = list(from_plan(evidence))
     for host in (node["host"] for node in evidence.plan["nodes"]):
@@ -58,7 +60,7 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
     return sorted(unique.values(), key=lambda entry: ORDER[entry["severity"]])
 
 
-def from_plan(evidence: Evidence) -> Iterable[Finding]:
+def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The plan's findings, except those examined more closely here."""
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
@@ -72,9 +74,9 @@ def from_plan(evidence: Evidence) -> Iterable[Finding]:
 # One host
 
 
-def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
+def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """The planned NIC as it is now."""
-    name = node_of(evidence, host)["nic"]
+    name = evidence.node(host)["nic"]
     nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
     if name and nics and name not in nics:
         yield finding("nic-down", host, f"{name} does not exist; {host} has {', '.join(nics)}")
@@ -86,10 +88,10 @@ def interface(evidence: Evidence, host: str) -> Iterable[Finding]:
         yield finding("nic-half-duplex", host, seen, remedy=remedy)
 
 
-def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
+def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Names that resolve to the host itself: its own, or worse, a peer's."""
     own = [text for text in evidence.fact(host, "names", "own") or [] if is_loopback(text)]
-    alone = is_loopback(node_of(evidence, host)["address"] or "")
+    alone = is_loopback(evidence.node(host)["address"] or "")
     if own and not alone:
         yield finding(
             "name-is-loopback", host, f"its name {evidence.fact(host, 'host', 'hostname')} resolves to {own[0]}"
@@ -97,27 +99,18 @@ def address_names(evidence: Evidence, host: str) -> Iterable[Finding]:
     for name, addresses in (evidence.fact(host, "names", "peers") or {}).items():
         looped = [text for text in addresses if is_loopback(text)]
         if looped and not alone:
-            seen, remedy = (
-                f"the name {name} of a peer resolves to {looped[0]}",
-                "Remove that line from /etc/hosts on that host.",
-            )
+            seen = f"the name {name} of a peer resolves to {looped[0]}"
+            remedy = "Remove that line from /etc/hosts on that host."
             yield finding("name-is-loopback", host, seen, severity=WARNING, remedy=remedy)
 
 
-def is_loopback(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(str(text).partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def own_session(evidence: Evidence, host: str) -> Any:
+def own_session(evidence: PreflightEvidence, host: str) -> Any:
     """This run's session in progress on a host."""
     session = evidence.fact(host, "run", "session") or {}
     return session.get("id") if session.get("ended") is None else None
 
 
-def stale(evidence: Evidence, host: str) -> list[Mapping[str, Any]]:
+def stale(evidence: PreflightEvidence, host: str) -> list[Mapping[str, Any]]:
     """Processes of this collection's other sessions that lost their parent."""
     current = own_session(evidence, host)
     user = evidence.fact(host, "host", "user")
@@ -128,31 +121,29 @@ def stale(evidence: Evidence, host: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def leftovers(evidence: Evidence, host: str) -> Iterable[Finding]:
+def leftovers(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     for process in stale(evidence, host)[:3] if first_here(evidence, host) else ():
         seen = f"process {process['pid']} of {process['user']}: {process['command'][:100]}"
         yield finding("stale-ranks", host, seen)
 
 
-def first_here(evidence: Evidence, host: str) -> bool:
+def first_here(evidence: PreflightEvidence, host: str) -> bool:
     """Whether this is the machine's first node; each machine is reported once."""
     boot = evidence.fact(host, "host", "boot_id")
-    return bool(
-        next(node["host"] for node in evidence.plan["nodes"] if evidence.fact(node["host"], "host", "boot_id") == boot)
-        == host
-    )
+    hosts = [node["host"] for node in evidence.plan["nodes"]]
+    return host == next(one for one in hosts if evidence.fact(one, "host", "boot_id") == boot)
 
 
-def load(evidence: Evidence, host: str) -> Iterable[Finding]:
+def load(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """Other load on the cores; a run in progress is not."""
     load1, cores = evidence.fact(host, "cpu", "load1"), evidence.fact(host, "cpu", "available")
     if load1 and cores and first_here(evidence, host) and not own_session(evidence, host) and load1 >= max(1.5, cores):
         yield finding("host-busy", host, f"{load1:.1f} processes want to run on {cores} processors")
 
 
-def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
+def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """User limits that this plan would exceed."""
-    node, known = node_of(evidence, host), evidence.fact(host, "limits") or {}
+    node, known = evidence.node(host), evidence.fact(host, "limits") or {}
     files = max(LOW_FILES, 8 * evidence.plan["world"])
     for name, least, seen in (
         ("nofile", files, "{} open files (ulimit -n)"),
@@ -171,7 +162,7 @@ def limits(evidence: Evidence, host: str) -> Iterable[Finding]:
         )
 
 
-def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
+def confined(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     """SELinux or AppArmor, if something was denied despite the file modes."""
     said = [str((found.get(host) or {}).get("error") or "") for found in (evidence.tries, evidence.gloo)]
     denied = next((words for words in said if DENIED.search(words)), "")
@@ -182,14 +173,14 @@ def confined(evidence: Evidence, host: str) -> Iterable[Finding]:
         yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label} and reported: {denied}")
 
 
-def folder(evidence: Evidence, host: str) -> Iterable[Finding]:
+def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     if evidence.fact(host, "disk", "noexec"):
         seen = f"{evidence.fact(host, 'disk', 'parent')} is on a file system mounted with noexec"
         yield finding("folder-noexec", host, seen)
 
 
-def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
-    node = node_of(evidence, host)
+def precision(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
+    node = evidence.node(host)
     wants = [name for name in (node["dtype"], evidence.plan["training"]["matmul"]) if name in ("bfloat16", "bf16")]
     if node["device"] == "cpu" and wants and evidence.fact(host, "cpu", "native_bf16") is False:
         yield finding(
@@ -200,7 +191,7 @@ def precision(evidence: Evidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def families(evidence: Evidence) -> Iterable[Finding]:
+def families(evidence: PreflightEvidence) -> Iterable[Finding]:
     if any(entry["code"] == "ip-family-mix" for entry in evidence.plan_findings):
         return  # the plan has reported it
     kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
@@ -209,11 +200,11 @@ def families(evidence: Evidence) -> Iterable[Finding]:
         yield finding("ip-family-mix", evidence.plan["master"]["host"], seen)
 
 
-def tried_port(evidence: Evidence) -> bool:
+def tried_port(evidence: PreflightEvidence) -> bool:
     return bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
 
 
-def holders(evidence: Evidence) -> Iterable[Finding]:
+def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Foreign processes on the rendezvous port."""
     master = evidence.plan["master"]
     for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
@@ -222,7 +213,7 @@ def holders(evidence: Evidence) -> Iterable[Finding]:
         yield port_held(master["host"], "ddp_port", {**holder, "session": holder.get("marker")})
 
 
-def clocks(evidence: Evidence) -> Iterable[Finding]:
+def clocks(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Clock offsets to the master, as measured by the pairs."""
     master = evidence.plan["master"]["host"]
     for link in (evidence.tries.get(master) or {}).get("links") or []:
@@ -233,7 +224,7 @@ def clocks(evidence: Evidence) -> Iterable[Finding]:
             yield finding("clock-skew", link["host"], seen, peer=master)
 
 
-def cpus(evidence: Evidence) -> Iterable[Finding]:
+def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Instruction sets; CPUs with unknown flags are skipped."""
     known = {host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes}
     level = {host: name for host, name in known.items() if name}
@@ -247,29 +238,26 @@ def cpu_level(flags: Sequence[str]) -> str:
     return next((name for flag, name in LEVELS if flag in flags), "")
 
 
-def software(evidence: Evidence) -> Iterable[Finding]:
+def software(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The trainer's Python, torch and files, from the rehearsal or the probes."""
     torches = {host: result.get("torch") for host, result in evidence.gloo.items()} or {
         host: evidence.fact(host, "python", "venv", "torch") for host in evidence.probes
     }
     # On CPUs a CUDA build computes the same.
-    torches = {host: str(version).partition("+")[0] if version else version for host, version in torches.items()}
+    torches = {host: public(version) for host, version in torches.items()}
     severity = None if evidence.rehearsal else WARNING
-    yield from differing("torch-differs", torches, evidence, severity)
+    yield from differs_from_master("torch-differs", torches, evidence, severity)
     wanted = evidence.plan["trainer"].get("torch")
     for host, version in torches.items():
-        if version and wanted and str(version).partition("+")[0] != str(wanted).partition("+")[0]:
+        if version and wanted and version != public(wanted):
             yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    yield from differing(
-        "python-differs", {host: result.get("python") for host, result in evidence.gloo.items()}, evidence
-    )
-    yield from differing(
-        "trainer-differs", {host: result.get("trainer") for host, result in evidence.gloo.items()}, evidence
-    )
+    for code, part in (("python-differs", "python"), ("trainer-differs", "trainer")):
+        values = {host: result.get(part) for host, result in evidence.gloo.items()}
+        yield from differs_from_master(code, values, evidence)
 
 
-def data(evidence: Evidence) -> Iterable[Finding]:
-    yield from differing("data-differs", evidence.manifests, evidence)
+def data(evidence: PreflightEvidence) -> Iterable[Finding]:
+    yield from differs_from_master("data-differs", evidence.manifests, evidence)
     for host in evidence.probes if evidence.rehearsal else ():
         if not evidence.manifests.get(host):
             yield finding("data-differs", host, f"{host} has no manifest of the data {evidence.plan['data']['id']}")
@@ -282,8 +270,8 @@ def data(evidence: Evidence) -> Iterable[Finding]:
             )
 
 
-def differing(
-    code: str, values: Mapping[str, Any], evidence: Evidence, severity: str | None = None
+def differs_from_master(
+    code: str, values: Mapping[str, Any], evidence: PreflightEvidence, severity: str | None = None
 ) -> Iterable[Finding]:
     """Hosts whose value differs from the master's."""
     reference = evidence.plan["master"]["host"]
@@ -293,13 +281,7 @@ def differing(
             yield finding(code, host, seen, peer=reference, severity=severity)
 
 
-def closed(evidence: Evidence) -> bool:
-    """Whether any tested port was unreachable."""
-    links = [link for tried in evidence.tries.values() for link in tried.get("links") or []]
-    return any(port["error"] not in OPEN for link in links for port in link["ports"])
-
-
-def all_reduce(evidence: Evidence) -> Iterable[Finding]:
+def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The all-reduce."""
     missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
     if evidence.running:
@@ -311,7 +293,7 @@ def all_reduce(evidence: Evidence) -> Iterable[Finding]:
             # The all-reduce needs all hosts, so it is skipped if one of them lacks its Python.
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             why = f"no trainer's Python on {', '.join(missing)} yet"
-            if closed(evidence) or list(holders(evidence)):
+            if any(closed_ports(link["ports"]) for dummy, link in evidence.links()) or list(holders(evidence)):
                 why = "a port between the hosts is closed or in use"
             yield finding("gloo-not-tried", ", ".join(missing), why)
         return

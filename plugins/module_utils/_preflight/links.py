@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, node_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -16,10 +17,8 @@ LATE_MS = 5.0
 NOMINAL_SHARE = 0.5
 # Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
 SHARED_MEDIUM, FASTEST_AIR = 0.75, 700.0
-ONE_BY_ONE = (
-    3  # up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links
-)
-OPEN = ("", "stranger")
+# Up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links.
+ONE_BY_ONE = 3
 WORDS = {
     "dropped": "no answer (dropped)",
     "refused": "refused",
@@ -40,10 +39,10 @@ class Pair(NamedTuple):
 
     @property
     def closed(self) -> list[Mapping[str, Any]]:
-        return [port for port in self.link["ports"] if port["error"] not in OPEN]
+        return closed_ports(self.link["ports"])
 
 
-def judge_links(evidence: Evidence) -> list[Finding]:
+def judge_links(evidence: PreflightEvidence) -> list[Finding]:
     """All findings from the tests."""
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
@@ -53,14 +52,15 @@ def judge_links(evidence: Evidence) -> list[Finding]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):
-                found += [*carrier(evidence, pair), *packets(evidence, pair), *quality(evidence, pair)]
+                for look in (used_interface, packet_sizes, rate_and_delay):
+                    found += look(evidence, pair)
     return [*found, *(shared_media(evidence) if len(evidence.plan["nodes"]) <= ONE_BY_ONE else ())]
 
 
 # Ports
 
 
-def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """One direction's closed ports as one finding, with what closes them."""
     closed = pair.closed
     if not closed:
@@ -68,66 +68,64 @@ def ports(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
     how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
     names = ", ".join(str(port["port"]) for port in closed)
     seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
-    wall = evidence.firewalls.get(pair.peer) or {}
-    if wall.get("needs_root") and wall.get("commands"):
-        seen += f"; {wall['backend']} is active on {pair.peer}, and we are not root there"
-        yield finding("no-sudo", pair.peer, seen, pair.host, remedy=with_password(pair.peer, wall["commands"]))
-    elif evidence.before_network and evidence.plan["manage_firewall"] and wall.get("commands"):
-        yield finding(
-            "port-to-be-opened",
-            pair.peer,
-            f"{seen}; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}",
-            pair.host,
-        )
-    elif wall.get("commands"):
-        seen += f"; {wall['backend']} blocks on {pair.peer}{by_rule(wall)}"
-        yield finding("port-blocked", pair.peer, seen, pair.host, remedy=opening(evidence, pair.peer, wall))
+    firewall = evidence.firewalls.get(pair.peer) or {}
+    remedy: str | None = None
+    if firewall.get("needs_root") and firewall.get("commands"):
+        code, remedy = "no-sudo", password_remedy(pair.peer, firewall["commands"])
+        seen += f"; {firewall['backend']} is active on {pair.peer}, and we are not root there"
+    elif firewall.get("commands"):
+        seen += f"; {firewall['backend']} blocks on {pair.peer}{blocking_rules(firewall)}"
+        if evidence.before_network and evidence.plan["manage_firewall"]:
+            code = "port-to-be-opened"
+        else:
+            code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
     else:
         code = "peer-unreachable" if len(closed) == len(pair.link["ports"]) else "port-blocked"
-        remedy = unread(pair.peer, wall) if wall.get("if_closed") else None
-        yield finding(code, pair.peer, seen + told_of(evidence, pair, wall), pair.host, remedy=remedy)
+        remedy = hidden_firewall_remedy(pair.peer, firewall) if firewall.get("if_closed") else None
+        seen += other_firewalls(evidence, pair, firewall)
+    yield finding(code, pair.peer, seen, pair.host, remedy=remedy)
 
 
-def with_password(host: str, commands: Sequence[str]) -> str:
+def password_remedy(host: str, commands: Sequence[str]) -> str:
     """Who can open a host's ports without root."""
     by_owner = f"otherwise its owner can open them on {host}: {' ; '.join(commands)}"
     return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
 
 
-def unread(host: str, wall: Mapping[str, Any]) -> str:
+def hidden_firewall_remedy(host: str, firewall: Mapping[str, Any]) -> str:
     """The cause may be a firewall that this user cannot see, or the network."""
     return (
-        f"{with_password(host, wall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
+        f"{password_remedy(host, firewall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
         "are in one network, and any client isolation of the router between them."
     )
 
 
-def opening(evidence: Evidence, host: str, wall: Mapping[str, Any]) -> str:
+def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
     """How to open a host's ports if root is available."""
-    by_hand = f"On {host}: {' ; '.join(wall['commands'])}"
+    by_hand = f"On {host}: {' ; '.join(firewall['commands'])}"
     # The rehearsal follows the step that opens them, so that was skipped or had no effect.
     if not evidence.plan["manage_firewall"] or evidence.rehearsal:
         return by_hand
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
-def by_rule(wall: Mapping[str, Any]) -> str:
+def blocking_rules(firewall: Mapping[str, Any]) -> str:
     """The blocking rules, in the firewall's own syntax."""
-    return f" by `{'` and `'.join(wall['blocking'])}`" if wall.get("blocking") else ""
+    return f" by `{'` and `'.join(firewall['blocking'])}`" if firewall.get("blocking") else ""
 
 
-def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
+def other_firewalls(evidence: PreflightEvidence, pair: Pair, firewall: Mapping[str, Any]) -> str:
     """Known facts about other firewalls."""
     if any(port["error"] == "forbidden" for port in pair.closed):
         return f"; an outgoing firewall rule on {pair.host} forbids it"
-    if wall.get("foreign"):
-        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(wall['foreign'])}"
-    if wall.get("rules"):
-        return f"; {wall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
-    if wall.get("if_closed"):
+    if firewall.get("foreign"):
+        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(firewall['foreign'])}"
+    if firewall.get("rules"):
+        return f"; {firewall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
+    if firewall.get("if_closed"):
         return f"; a firewall on {pair.peer} cannot be seen without root"
     as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
-    if wall.get("backend") == "none" and not wall.get("needs_root") and as_root:
+    if firewall.get("backend") == "none" and not firewall.get("needs_root") and as_root:
         return f"; nothing blocks on {pair.peer} itself, so check the network between them"
     return ""
 
@@ -135,13 +133,13 @@ def told_of(evidence: Evidence, pair: Pair, wall: Mapping[str, Any]) -> str:
 # Routes
 
 
-def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """The interface that packets really use, compared with the plan's."""
     name = pair.link.get("nic")
-    planned = node_of(evidence, pair.host)["nic"]
+    planned = evidence.node(pair.host)["nic"]
     if not name or not planned or name == planned or name == "lo":
         return
-    kind = next((nic["kind"] for nic in evidence.fact(pair.host, "nics") or [] if nic["name"] == name), "")
+    kind = evidence.nic(pair.host, name).get("kind", "")
     code = {"overlay": "route-over-overlay", "bridge": "route-over-bridge"}.get(kind, "route-differs")
     seen = f"packets from {pair.host} to {pair.peer} ({pair.link['address']}) leave by {name}{f' ({kind})' if kind else ''}"
     yield finding(code, pair.host, f"{seen}, the plan's interface is {planned}", pair.peer)
@@ -150,7 +148,7 @@ def carrier(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
 # Packets and rates
 
 
-def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
     if link.get("full_size") is False:
         nic = link.get("nic") or "NIC"
@@ -162,7 +160,7 @@ def packets(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
 
 
-def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
+def rate_and_delay(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     """Rate and delay of one direction; the plan already reports Wi-Fi links."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
     nominal = nominal_speed(evidence, pair)
@@ -175,9 +173,9 @@ def quality(evidence: Evidence, pair: Pair) -> Iterable[Finding]:
         yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
 
 
-def shared_media(evidence: Evidence) -> Iterable[Finding]:
+def shared_media(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Pairs of hosts whose directions share one medium, each pair once."""
-    links = {(host, link["host"]): link for host, tried in evidence.tries.items() for link in tried.get("links") or []}
+    links = {(host, link["host"]): link for host, link in evidence.links()}
     for (host, peer), there in links.items():
         back = links.get((peer, host)) if host < peer else None
         alone = [float(one.get("bandwidth_mbit") or 0.0) for one in (there, back or {})]
@@ -188,12 +186,11 @@ def shared_media(evidence: Evidence) -> Iterable[Finding]:
             yield finding("half-duplex", host, f"to {peer} and back: {rates.format(*alone, *both)}", peer)
 
 
-def nominal_speed(evidence: Evidence, pair: Pair) -> int:
+def nominal_speed(evidence: PreflightEvidence, pair: Pair) -> int:
     """The slower of the two cables; 0 if one is unknown, virtual or Wi-Fi, whose nominal speed means little."""
     speeds = []
     for host in (pair.host, pair.peer):
-        planned = node_of(evidence, host)["nic"]
-        nic: Mapping[str, Any] = next((one for one in evidence.fact(host, "nics") or [] if one["name"] == planned), {})
+        nic = evidence.nic(host, evidence.node(host)["nic"])
         speeds.append((nic.get("speed_mbit") or 0) if nic.get("kind") == "wired" else 0)
     # A virtual switch's port reports 10 Gbit/s whatever is behind it.
     return min(speeds) if max(speeds) < 10000 else 0

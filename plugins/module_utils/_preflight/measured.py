@@ -33,7 +33,7 @@ def best_of_all(results: Sequence[Mapping[str, Any]], key: str) -> Document:
 
 def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
     """The fastest of the timed sets {name, cpus}, with each one's result."""
-    timed = [(result["item"], found) for result in results if (found := told_by(result)) is not None]
+    timed = [(result["item"], found) for result in results if (found := measured_step(result)) is not None]
     if not timed:
         return {}
     item, best = timed[0]
@@ -46,7 +46,7 @@ def best_of_sets(results: Sequence[Mapping[str, Any]]) -> Document:
     return {**best, "cores": list(item["cpus"]), "cores_name": item["name"], "sets": sets}
 
 
-def told_by(result: Mapping[str, Any]) -> Document | None:
+def measured_step(result: Mapping[str, Any]) -> Document | None:
     """A measured step's result; None if it failed."""
     found = last_object(result)
     return found if found and speed_of(found) else None

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
 
@@ -37,22 +37,22 @@ KINDS = {
 }
 
 
-class Limits(NamedTuple):
-    """Limits: connection timeout, bytes to send for the rate, and the time after which no further peer is measured."""
+class CheckLimits(NamedTuple):
+    """Connection timeout, seconds and bytes to send for the rate, and the time after which no further peer is measured."""
 
-    timeout: float = 3.0
-    seconds: float = 0.5
-    bytes: int = 16 << 20
-    deadline: float = 60.0
+    timeout: float
+    seconds: float
+    bytes: int
+    deadline: float
 
 
-class Peer(NamedTuple):
+class CheckedPeer(NamedTuple):
     """The addresses and ports of another host's responder."""
 
     address: str
     ports: list[int]
     token: str
-    measure: bool = True
+    measure: bool
 
 
 class PortTry(TypedDict):
@@ -144,30 +144,21 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return reply
 
 
-def try_port(source: str, peer: Peer, port: int, timeout: float) -> PortTry:
+def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
-    begin = time.monotonic()
+    begin, error, words = time.monotonic(), "", ""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            opened = time.monotonic()
+            end = time.monotonic()
             ask(sock, peer.token, "echo")
-            return _port(port, "", "", opened - begin)
-    except OSError as error:
+    except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
-        return _port(port, kind_of(error), error.strerror or str(error), time.monotonic() - begin)
+        end, error, words = time.monotonic(), kind_of(why), why.strerror or str(why)
+    milliseconds = round((end - begin) * 1000, 2)
+    return {"port": port, "reachable": not error, "error": error, "words": words, "milliseconds": milliseconds}
 
 
-def _port(port: int, error: str, words: str, seconds: float) -> PortTry:
-    return {
-        "port": port,
-        "reachable": not error,
-        "error": error,
-        "words": words,
-        "milliseconds": round(seconds * 1000, 2),
-    }
-
-
-def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, float]:
+def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, float]:
     """(median round trip in milliseconds, the peer's clock offset in seconds)."""
     with connect(source, peer.address, port, timeout) as sock:
         offset = ask(sock, peer.token, "echo")
@@ -181,9 +172,9 @@ def latency(source: str, peer: Peer, port: int, timeout: float) -> tuple[float, 
     return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
 
 
-def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int = 0) -> tuple[float, int]:
+def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> tuple[float, int]:
     """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
-    with connect(source, peer.address, port, limits.timeout, segment) as sock:
+    with connect(source, peer.address, port, limits.timeout) as sock:
         ask(sock, peer.token, "sink")
         sock.settimeout(max(PATIENCE, limits.timeout))
         block = bytes(CHUNK)
@@ -201,7 +192,7 @@ def send_bulk(source: str, peer: Peer, port: int, limits: Limits, segment: int =
     return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
 
 
-def both_ways(source: str, peer: Peer, port: int, limits: Limits) -> float:
+def both_ways(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> float:
     """Mbit/s received while sending at full rate, as in a training step; half on a shared Wi-Fi channel."""
     with connect(source, peer.address, port, limits.timeout) as sock:
         ask(sock, peer.token, "both")
@@ -237,29 +228,25 @@ def path_mtu(sock: socket.socket) -> int:
         return 0
 
 
-def passing_size(source: str, peer: Peer, port: int, timeout: float) -> int:
+def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int:
     """The largest packet that arrives if full-size ones do not; 0 if none does."""
     headers = 60 if ":" in peer.address else 40
-    quick = Limits(timeout=min(timeout, 1.0), seconds=0.0, bytes=CHUNK)
-    for size in PATH_SIZES:
-        try:
-            _send_small(source, peer, port, quick, size - headers)
-            return size
-        except OSError:
-            continue
-    return 0
+    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), 0)
 
 
-def _send_small(source: str, peer: Peer, port: int, limits: Limits, segment: int) -> None:
-    with connect(source, peer.address, port, limits.timeout, segment) as sock:
-        ask(sock, peer.token, "sink")
-        sock.sendall(bytes(limits.bytes))
-        sock.shutdown(socket.SHUT_WR)
-        if len(sock.makefile("rb").readline().split()) != 3:
-            raise ConnectionResetError(errno.ECONNRESET, "cut off")
+def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: int) -> bool:
+    """Whether data in TCP segments of this size arrive."""
+    try:
+        with connect(source, peer.address, port, timeout, segment) as sock:
+            ask(sock, peer.token, "sink")
+            sock.sendall(bytes(CHUNK))
+            sock.shutdown(socket.SHUT_WR)
+            return len(sock.makefile("rb").readline().split()) == 3
+    except OSError:
+        return False
 
 
-def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
+def route_to(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
     """(interface, gateway) that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
     code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
@@ -268,7 +255,7 @@ def carrier(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer:
     return value.get("dev"), value.get("via")
 
 
-def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
+def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
     """All ports of one peer at once, then the delay; the rate is measured later, one peer at a time."""
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, limits.timeout), peer.ports))
@@ -295,9 +282,9 @@ def check_peer(source: str, peer: Peer, limits: Limits) -> LinkTry:
     return link
 
 
-def closed_ports(link: LinkTry) -> int:
-    """The number of a peer's unreachable ports; a port where a stranger answers is reachable."""
-    return sum(port["error"] not in ("", "stranger") for port in link["ports"])
+def closed_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The unreachable ones; a port where a stranger answers is reachable."""
+    return [port for port in ports if port["error"] not in ("", "stranger")]
 
 
 def usable_port(link: LinkTry) -> int | None:
@@ -305,7 +292,7 @@ def usable_port(link: LinkTry) -> int | None:
     return next((port["port"] for port in link["ports"] if port["reachable"]), None)
 
 
-def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None:
+def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLimits) -> None:
     """Rate and path MTU; if only small packets pass, their size."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
@@ -325,7 +312,7 @@ def measure_rate(source: str, peer: Peer, link: LinkTry, limits: Limits) -> None
 
 
 def check(
-    source: str, peers: Sequence[Peer], limits: Limits, run: Callable[[list[str]], tuple[int, str, str]]
+    source: str, peers: Sequence[CheckedPeer], limits: CheckLimits, run: Callable[[list[str]], tuple[int, str, str]]
 ) -> list[LinkTry]:
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:
@@ -338,5 +325,5 @@ def check(
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"], link["gateway"] = carrier(run, source, peer.address)
+        link["nic"], link["gateway"] = route_to(run, source, peer.address)
     return links

@@ -208,7 +208,8 @@ def answer(connection: socket.socket, token: str) -> None:
         try:
             connection.settimeout(PATIENCE)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            words = _line(connection).split()
+            # Unbuffered, so that the bytes after the line stay in the socket.
+            words = connection.makefile("rb", buffering=0).readline(LINE).decode("ascii").split()
             if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
             connection.sendall(f"OK {time.time():017.6f}\n".encode())
@@ -220,16 +221,6 @@ def answer(connection: socket.socket, token: str) -> None:
                 _both(connection)
         except (OSError, UnicodeError):
             return
-
-
-def _line(connection: socket.socket) -> str:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < LINE:
-        part = connection.recv(1)
-        if not part:
-            break
-        text += part
-    return text.decode("ascii")
 
 
 def _echo(connection: socket.socket) -> None:

@@ -42,20 +42,6 @@ WORTH_SAYING = 1.08
 GIGABIT = 940.0
 
 
-class Share(TypedDict):
-    """One host alone, and its rows per step."""
-
-    tokens_per_second: float
-    rows: int
-
-
-class WaySpeed(TypedDict):
-    """The speed of a ddp_sync method."""
-
-    bytes_sent: int
-    tokens_per_second: float
-
-
 class Outlook(TypedDict):
     """The expected speed and waits of a run."""
 
@@ -70,12 +56,12 @@ class Outlook(TypedDict):
     gain: float
     link_mbit: Optional[float]
     latency_ms: Optional[float]
-    hosts: Dict[str, Share]
+    hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
     fewer: Optional[Dict[str, object]]
     links: Dict[str, Dict[str, List[float]]]
     better: Dict[str, Dict[str, object]]
-    ways: Dict[str, WaySpeed]
+    ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
     began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
@@ -134,7 +120,7 @@ def fewer(team: Optional[Team], now: PredictedStep) -> Optional[Dict[str, object
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
-def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, WaySpeed]:
+def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Dict[str, float]]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}
@@ -268,7 +254,11 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
             f"{predicted['one_host']} alone; a step of {short(predicted['step_seconds'])} sends "
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
-    lines += [*ways_lines(plan, predicted.get("ways") or {}), *why_line(plan, predicted)]
+    lines += [
+        *ways_lines(plan, predicted.get("ways") or {}),
+        *why_sync(plan, predicted),
+        *why_products(plan, predicted),
+    ]
     lines.append(f"  {plan['training']['iterations']} steps take about {seconds_text(predicted['eta_seconds'])}")
     return "\n".join(["Expected", *lines])
 
@@ -287,12 +277,6 @@ def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
     return table(["ddp_sync", "sent a step", "tok/s"], rows) if rows else []
 
 
-def why_line(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
-    """Why auto chose the plan's method."""
-    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
-    return [*why_sync(plan, predicted, link), *why_products(plan, predicted)]
-
-
 def other_than_taken(name: str, taken: object, best: object, because: str, began: bool) -> List[str]:
     """Why the plan differs from what the measurements suggest."""
     if began:
@@ -305,10 +289,12 @@ def other_than_taken(name: str, taken: object, best: object, because: str, began
     ]
 
 
-def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
+def why_sync(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+    """Why ddp_sync auto chose the plan's method."""
     best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
     if not best:
         return []
+    link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
     if best != taken:
         return other_than_taken("ddp_sync", taken, best, link, predicted["began"])
     if best == "exact":
@@ -318,6 +304,7 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any], link: str) -> List[str]:
 
 
 def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+    """Why ddp_matmul auto chose the plan's precision."""
     speeds: Mapping[str, float] = predicted.get("products") or {}
     if not speeds:
         return []

@@ -1,25 +1,89 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides once for all hosts whether the steps trainer and data have anything to copy. Pure functions."""
+"""Whether all hosts have the same trainer, packages and data, and which steps have nothing to copy. Pure functions."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, TypedDict
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
+
+Found = Mapping[str, Any]
 
 
-class Setup(TypedDict):
-    """Steps with nothing to copy to any host."""
+def disagreements(found: Mapping[str, Mapping[str, Found]]) -> Iterator[str]:
+    """A sentence for each host that differs from the first; `found` has files, venv and data (if compared) by host."""
+    for part, differs in PARTS.items():
+        hosts = list(found.get(part, ()))
+        for host in hosts[1:]:
+            yield from differs(host, found[part][host], hosts[0], found[part][hosts[0]])
 
-    trainer: bool
-    data: bool
+
+def other_files(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
+    """Compare the results of trainer_files."""
+    if one["digest"] != right["digest"]:
+        yield f"{host} has different trainer files from {first}; run --tags trainer again."
 
 
-def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> Setup:
-    """Combine the results of setup_info."""
+def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
+    """Compare the results of trainer_venv."""
+    if not same_packages(right, one):
+        names = differing_packages(right, one) or ["torch"]
+        yield (
+            f"{host} has {versions_text(one, names)}, {first} has {versions_text(right, names)}; ranks of "
+            f"different versions would disagree. Remove {one['venv']} there and run --tags trainer again."
+        )
+
+
+def other_data(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
+    """Compare the run's data files."""
+    if one["digest"] != right["digest"]:
+        yield (
+            f"{host} reads different files from {first}: {one['digest']} in its run folder, {right['digest']} there. "
+            "Run --tags data again, with -e data_verify=full if it persists."
+        )
+
+
+PARTS: Mapping[str, Callable[[str, Found, str, Found], Iterator[str]]] = {
+    "files": other_files,
+    "venv": other_packages,
+    "data": other_data,
+}
+
+
+def same_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether torch is the same, and all packages too if the Python is."""
+    if public(one["torch"]) != public(other["torch"]):
+        return False
+    # Another Python may need another version of packages that only read data.
+    return not differing_packages(one, other) or one["python_version"] != other["python_version"]
+
+
+def differing_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Packages with different versions; those that only one has were not required of the other."""
+    ours, theirs = versions(one), versions(other)
+    return sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
+
+
+def versions(venv: Mapping[str, Any]) -> dict[str, str]:
+    """Package -> released version, without the build tag."""
+    return {name: public(version) for name, version in venv["packages"].items()}
+
+
+def versions_text(venv: Mapping[str, Any], names: Sequence[str]) -> str:
+    """For people; torch is always listed."""
+    found = {"torch": public(venv["torch"]) or "none", **versions(venv)}
+    return ", ".join(f"{name} {found[name]}" for name in names)
+
+
+def public(version: Any) -> str:
+    """2.13.0+cpu is 2.13.0."""
+    return str(version or "").partition("+")[0]
+
+
+def what_is_there(plan: Document, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """The steps, and whether each has nothing to copy to any host, by setup_info's results."""
     return {
         "trainer": _is_ready(seen, "files", "venv"),
         "data": _brings_shards_only(plan) and _is_ready(seen, "data"),

@@ -8,9 +8,9 @@ Unreadable items count as missing; the step itself then reports the problem.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, TypedDict
+from typing import Any, Callable, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
@@ -41,46 +41,14 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-class FilesSeen(TypedDict):
-    """The trainer's files."""
-
-    ready: bool
-    digest: str
-
-
-class VenvSeen(TypedDict, total=False):
-    """The trainer's environment; only `ready` if incomplete."""
-
-    ready: bool
-    venv: str
-    python_version: str
-    torch: str | None
-    packages: dict[str, str | None]
-
-
-class DataSeen(TypedDict):
-    """The data set, and the run's links to it."""
-
-    ready: bool
-    digest: str
-
-
-class SetupSeen(TypedDict):
-    """The parts that a host already has."""
-
-    files: FilesSeen
-    venv: VenvSeen
-    data: DataSeen
-
-
 def say(mark: str, params: Mapping[str, Any]) -> None:
     """The program: returns the result of setup_info."""
     given = bare.expanded(params, [name for name, option in OPTIONS.items() if option["type"] == "path"])
     bare.answer(mark, setup_seen(given, lambda argv: bare.run(argv, PIP_ENVIRONMENT), bare.find))
 
 
-def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> SetupSeen:
-    """All of it."""
+def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> dict[str, Document]:
+    """The parts that a host already has."""
     wanted = wanted_of({**given, "path": given["venv_dir"], "wheels_dir": ""})
     return {
         "files": files_seen(given["dest"], given["files"]),
@@ -89,7 +57,7 @@ def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | N
     }
 
 
-def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
+def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
     """Whether the folder contains exactly our files."""
     plain = bool(wanted) and all(trainer_files.is_inside(path) for path in wanted)
     difference = trainer_files.compare(folder, wanted)
@@ -97,8 +65,8 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
-    """Whether the environment has the required packages and Python."""
+def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> Document:
+    """Whether the environment has the required packages and Python; only `ready` if it is incomplete."""
     try:
         base = find_interpreter(run, find, python, minimum, wanted.host)
         venv = Venv(wanted, run, base)
@@ -117,7 +85,7 @@ def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callabl
     }
 
 
-def data_seen(folder: str, run_dir: str) -> DataSeen:
+def data_seen(folder: str, run_dir: str) -> Document:
     """Whether the data set matches its manifest, and the run links exactly its files."""
     manifest = load_manifest(folder)
     if manifest is None:

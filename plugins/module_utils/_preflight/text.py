@@ -9,47 +9,48 @@ from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, told_once
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, plural, table
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 # With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12
 
 
-def links_text(evidence: Evidence) -> str:
+def links_text(evidence: PreflightEvidence) -> str:
     """One line per direction between two hosts; among many hosts one per host, with its worst result."""
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
         others = len(evidence.plan["nodes"]) - 1
-        rows = [[host, among(len(tried), others), *worst(tried)] for host, tried in links.items()]
+        rows = [[host, hosts_tested(len(tried), others), *worst_values(tried)] for host, tried in links.items()]
         return "\n".join(table(head, alike(rows)))
-    rows = [[f"{host} -> {link['host']}", *worst([link])] for host, tried in links.items() for link in tried]
+    rows = [[f"{host} -> {link['host']}", *worst_values([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
 
 
-def among(count: int, others: int) -> str:
+def hosts_tested(count: int, others: int) -> str:
     """The number of tested hosts, if not all."""
     return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
-def worst(links: Sequence[Mapping[str, Any]]) -> list[str]:
+def worst_values(links: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for one link, or the worst values of several."""
     return [
         ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
         ports_text([port for link in links for port in link["ports"]]),
-        number(max(known(links, "latency_ms"), default=None), "ms", 2),
-        number(min(known(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
-        str(min(known(links, "mtu"), default=None) or DASH),
+        number(max(known_values(links, "latency_ms"), default=None), "ms", 2),
+        number(min(known_values(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
+        str(min(known_values(links, "mtu"), default=None) or DASH),
     ]
 
 
-def known(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def known_values(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     return [link[name] for link in links if link.get(name) is not None]
 
 
 def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:
-    closed = [port for port in ports if port["error"] not in ("", "stranger")]
+    closed = closed_ports(ports)
     return f"{len(closed)} of {len(ports)} closed" if closed else "open"
 
 
@@ -75,11 +76,7 @@ def summary(stopping: Sequence[Finding]) -> str:
     """Why the run does not start."""
     errors = sum(found["severity"] == ERROR for found in stopping)
     warnings = sum(found["severity"] == WARNING for found in stopping)
-    counted = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((errors, "error"), (warnings, "warning"))
-        if count
-    ]
+    counted = [plural(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count]
     listed = ", ".join(
         dict.fromkeys(
             f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)

@@ -14,16 +14,17 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+    MEASURED,
     PYTHON_FOLDER,
     PYTHON_IN_FOLDER,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.finished import finished_trainings
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
     data_sets,
-    json_file,
     name_by_root,
     port_holders,
     run_facts,
@@ -39,12 +40,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.machine import
     memory,
     security,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
-    Find,
-    Run,
-    names_and_routes,
-    nics,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import Find, Run, names_and_routes, nics
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import facts as usage_facts
 
@@ -52,7 +48,7 @@ PYTHON_CHECK = (
     "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
     "sys.exit(not(f('venv')and f('ensurepip')))"
 )
-# Markers of the trainer's environment, finished and unfinished; copied from _venv.py, which would import too much.
+# Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.
 VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
 # Folders of pyenv and uv contain the version in their name.
@@ -110,7 +106,7 @@ def probe(
         "ports": name_by_root(port_holders(ports), run, find, prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logout(run, find),
+        "logout": logind(run, user_name(os.getuid()))._asdict(),
         "transfer": transfer(run, expand(remote_tmp)),
         "security": security(),
         "ephemeral": ephemeral(),
@@ -122,16 +118,9 @@ def probe(
         "finished": finished_trainings(base) if finished else [],
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
-        "measured": json_file(os.path.join(base, "measured.json")),
+        "measured": read_object(os.path.join(base, MEASURED)) or None,
         "usage": usage_facts(run),
     }
-
-
-def logout(run: Run, find: Find) -> dict[str, bool]:
-    """Whether a user's processes survive logout."""
-    if not find("loginctl"):
-        return {"kills": False, "lingers": False}
-    return logind(run, user_name(os.getuid()))._asdict()
 
 
 def expand(path: str) -> str:
@@ -192,7 +181,7 @@ def venv_facts(path: str) -> VenvFacts:
         "exists": os.path.exists(os.path.join(path, "bin", "python")),
         "kind": venv_kind(path),
         "torch": match.group(1) if match else None,
-        "stamp": json_file(os.path.join(path, VENV_STAMP)),
+        "stamp": read_object(os.path.join(path, VENV_STAMP)) or None,
         "disk": disk(path),
     }
 

@@ -29,17 +29,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
-    Find,
-    Run,
-    read,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import Find, Run, read
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
-
-
-def json_file(path: str) -> Document | None:
-    return read_object(path) or None
-
 
 # Processes
 
@@ -113,7 +104,7 @@ def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[s
 
 def run_facts(folder: str) -> PastRun:
     plan = read_object(os.path.join(folder, "plan.json"))
-    session = json_file(os.path.join(folder, "session.json"))
+    training = section(plan, "training")
     return {
         "path": folder,
         "exists": os.path.isdir(folder),
@@ -121,14 +112,14 @@ def run_facts(folder: str) -> PastRun:
         "rows": shares_of(plan, "rows"),
         "head_shares": shares_of(plan, "head_share"),
         "cores": cores_of(plan),
-        "sync": text(section(plan, "training"), "sync"),
-        "matmul": text(section(plan, "training"), "matmul"),
-        "total_batch": number(section(plan, "training"), "total_batch"),
-        "iterations": number(section(plan, "training"), "iterations"),
+        "sync": text(training, "sync"),
+        "matmul": text(training, "matmul"),
+        "total_batch": number(training, "total_batch"),
+        "iterations": number(training, "iterations"),
         "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
         "capability": in_env(plan, VECTORS_VARIABLE, ""),
         "lineage": lineage.of_plan(plan),
-        "session": session,
+        "session": read_object(os.path.join(folder, "session.json")) or None,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
         "checkpoints": checkpoint_steps(folder),
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import platform
-import pwd
 import re
 import resource
 import shutil
@@ -16,10 +15,9 @@ import socket
 import time
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Disk, Machine, Memory, Processors
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import (
-    read,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
 
 FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -28,27 +26,8 @@ FLAGS = (
 COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "glusterfs",
-    "beegfs",
-    "9p",
-    "afs",
-    "sshfs",
-)
-
-
-def user_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "9p", "afs", "sshfs",
+)  # fmt: skip
 
 
 # The machine
@@ -63,7 +42,7 @@ def host() -> Machine:
         "kernel": platform.release(),
         "arch": platform.machine(),
         "os": os_name(),
-        "user": user_of(os.getuid()),
+        "user": user_name(os.getuid()),
         "uid": os.getuid(),
         "home": os.path.expanduser("~"),
         "time": time.time(),
@@ -82,43 +61,34 @@ def os_name() -> str:
     return match.group(1) if match else platform.system()
 
 
-def cpu(root: str = "/sys/devices/system/cpu") -> Processors:
+def cpu() -> Processors:
     text = read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*)$", text, re.M)
     line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
     present = set(line.group(1).split()) if line else set()
     flags = [flag for flag in FLAGS if flag in present]
-    allowed = affinity()
+    allowed = os.sched_getaffinity(0)
     quota = cpu_quota()
-    physical = cores(allowed, root)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "model": model.group(1).strip() if model else platform.machine(),
         "flags": flags,
         "logical": os.cpu_count() or 1,
-        "physical": cores(None, root),
+        "physical": cores(None),
         "available": limited(len(allowed), quota),
-        "available_physical": limited(physical, quota),
+        "available_physical": limited(cores(allowed), quota),
         "allowed": sorted(allowed),
-        "sets": core_sets(cpus(allowed, os.path.normpath(os.path.join(root, "../../.."))), quota),
-        "load1": load,
+        "sets": core_sets(cpus(allowed), quota),
+        "load1": os.getloadavg()[0],
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),
     }
-
-
-def affinity() -> set[int]:
-    try:
-        return set(os.sched_getaffinity(0))
-    except (AttributeError, OSError):
-        return set(range(os.cpu_count() or 1))
 
 
 def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
-def cores(allowed: set[int] | None, root: str) -> int:
+def cores(allowed: set[int] | None, root: str = "/sys/devices/system/cpu") -> int:
     """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
     found = set()
     for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
@@ -128,7 +98,7 @@ def cores(allowed: set[int] | None, root: str) -> int:
             core = read(os.path.join(topology, "core_id"))
             if core:
                 found.add((read(os.path.join(topology, "physical_package_id")), core))
-    return len(found) or len(allowed or affinity())
+    return len(found) or len(allowed or os.sched_getaffinity(0))
 
 
 def cgroup_folders(controller: str) -> list[str]:
@@ -242,19 +212,16 @@ def mount_of(path: str) -> tuple[str, str]:
 
 
 def limits() -> dict[str, int | None]:
-    names = {
-        "nofile": "RLIMIT_NOFILE",
-        "nproc": "RLIMIT_NPROC",
-        "memlock": "RLIMIT_MEMLOCK",
-        "address_space": "RLIMIT_AS",
-        "file_size": "RLIMIT_FSIZE",
-        "cpu_seconds": "RLIMIT_CPU",
+    kinds = {
+        "nofile": resource.RLIMIT_NOFILE,
+        "nproc": resource.RLIMIT_NPROC,
+        "memlock": resource.RLIMIT_MEMLOCK,
+        "address_space": resource.RLIMIT_AS,
+        "file_size": resource.RLIMIT_FSIZE,
+        "cpu_seconds": resource.RLIMIT_CPU,
     }
-    found: dict[str, int | None] = {}
-    for name, constant in names.items():
-        soft = resource.getrlimit(getattr(resource, constant))[0]
-        found[name] = None if soft == resource.RLIM_INFINITY else soft
-    return found
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
 
 
 def security() -> dict[str, str]:
@@ -275,8 +242,6 @@ def ephemeral() -> dict[str, int]:
 
 def gpus() -> list[dict[str, str]]:
     """NVIDIA GPUs as the driver lists them; nvidia-smi can take seconds."""
-    found = []
-    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
-        model = re.search(r"^Model:\s*(.*)$", read(path), re.M)
-        found.append({"model": model.group(1).strip() if model else "NVIDIA"})
-    return found
+    files = sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))
+    models = [re.search(r"^Model:\s*(.*)$", read(path), re.M) for path in files]
+    return [{"model": model.group(1).strip() if model else "NVIDIA"} for model in models]

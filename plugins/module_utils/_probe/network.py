@@ -8,6 +8,8 @@ Reads /sys and /proc; uses `ip` if it is installed.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import ipaddress
 import json
 import os
@@ -18,13 +20,8 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, text
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Nic, Route
-
-try:
-    import fcntl
-except ImportError:  # the module is also imported for its documentation on other systems
-    fcntl = None  # type: ignore[assignment]
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 Find = Callable[[str], Optional[str]]
@@ -80,10 +77,7 @@ def kind_of(name: str, root: str = NET) -> str:
 
 def _kind_of_bridge(base: str, root: str) -> str:
     """Many home servers reach their LAN through a bridge over a real NIC; one over containers leads nowhere else."""
-    try:
-        members = os.listdir(os.path.join(base, "brif"))
-    except OSError:
-        members = []
+    members = map(os.path.basename, glob.glob(os.path.join(glob.escape(base), "brif", "*")))
     return "wired" if any(kind_of(member, root) == "wired" for member in members) else "bridge"
 
 
@@ -145,7 +139,7 @@ def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[s
     found: dict[str, tuple[list[str], list[str]]] = {}
     for link in json_objects(run, [ip_tool, "-j", "addr"]):
         name = str(link.get("ifname", "")).split("@", 1)[0]
-        entries = [entry for entry in objects_in(link.get("addr_info")) if entry.get("local") and not passing(entry)]
+        entries = [entry for entry in items(link, "addr_info") if entry.get("local") and not passing(entry)]
         four, six = (
             [
                 "{}/{}".format(entry["local"], entry.get("prefixlen"))
@@ -167,13 +161,10 @@ def json_objects(run: Run, argv: Sequence[str]) -> list[Document]:
     """The objects in a command's JSON list; none if its output is different."""
     code, out, _dummy = run(list(argv))
     try:
-        return objects_in(json.loads(out)) if code == 0 else []
+        found = json.loads(out) if code == 0 else None
     except (ValueError, RecursionError):
         return []
-
-
-def objects_in(value: Any) -> list[Document]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def ipv4_of(name: str) -> list[str]:
@@ -270,16 +261,11 @@ def names_and_routes(
     peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
 ) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
-    own = socket.gethostname()
-    told = resolve_all([own, *(peer for peer in peers if not is_address(peer))])
-    names: Names = {"own": told[own], "peers": {}}
-    routes = []
-    for peer in peers:
-        addresses = [peer] if is_address(peer) else told[peer]
-        if not is_address(peer):
-            names["peers"][peer] = addresses
-        if addresses:
-            routes.append(route(peer, addresses[0], interfaces, run, ip_tool))
+    own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
+    resolved = resolve_all([own, *named])
+    names: Names = {"own": resolved[own], "peers": {peer: resolved[peer] for peer in named}}
+    targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
-    routes.append(route("default", "203.0.113.1", interfaces, run, ip_tool))
+    targets.append(("default", ["203.0.113.1"]))
+    routes = [route(peer, addresses[0], interfaces, run, ip_tool) for peer, addresses in targets if addresses]
     return names, routes

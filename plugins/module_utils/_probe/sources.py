@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -33,18 +34,11 @@ def folder_facts(path: str) -> Folder:
         "path": full,
         "kind": kind,
         "readable": readable,
-        "shards": sum(name.endswith(".parquet") and not name.startswith(".") for name in _names(full)),
+        "shards": len(glob.glob(os.path.join(glob.escape(full), "*.parquet"))),
         "tokenizer": all(os.path.isfile(os.path.join(full, name)) for name in TOKENIZER),
         "files": kind == "file" or (kind == "folder" and any(_files(full))),
         "trainer": os.path.isfile(os.path.join(full, TRAINER_SCRIPT)),
     }
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -77,7 +71,7 @@ def git_problem(source: str, environment: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired:
         return f"the repository does not answer within {GIT_SECONDS} s on the controller"
     if done.returncode != 0:
-        return f"git on the controller: {_said(done.stderr)}"
+        return f"git on the controller: {_git_reason(done.stderr)}"
     return "" if _has_version(version, done.stdout.split()[1::2]) else f"the repository has no branch or tag {version}"
 
 
@@ -110,7 +104,7 @@ def git_commits(source: str, environment: Mapping[str, str]) -> dict[str, str]:
     return told
 
 
-def _said(text: str) -> str:
+def _git_reason(text: str) -> str:
     """The line of git's output with the reason; the last lines are advice."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("fatal:", "ssh:", "error:"))] or lines or ["nothing"]

@@ -24,9 +24,7 @@ SESSIONS = ("loginctl", "list-sessions", "--no-legend")
 SESSION = ("loginctl", "show-session")
 PROPERTIES = ("Name", "Class", "Type", "Seat", "Remote", "State", "IdleHint", "LockedHint")
 NETWORK_MANAGER = "org.freedesktop.NetworkManager"
-METERED = (
-    *("busctl", "get-property", NETWORK_MANAGER, "/" + NETWORK_MANAGER.replace(".", "/"), NETWORK_MANAGER, "Metered"),
-)
+METERED = ("busctl", "get-property", NETWORK_MANAGER, "/org/freedesktop/NetworkManager", NETWORK_MANAGER, "Metered")
 GRAPHICAL = ("x11", "wayland", "mir")
 SECONDS = 5.0  # time limit of a command
 SENSIBLE = range(1, 150)  # plausible degrees Celsius
@@ -142,7 +140,7 @@ def metered(run_command: Run) -> Optional[bool]:
 # -- all together
 
 
-class Machine:
+class UsageMeter:
     """Takes readings; load is measured between two of them."""
 
     def __init__(self, root: str = "/", run_command: Run = run) -> None:

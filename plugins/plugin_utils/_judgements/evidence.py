@@ -15,11 +15,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import wri
 
 Options = Mapping[str, Mapping[str, object]]
 SHOWN = ["text", "json", "none"]
-SHOW: Mapping[str, object] = {"type": "str", "choices": SHOWN}
-EVIDENCE: Mapping[str, object] = {"type": "dict", "required": True}
+OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": {"type": "dict", "required": True}}
 
 
-class Asked(NamedTuple):
+class JudgeTask(NamedTuple):
     """The task's validated options, the play's variables, and check mode."""
 
     options: Mapping[str, Any]

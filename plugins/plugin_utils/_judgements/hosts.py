@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.agreement import disagreements
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import what_is_there
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import disagreements, what_is_there
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
-    Asked,
+    OF_PLAN,
+    JudgeTask,
     Options,
     evidence_of,
 )
 
-OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": EVIDENCE}
-SETUP = OF_PLAN
 LAUNCH: Options = {
     **OF_PLAN,
     "restart": {"type": "bool", "default": False},
@@ -35,16 +32,16 @@ SAMENESS: Options = {
 }
 
 
-def judge_setup(asked: Asked) -> dict[str, object]:
+def judge_setup(task: JudgeTask) -> dict[str, object]:
     """Which steps have nothing to copy."""
-    plan = asked.options["plan"]
+    plan = task.options["plan"]
     hosts = [node["host"] for node in plan["nodes"]]
-    return {**what_is_there(plan, evidence_of(hosts, asked.options["evidence"], "files", "venv", "data"))}
+    return {**what_is_there(plan, evidence_of(hosts, task.options["evidence"], "files", "venv", "data"))}
 
 
-def judge_launch(asked: Asked) -> dict[str, object]:
+def judge_launch(task: JudgeTask) -> dict[str, object]:
     """Whether to start the run, and why."""
-    options = asked.options
+    options = task.options
     plan = options["plan"]
     seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
     runs = [one["run"] for one in seen.values()]
@@ -52,9 +49,9 @@ def judge_launch(asked: Asked) -> dict[str, object]:
     return {"decision": decided["action"], "reason": decided["reason"]}
 
 
-def judge_sameness(asked: Asked) -> dict[str, object]:
+def judge_sameness(task: JudgeTask) -> dict[str, object]:
     """Fails with a sentence for each host whose trainer, packages or data differ from those of the master, or of the first host."""
-    options = asked.options
+    options = task.options
     hosts = dict.fromkeys([options["master"] or options["hosts"][0], *options["hosts"]])
     given = {part: options[part] for part in KEYS if options[part] is not None}
     found = {part: evidence_of(hosts, given[part], *KEYS[part]) for part in given}

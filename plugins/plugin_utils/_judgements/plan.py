@@ -34,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOWN, Asked, Options
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOWN, JudgeTask, Options
 
 display = Display()
 REQUIREMENTS = Path(__file__).parents[3] / "trainer" / "requirements.txt"
@@ -50,13 +50,13 @@ OPTIONS: Options = {
 }
 
 
-def with_problems(judge: Callable[[Asked], dict[str, object]]) -> Callable[[Asked], dict[str, object]]:
+def with_problems(judge: Callable[[JudgeTask], dict[str, object]]) -> Callable[[JudgeTask], dict[str, object]]:
     """The judgement, which fails the task with all problems if there is no plan."""
 
     @functools.wraps(judge)
-    def judged(asked: Asked) -> dict[str, object]:
+    def judged(task: JudgeTask) -> dict[str, object]:
         try:
-            return judge(asked)
+            return judge(task)
         except PlanError as error:
             return {"failed": True, "msg": str(error), "problems": error.findings}
 
@@ -64,41 +64,41 @@ def with_problems(judge: Callable[[Asked], dict[str, object]]) -> Callable[[Aske
 
 
 @with_problems
-def judge_settings(asked: Asked) -> dict[str, object]:
+def judge_settings(task: JudgeTask) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(hosts_of(asked))}
+    return {"controller": controller_settings(hosts_of(task))}
 
 
 @with_problems
-def judge_questions(asked: Asked) -> dict[str, object]:
+def judge_questions(task: JudgeTask) -> dict[str, object]:
     """The options of host_info for each host."""
-    hosts = hosts_of(asked)
-    refuse_limit(asked)
+    hosts = hosts_of(task)
+    refuse_limit(task)
     tell_what_is_lacking(len(hosts))
     return {"questions": questions(hosts)}
 
 
 @with_problems
-def judge_plan(asked: Asked) -> dict[str, object]:
+def judge_plan(task: JudgeTask) -> dict[str, object]:
     """The plan."""
-    tolerant = asked.options["tolerant"]
-    hosts = hosts_of(asked)
-    refuse_limit(asked)
+    tolerant = task.options["tolerant"]
+    hosts = hosts_of(task)
+    refuse_limit(task)
     here = seen_on_the_controller(hosts, tolerant)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
-    began = (asked.variables.get("ddp_launched") or {}).get("begun") or time.time()
+    began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
-    outcome = make_plan(hosts, requirements(), tolerant, here, asked.options["measured"], clock)
+    outcome = make_plan(hosts, requirements(), tolerant, here, task.options["measured"], clock)
     fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
     text = "\n\n".join([render(outcome.plan), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
-    if asked.options["show"] == "budget" and fit:
+    if task.options["show"] == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    show(asked.options["show"], document, text, outcome.findings)
+    show(task.options["show"], document, text, outcome.findings)
     return {
-        "changed": write(asked.options["file"], document, asked.check),
+        "changed": write(task.options["file"], document, task.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
         "controller": outcome.controller,
@@ -163,11 +163,11 @@ def tell_what_is_lacking(hosts: int) -> None:
         display.display(said, stderr=True)
 
 
-def refuse_limit(asked: Asked) -> None:
+def refuse_limit(task: JudgeTask) -> None:
     """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
-    playing = asked.variables.get("ansible_play_hosts_all")
-    left_out = [host for host in asked.options["hosts"] if playing is not None and host not in playing]
-    if left_out and not asked.options["tolerant"]:
+    playing = task.variables.get("ansible_play_hosts_all")
+    left_out = [host for host in task.options["hosts"] if playing is not None and host not in playing]
+    if left_out and not task.options["tolerant"]:
         seen = (
             f"{', '.join(left_out)} is excluded by --limit, but a run needs all its hosts; "
             f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
@@ -175,9 +175,9 @@ def refuse_limit(asked: Asked) -> None:
         raise PlanError([finding("setting-refused", left_out[0], seen)])
 
 
-def hosts_of(asked: Asked) -> list[Given]:
+def hosts_of(task: JudgeTask) -> list[Given]:
     """Settings and probe of every host."""
-    return [host_of(name, asked.variables) for name in asked.options["hosts"]]
+    return [host_of(name, task.variables) for name in task.options["hosts"]]
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Given:

@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import Evidence, with_hosts
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, named_links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     Outlook,
@@ -29,9 +29,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
-    SHOW,
-    Asked,
+    OF_PLAN,
+    SHOWN,
+    JudgeTask,
     Options,
     keep,
 )
@@ -40,22 +40,21 @@ display = Display()
 
 
 OPTIONS: Options = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": EVIDENCE,
+    **OF_PLAN,
     "probes": {"type": "dict", "default": {}},
     "plan_findings": {"type": "list", "elements": "dict", "default": []},
     "before_network": {"type": "bool", "default": False},
     "rehearsal": {"type": "bool", "default": False},
     "running": {"type": "bool", "default": False},
     "strict": {"type": "bool", "default": False},
-    "show": {**SHOW, "default": "text"},
+    "show": {"type": "str", "choices": SHOWN, "default": "text"},
     "file": {"type": "path"},
 }
 
 
-def judge_preflight(asked: Asked) -> dict[str, object]:
+def judge_preflight(task: JudgeTask) -> dict[str, object]:
     """Findings, prediction and links; fails if the run must not start."""
-    options = asked.options
+    options = task.options
     seen = with_probes(options["evidence"], options["probes"])
     evidence = gather({**options, "evidence": seen})
     findings = in_order(
@@ -64,21 +63,17 @@ def judge_preflight(asked: Asked) -> dict[str, object]:
     predicted = predicted_by(evidence, seen)
     if predicted:
         findings = in_order([*findings, *advice(evidence.plan, predicted)])
-    document = {
-        "run": evidence.plan["run"],
-        "findings": findings,
-        "prediction": predicted,
-        "links": links_of(evidence),
-    }
+    links = links_of(evidence)
+    document = {"run": evidence.plan["run"], "findings": findings, "prediction": predicted, "links": links}
     show(options["show"], evidence, document)
     # Stored for comparison with the actual run.
-    keep(None if asked.check else options["file"], document, "The findings")
+    keep(None if task.check else options["file"], document, "The findings")
     stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 
 
-def show(how: str, evidence: Evidence, document: Mapping[str, Any]) -> None:
+def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
     """Print a table for people, or JSON for programs."""
     if how == "json":
         display.display(json.dumps(document, indent=2))
@@ -101,21 +96,21 @@ def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[
     }
 
 
-def gather(options: Mapping[str, Any]) -> Evidence:
+def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
     hosts = [node["host"] for node in plan["nodes"]]
-    tries = {host: tried(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
+    tries = {host: host_tries(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
     tries = {host: entry for host, entry in tries.items() if entry}
     for host in tries:
-        tries[host]["links"] = with_hosts(plan, tries, host)
+        tries[host]["links"] = named_links(plan, tries, host)
     firewalls = {host: piece(seen, host, "firewall") for host in hosts}
-    return Evidence(
+    return PreflightEvidence(
         plan=plan,
         probes={host: piece(seen, host, "probe") for host in hosts},
         tries=tries,
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
-        gloo={host: found for host in hosts if (found := spoken(piece(seen, host, "gloo")))},
+        gloo={host: found for host in hosts if (found := program_answer(piece(seen, host, "gloo")))},
         manifests={host: manifest_digest(piece(seen, host, "manifest")) for host in hosts},
         files={host: wrong_files(piece(seen, host, "files")) for host in hosts},
         plan_findings=options["plan_findings"],
@@ -143,7 +138,7 @@ def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
+def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
     """A host's results of peer_responder and peer_check; a failed module is that host's error."""
     if not answering or answering.get("skipped"):
         return {}
@@ -154,7 +149,7 @@ def tried(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, o
     return entry
 
 
-def spoken(result: Mapping[str, Any]) -> dict[str, object]:
+def program_answer(result: Mapping[str, Any]) -> dict[str, object]:
     """The JSON object printed by a trainer program, or its last output if there is none."""
     if not result or result.get("skipped"):
         return {}
@@ -180,7 +175,7 @@ def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
     return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
-def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
+def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outlook | None:
     """The prediction, if every host's step and some link were measured."""
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
@@ -189,12 +184,8 @@ def predicted_by(evidence: Evidence, seen: Mapping[str, Any]) -> Outlook | None:
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
-    nics = {node["host"]: node["nic"] for node in evidence.plan["nodes"]}
     radio = [
-        host
-        for host in hosts
-        for nic in evidence.fact(host, "nics") or []
-        if nic["name"] == nics[host] and nic["kind"] == "wifi"
+        node["host"] for node in evidence.plan["nodes"] if evidence.nic(node["host"], node["nic"]).get("kind") == "wifi"
     ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
@@ -207,13 +198,13 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     for node in plan["nodes"]:
         # One for each set of processors tried.
         tries = piece(seen, node["host"], "step").get("results") or []
-        failed = [result for result in tries if result.get("rc") and "error" in spoken(result)]
+        failed = [result for result in tries if result.get("rc") and "error" in program_answer(result)]
         if failed and len(failed) == len(tries):
-            found.append(finding("step-not-measured", node["host"], str(spoken(failed[0])["error"])))
+            found.append(finding("step-not-measured", node["host"], str(program_answer(failed[0])["error"])))
     return found
 
 
-def unbuilt(evidence: Evidence, seen: Mapping[str, Any]) -> list[Finding]:
+def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:
     """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
     found = []
     for node in evidence.plan["nodes"]:
@@ -225,11 +216,7 @@ def unbuilt(evidence: Evidence, seen: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def links_of(evidence: Evidence) -> list[dict[str, object]]:
+def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
     keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
-    return [
-        {"host": host, "peer": link["host"], **{key: link[key] for key in keys}}
-        for host, entry in evidence.tries.items()
-        for link in entry["links"]
-    ]
+    return [{"host": host, "peer": link["host"], **{key: link[key] for key in keys}} for host, link in evidence.links()]

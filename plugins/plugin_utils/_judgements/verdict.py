@@ -12,25 +12,24 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    EVIDENCE,
-    Asked,
+    OF_PLAN,
+    JudgeTask,
     Options,
     evidence_of,
     keep,
 )
 
 OPTIONS: Options = {
-    "plan": {"type": "dict", "required": True},
-    "evidence": EVIDENCE,
+    **OF_PLAN,
     "stall_factor": {"type": "float", "default": 5.0},
     "secrets": {"type": "list", "elements": "dict", "default": []},
     "file": {"type": "path"},
 }
 
 
-def judge_verdict(asked: Asked) -> dict[str, object]:
+def judge_verdict(task: JudgeTask) -> dict[str, object]:
     """The doctor's single finding with its evidence, stored in a file."""
-    options = asked.options
+    options = task.options
     plan, evidence = options["plan"], options["evidence"]
     told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
     summary = {"verdict": told["verdict"], "summary": told["evidence"]}

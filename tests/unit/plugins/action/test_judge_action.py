@@ -1,10 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action that judges: missing evidence is an error, and differences are named."""
+"""The action that judges: missing evidence is an error, differences are named, and the verdict is kept in a file."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,13 +76,17 @@ def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(
     with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
         judge("launch", plan=PLAN, evidence=evidence)
     with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
-        judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={"desktop": {"digest": "x"}})
+        judge("sameness", hosts=HOSTS, master="desktop", data={"desktop": {"digest": "x"}})
+
+
+HOSTS = ["desktop", "laptop"]
+FILES = {host: {"digest": "f"} for host in HOSTS}
 
 
 def test_a_host_that_reads_other_files_is_named(judge):
-    same = {"desktop": {"digest": "x"}, "laptop": {"digest": "x"}}
-    assert not judge("sameness", hosts=["desktop", "laptop"], master="desktop", data=same)["failed"]
-    told = judge("sameness", hosts=["desktop", "laptop"], master="desktop", data={**same, "laptop": {"digest": "y"}})
+    same = {host: {"digest": "x"} for host in HOSTS}
+    assert not judge("sameness", hosts=HOSTS, master="desktop", data=same)["failed"]
+    told = judge("sameness", hosts=HOSTS, master="desktop", data={**same, "laptop": {"digest": "y"}})
     assert told["failed"] and told["msg"].startswith(
         "laptop reads different files from desktop: y in its run folder, x there."
     )
@@ -91,46 +96,33 @@ def venv(torch: str = "2.13.0+cpu", python: str = "3.11", **packages: str) -> di
     return {"venv": "/venv", "torch": torch, "python_version": python, "packages": {"torch": torch, **packages}}
 
 
+DISAGREE = "ranks of different versions would disagree."
+
+
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("desktop", "laptop", "message"),
     [
-        (venv("2.13.0"), ""),
+        (venv(), venv("2.13.0"), ""),
+        (venv(), venv("2.12.0"), f"laptop has torch 2.12.0, desktop has torch 2.13.0; {DISAGREE}"),
+        (venv(), venv(pyarrow="25"), ""),
+        (venv(), venv(python="3.12", pyarrow="25"), ""),
+        (venv(numpy="2.4.6"), venv(pyarrow="26.0.1", numpy="2.4.6"), ""),
+        # Only packages whose versions differ are named.
         (
-            venv("2.12.0"),
-            "laptop has torch 2.12.0, desktop has torch 2.13.0; ranks of different versions would disagree.",
+            venv(numpy="2.4.6"),
+            venv(pyarrow="26.0.1", numpy="2.3.0"),
+            f"laptop has numpy 2.3.0, desktop has numpy 2.4.6; {DISAGREE}",
         ),
-        (venv(pyarrow="25"), ""),
-        (venv(python="3.12", pyarrow="25"), ""),
     ],
 )
-def test_hosts_need_the_same_packages(judge, other, message):
-    hosts = ["desktop", "laptop"]
-    files = {host: {"digest": "f"} for host in hosts}
-    told = judge("sameness", hosts=hosts, files=files, venv={"desktop": venv(), "laptop": other})
+def test_hosts_need_the_same_packages(judge, desktop, laptop, message):
+    told = judge("sameness", hosts=HOSTS, files=FILES, venv={"desktop": desktop, "laptop": laptop})
     assert told["failed"] == bool(message) and str(told.get("msg", "")).startswith(message)
 
 
-def test_only_packages_of_which_versions_differ_are_told(judge):
-    hosts = ["desktop", "laptop"]
-    words = {"hosts": hosts, "files": {host: {"digest": "f"} for host in hosts}}
-    more = judge(
-        "sameness",
-        **words,
-        venv={"desktop": venv(numpy="2.4.6"), "laptop": venv(pyarrow="26.0.1", numpy="2.4.6")},
-    )
-    assert not more["failed"]
-    told = judge(
-        "sameness",
-        **words,
-        venv={"desktop": venv(numpy="2.4.6"), "laptop": venv(pyarrow="26.0.1", numpy="2.3.0")},
-    )
-    assert told["msg"].startswith("laptop has numpy 2.3.0, desktop has numpy 2.4.6; ranks of different versions")
-
-
 def test_hosts_need_the_same_trainer_files(judge):
-    hosts = ["desktop", "laptop"]
-    files = {"desktop": {"digest": "f"}, "laptop": {"digest": "g"}}
-    told = judge("sameness", hosts=hosts, files=files, venv={host: venv() for host in hosts})
+    files = {**FILES, "laptop": {"digest": "g"}}
+    told = judge("sameness", hosts=HOSTS, files=files, venv={host: venv() for host in HOSTS})
     assert told["failed"] and told["msg"].startswith("laptop has different trainer files from desktop")
 
 
@@ -148,3 +140,37 @@ def test_options_of_another_judgement_are_refused(judge):
         judge("questions", hosts=["desktop"], restart=True)
     with pytest.raises(AnsibleError, match=r"value of of must be one of: settings, .*, got: weather"):
         judge("weather")
+
+
+# The verdict
+
+RUN = {
+    "run": "d4",
+    "master": {"host": "a", "address": "10.0.0.1", "port": 29500},
+    "nodes": [
+        {"host": "a", "rank": 0, "nic": "eth0", "env": {"MY_TOKEN": "hunter2!"}},
+        {"host": "b", "rank": 1, "nic": "eth0"},
+    ],
+}
+DONE = {"evidence": {"run": {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}}}
+
+
+def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(judge, tmp_path):
+    path = tmp_path / "runs" / "doctor.json"
+    told = judge("verdict", plan=RUN, evidence={"a": DONE, "b": DONE}, secrets=[{"KEY": "s3cr3t"}], file=str(path))
+    assert told["verdict"]["code"] == "not-running" and told["changed"] is False
+    assert told["text"].startswith("not-running: No rank runs") and str(path) in told["text"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept = path.read_text()
+    assert json.loads(kept)["verdict"] == told["verdict"] and "s3cr3t" not in kept and "hunter2" not in kept
+
+
+def test_a_host_without_any_evidence_is_an_error(judge):
+    with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
+        judge("verdict", plan=RUN, evidence={"a": DONE})
+
+
+def test_a_folder_that_cannot_be_written_is_told(judge, tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(AnsibleError, match="could not be written"):
+        judge("verdict", plan=RUN, evidence={"a": DONE, "b": DONE}, file=str(tmp_path / "runs" / "doctor.json"))

@@ -26,12 +26,12 @@ OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}
 )
 def test_a_program_is_taken_at_its_json_or_its_last_words(result, said):
     expected = said if isinstance(said, dict) else {"ok": False, "phase": "start", "error": said}
-    assert preflight.spoken(result) == expected
+    assert preflight.program_answer(result) == expected
 
 
 def test_a_failed_module_is_an_error_of_its_host():
-    assert preflight.tried({"failed": True, "msg": "no Python"}, {})["error"] == "no Python"
-    assert preflight.tried({"skipped": True}, {"skipped": True}) == {}
+    assert preflight.host_tries({"failed": True, "msg": "no Python"}, {})["error"] == "no Python"
+    assert preflight.host_tries({"skipped": True}, {"skipped": True}) == {}
 
 
 def options(known, seen, **changes):

@@ -5,36 +5,31 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.nanochat.ddp.plugins.modules import host_info
 
 
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any]
-) -> tuple[dict[str, Any], list[Any]]:
-    """(result, commands that were run)."""
-    commands = []
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run; all fail."""
+    found: list[list[str]] = []
 
     def run_command(self: AnsibleModule, argv: list[str], **more: Any) -> tuple[int, str, str]:
         assert isinstance(argv, list) and more["environ_update"] == {"LC_ALL": "C"}
-        commands.append(argv)
+        found.append(argv)
         return 1, "", ""
 
     monkeypatch.setattr(AnsibleModule, "run_command", run_command)
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        host_info.main()
-    return json.loads(capsys.readouterr().out), commands
+    return found
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_facts_are_the_same_in_check_mode_and_nothing_changes(monkeypatch, capsys, tmp_path, check):
-    result, commands = call(monkeypatch, capsys, {"base_dir": str(tmp_path / "base"), "_ansible_check_mode": check})
+def test_facts_are_the_same_in_check_mode_and_nothing_changes(run_module, commands, tmp_path, check):
+    result = run_module(host_info, _check_mode=check, base_dir=str(tmp_path / "base"))
     assert result["changed"] is False
     assert result["probe"]["base_dir"] == str(tmp_path / "base")
     assert result["probe"]["run"] is None
@@ -42,19 +37,19 @@ def test_facts_are_the_same_in_check_mode_and_nothing_changes(monkeypatch, capsy
     assert not any("sudo" in argv[0] and argv[1:] != ["-n", "true"] for argv in commands)
 
 
-def test_tools_that_fail_are_no_failure(monkeypatch, capsys):
-    result, dummy = call(monkeypatch, capsys, {"peers": ["192.0.2.77"], "ports": [1]})
+def test_tools_that_fail_are_no_failure(run_module, commands):
+    result = run_module(host_info, peers=["192.0.2.77"], ports=[1])
     assert result["probe"]["python"]["candidates"] == []
     assert result["probe"]["tmux"]["version"] is None
     assert [entry["peer"] for entry in result["probe"]["routes"]] == ["192.0.2.77", "default"]
 
 
-def test_a_port_that_is_no_number_is_refused(monkeypatch, capsys):
-    result, dummy = call(monkeypatch, capsys, {"ports": ["https"]})
+def test_a_port_that_is_no_number_is_refused(run_module):
+    result = run_module(host_info, ports=["https"])
     assert result["failed"] and "ports" in result["msg"] and "https" in result["msg"]
 
 
-def test_a_python_that_does_not_run_is_passed_over(monkeypatch, capsys, tmp_path):
+def test_a_python_that_does_not_run_is_passed_over(run_module, monkeypatch, tmp_path):
     """A link to nothing, or a Python of a cross toolchain, says no more than that it is of no use."""
     broken = tmp_path / "python3"
     broken.write_bytes(b"\x7fELF of another machine")
@@ -63,13 +58,11 @@ def test_a_python_that_does_not_run_is_passed_over(monkeypatch, capsys, tmp_path
     link.symlink_to(tmp_path / "gone")
     monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda self, name, **more: None)
     for python in (broken, link):
-        with patch_module_args({"python": str(python), "base_dir": str(tmp_path)}), pytest.raises(SystemExit):
-            host_info.main()
-        result = json.loads(capsys.readouterr().out)
+        result = run_module(host_info, python=str(python), base_dir=str(tmp_path))
         assert str(python) not in [one["executable"] for one in result["probe"]["python"]["candidates"]]
 
 
 @pytest.mark.parametrize("option", [{"base_dir": "/a\0b"}, {"peers": ["a", "b\0"]}, {"folders": ["\0"]}])
-def test_a_nul_byte_is_refused_by_the_option_s_name(monkeypatch, capsys, option):
-    result, dummy = call(monkeypatch, capsys, option)
+def test_a_nul_byte_is_refused_by_the_option_s_name(run_module, option):
+    result = run_module(host_info, **option)
     assert result["failed"] and re.match(rf"{next(iter(option))}(\[\d\])? contains a NUL byte", result["msg"])

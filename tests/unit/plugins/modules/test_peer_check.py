@@ -154,17 +154,8 @@ def test_a_process_that_nobody_has_told_to_end_is_known_by_its_name(listening):
 
 
 def test_the_process_ends_by_itself(listening):
-    responder = listening(deadline=1)["responder"]
-    pidfd = os.pidfd_open(responder["pid"])
-    assert ended(pidfd, 5)
-
-
-def ended(pidfd, seconds):
-    """Whether the process of a descriptor ends in time."""
-    try:
-        return bool(select.select([pidfd], [], [], seconds)[0])
-    finally:
-        os.close(pidfd)
+    with os.fdopen(os.pidfd_open(listening(deadline=1)["responder"]["pid"])) as process:
+        assert select.select([process], [], [], 5)[0]
 
 
 def test_another_process_with_that_number_is_never_signalled(run_module):

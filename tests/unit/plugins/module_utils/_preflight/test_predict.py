@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, head_work
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, Step, job_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict, rates
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
@@ -22,59 +23,71 @@ GIGABIT = Link(940.0, 0.2)
 D4_MATRICES = describe(D4)["parameters"]["transformer_matrices"]
 
 
-def plan(shape: Shape = D4, sync: str = "exact", rows: tuple[int, ...] = (2, 2)) -> dict[str, Any]:
-    hosts = ["desktop", "laptop", "third", "fourth"][: len(rows)]
+HOSTS = ("desktop", "laptop")
+
+
+def plan(
+    shape: Shape = D4,
+    sync: str = "exact",
+    rows: tuple[int, ...] = (2, 2),
+    hosts: Sequence[str] = HOSTS,
+    **training: Any,
+) -> dict[str, Any]:
+    fixed = {"total_batch": sum(rows) * shape.sequence, "device_batch": 2, "sync": sync, "iterations": 1000}
     return {
         "run": "d4",
         "world": len(rows),
-        "master": {"host": "desktop"},
+        "master": {"host": hosts[0]},
         "model": describe(shape),
-        "training": {"total_batch": sum(rows) * shape.sequence, "device_batch": 2, "sync": sync, "iterations": 1000},
+        "training": {**fixed, **training},
         "nodes": [
-            {"host": host, "rows": share, "address": f"192.168.1.{10 + rank}"}
-            for rank, (host, share) in enumerate(zip(hosts, rows, strict=True))
+            {"host": host, "rank": rank, "rows": share, "address": f"192.168.1.{10 + rank}"}
+            for rank, (host, share) in enumerate(zip(hosts, rows, strict=False))
         ],
     }
 
 
 def speeds(*pass_seconds: float) -> list[Speed]:
-    hosts = ["desktop", "laptop", "third", "fourth"]
-    return [Speed(host, seconds, 0.02, 0.1) for host, seconds in zip(hosts, pass_seconds, strict=False)]
+    return [Speed(host, seconds, 0.02, 0.1) for host, seconds in zip(HOSTS, pass_seconds, strict=False)]
+
+
+def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> Step:
+    """A step with the plan's rows."""
+    return step_model.predict(job_of(document), each, link, [node["rows"] for node in document["nodes"]], kind)
+
+
+def megabytes_sent(document: dict[str, Any]) -> float:
+    return step_model.bytes_sent(job_of(document)).total / 1e6
 
 
 @pytest.mark.parametrize(
-    ("shape", "sync", "megabytes"),
+    ("shape", "sync", "head", "megabytes"),
     [
-        (D4, "dense", 147),
-        (D4, "exact", 47),
-        (D4, "bf16", 24),
-        (D4, "int8", 12.8),
-        (D4, "int4", 6.5),
-        (D8, "dense", 510),
-        (D8, "exact", 175),
-        (D8, "bf16", 87),
+        (D4, "dense", "whole", 147),
+        (D4, "exact", "whole", 47),
+        (D4, "bf16", "whole", 24),
+        (D4, "int8", "whole", 12.8),
+        (D4, "int4", "whole", 6.5),
+        (D8, "dense", "whole", 510),
+        (D8, "exact", "whole", 175),
+        (D8, "bf16", "whole", 87),
+        # Hidden states instead of the head's gradient.
+        (D4, "exact", "shared", 16.8),
+        (D4, "bf16", "shared", 8.4),
+        (D8, "exact", "shared", 121),
+        (D8, "bf16", "shared", 61),
     ],
 )
-def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, megabytes):
-    assert step_model.bytes_sent(step_model.job_of(plan(shape, sync))).total / 1e6 == pytest.approx(megabytes, rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("shape", "sync", "megabytes"), [(D4, "exact", 16.8), (D4, "bf16", 8.4), (D8, "exact", 121), (D8, "bf16", 61)]
-)
-def test_a_shared_head_sends_hidden_states_instead_of_its_gradient(shape, sync, megabytes):
-    document = plan(shape, sync)
-    document["training"]["head"] = "shared"
-    assert step_model.bytes_sent(step_model.job_of(document)).total / 1e6 == pytest.approx(megabytes, rel=0.06)
+def test_bytes_of_a_step_are_those_that_were_measured(shape, sync, head, megabytes):
+    assert megabytes_sent(plan(shape, sync, head=head)) == pytest.approx(megabytes, rel=0.06)
 
 
 def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
-    def many(world: int) -> dict[str, Any]:
-        document = plan(D4, "exact")
-        document["nodes"] = [{"host": f"h{rank}", "rows": 2, "address": f"10.0.0.{rank}"} for rank in range(world)]
-        return {**document, "world": world}
-
-    sent = {world: step_model.bytes_sent(step_model.job_of(many(world))).total for world in (2, 12, 13, 101)}
+    names = [f"h{rank}" for rank in range(101)]
+    sent = {
+        world: 1e6 * megabytes_sent(plan(rows=(2,) * world, hosts=names, total_batch=2048))
+        for world in (2, 12, 13, 101)
+    }
     rows = {world: step_model.touched_rows(32768, 2048 // world) * 256 * 3 * (world - 1) * 4 for world in sent}
     matrices = D4_MATRICES * 4
     head = describe(D4)["parameters"]["lm_head"] * 4
@@ -86,7 +99,7 @@ def test_among_many_ranks_the_owner_of_the_largest_matrix_sends_most():
 
 
 def test_one_rank_sends_nothing():
-    assert step_model.bytes_sent(step_model.job_of(plan(rows=(4,)))) == (0, 0)
+    assert step_model.bytes_sent(job_of(plan(rows=(4,)))) == (0, 0)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 10000])
@@ -109,32 +122,26 @@ def test_field_16_a_step_is_expected_as_it_was_measured(shape, one, mbit, measur
     # Of the rate of a line what TCP has, as a rehearsal measures it.
     link = Link(0.957 * mbit, 0.1)
     for kind, seconds in measured_seconds.items():
-        document = plan(shape, kind)
-        step = step_model.predict(
-            step_model.job_of(document), [one._replace(host="desktop"), one._replace(host="laptop")], link, (2, 2)
-        )
+        step = step_of(plan(shape, kind), [one._replace(host=host) for host in HOSTS], link)
         assert step.seconds == pytest.approx(seconds, rel=0.1), kind
 
 
 def seconds_of(rows: int, mbit: float | None, head: str = "whole", sync: str = "exact") -> float:
     """A step of two hosts with so many rows each, in passes of two that take a second."""
-    document = plan(D4, sync, (rows, rows))
-    document["training"]["head"] = head
     link = Link(mbit, 0.0) if mbit else None
-    return step_model.predict(step_model.job_of(document), speeds(1.0, 1.0), link, (rows, rows)).seconds
+    return step_of(plan(D4, sync, (rows, rows), head=head), speeds(1.0, 1.0), link).seconds
 
 
 @pytest.mark.parametrize(("rows", "last_pass"), [(2, 1.0), (8, 1.0), (7, 3.5 / 4)])
 def test_the_last_pass_and_the_optimizer_hide_the_gradients_and_no_other_pass_does(rows, last_pass):
-    sent = step_model.bytes_sent(step_model.job_of(plan(D4, "exact", (rows, rows)))).total
-    wire, hidden = sent * 8 / (20e6 * step_model.WIRE_SHARE), step_model.HIDDEN_SHARE * (last_pass + 0.02 + 0.1 / 2)
+    sent = megabytes_sent(plan(rows=(rows, rows)))
+    wire, hidden = sent * 8 / (20 * step_model.WIRE_SHARE), step_model.HIDDEN_SHARE * (last_pass + 0.02 + 0.1 / 2)
     assert seconds_of(rows, 20.0) - seconds_of(rows, None) == pytest.approx(wire - hidden)
 
 
 def test_each_pass_hides_its_own_part_of_a_shared_head():
-    document = plan(D4, "exact", (8, 8))
-    document["training"]["head"] = "shared"
-    gradients, head = (one * 8 / step_model.WIRE_SHARE for one in step_model.bytes_sent(step_model.job_of(document)))
+    document = plan(rows=(8, 8), head="shared")
+    gradients, head = (one * 8 / step_model.WIRE_SHARE for one in step_model.bytes_sent(job_of(document)))
     hidden = step_model.HIDDEN_SHARE * (4 * 1.0 + 0.02 + 0.1 / 2)
     assert seconds_of(8, 5.0, "shared") - seconds_of(8, None, "shared") == pytest.approx(
         (gradients + head) / 5e6 - hidden
@@ -149,87 +156,74 @@ def test_dense_hides_nothing_in_any_pass_and_ddp_some_of_the_last():
 
 
 def test_the_slower_host_waits_less():
-    step = step_model.predict(step_model.job_of(plan()), speeds(0.5, 1.0), GIGABIT, (2, 2))
+    step = step_of(plan(), speeds(0.5, 1.0), GIGABIT)
     assert step.wait_seconds["desktop"] - step.wait_seconds["laptop"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
-    rows_alone = step_model.predict(step_model.job_of(document), each, None, (3, 1))
+    rows_alone = step_of(document, each, None)
     of_head = head_work(document["model"])
     slow = 1000 * (1 / 3 - (1 - of_head) / 4) / of_head
     document["training"] |= {"rows": [3, 1], "head_shares": [round(1000 - slow), round(slow)]}
-    step = step_model.predict(step_model.job_of(document), each, None, (3, 1))
+    step = step_of(document, each, None)
     # Four rows in passes of two at two passes a second and one: two thirds of a second, by rows alone three quarters.
     assert rows_alone.seconds - step.seconds == pytest.approx(0.75 - 2 / 3, abs=0.01)
     # Of other rows than the plan's nothing is known of the head.
-    assert step_model.passes_of(step_model.job_of(document), (2, 2)) == [1.0, 1.0]
+    assert step_model.passes_of(job_of(document), (2, 2)) == [1.0, 1.0]
 
 
-def codes(predicted: dict[str, Any], document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def advised(document: dict[str, Any], each: list[Speed], link: Link, **more: Any) -> dict[str, dict[str, Any]]:
+    """The advice for a plan, by code."""
+    predicted = predict.outlook(document, each, link, **more)
     return {one["code"]: one for one in predict.advice(document, predicted)}  # type: ignore[misc]
 
 
 def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
-    document = plan()
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(20.0, 3.0))
-    told = codes(predicted, document)["not-worth-it"]
-    assert predicted["gain"] < 1
-    assert "-e target=desktop" in told["remedy"]
-
-
-def test_nobody_is_told_to_leave_a_machine_that_is_the_only_one():
-    document = plan()
+    document, each, link = plan(), speeds(0.5, 0.5), Link(20.0, 3.0)
+    assert predict.outlook(document, each, link)["gain"] < 1
+    assert "-e target=desktop" in advised(document, each, link)["not-worth-it"]["remedy"]
+    # Nobody is told to leave a machine that is the only one.
     for node in document["nodes"]:
         node["address"] = "127.0.0.1"
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(20.0, 3.0))
-    assert predicted["gain"] < predict.PAYS
-    assert "not-worth-it" not in codes(predicted, document)
+    assert "not-worth-it" not in advised(document, each, link)
 
 
 def test_two_equal_hosts_over_a_gigabit_need_no_advice():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(1.0, 1.0), GIGABIT)
-    assert predicted["gain"] > 1.7
-    assert predict.advice(document, predicted) == []
+    document, each = plan(rows=(8, 8)), speeds(1.0, 1.0)
+    assert predict.outlook(document, each, GIGABIT)["gain"] > 1.7
+    assert advised(document, each, GIGABIT) == {}
 
 
 def test_the_wire_in_bf16_is_advised_where_it_helps():
-    document = plan(rows=(8, 8))
-    assert "use-bf16-wire" in codes(predict.outlook(document, speeds(0.5, 0.5), Link(150.0, 0.5)), document)
-    halved = plan(rows=(8, 8), sync="bf16")
-    assert "use-bf16-wire" not in codes(predict.outlook(halved, speeds(0.5, 0.5), Link(150.0, 0.5)), halved)
+    each, link = speeds(0.5, 0.5), Link(150.0, 0.5)
+    assert "use-bf16-wire" in advised(plan(rows=(8, 8)), each, link)
+    assert "use-bf16-wire" not in advised(plan(rows=(8, 8), sync="bf16"), each, link)
 
 
 def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(0.5, 0.5), Link(60.0, 4.0), ["laptop"])
-    assert codes(predicted, document)["use-cable"]["host"] == "laptop"
+    told = advised(plan(rows=(8, 8)), speeds(0.5, 0.5), Link(60.0, 4.0), radio=["laptop"])
+    assert told["use-cable"]["host"] == "laptop"
 
 
 def test_field_16_a_larger_batch_is_advised_with_what_it_gives_and_costs():
-    document = plan(D8, "int4")
-    document["training"]["iterations"] = 10_000
-    predicted = predict.outlook(document, speeds(0.6, 0.6), Link(200.0, 1.0))
-    told = codes(predicted, document)["use-larger-batch"]
+    document, each = plan(D8, "int4", iterations=10_000), speeds(0.6, 0.6)
+    told = advised(document, each, Link(200.0, 1.0))["use-larger-batch"]
     assert "with a total batch of 65536 the hosts keep" in told["seen"]
     assert "the same tokens make 625 steps instead of 10000" in told["seen"]
     assert told["remedy"] == "For a new run, set ddp_total_batch=65536 and ddp_iterations=625."
-    assert "use-larger-batch" not in codes({**predicted, "began": True}, document)
-    predicted = predict.outlook(document, speeds(0.6, 0.6), Link(60.0, 1.0))
-    assert "; or, for a new run, set ddp_total_batch=65536" in codes(predicted, document)["not-worth-it"]["remedy"]
-    assert "batch" not in codes({**predicted, "began": True}, document)["not-worth-it"]["remedy"]
+    assert "use-larger-batch" not in advised(document, each, Link(200.0, 1.0), began=True)
+    slow = Link(60.0, 1.0)
+    assert "; or, for a new run, set ddp_total_batch=65536" in advised(document, each, slow)["not-worth-it"]["remedy"]
+    assert "batch" not in advised(document, each, slow, began=True)["not-worth-it"]["remedy"]
 
 
 def test_field_17_rows_by_speed_are_advised_with_the_split():
-    document = plan(rows=(8, 8))
-    predicted = predict.outlook(document, speeds(0.5, 1.5), GIGABIT)
-    assert "rows 12:4" in codes(predicted, document)["rows-unbalanced"]["seen"]
-    split = plan(rows=(12, 4))
-    assert "rows-unbalanced" not in codes(predict.outlook(split, speeds(0.5, 1.5), GIGABIT), split)
+    each = speeds(0.5, 1.5)
+    assert "rows 12:4" in advised(plan(rows=(8, 8)), each, GIGABIT)["rows-unbalanced"]["seen"]
+    assert "rows-unbalanced" not in advised(plan(rows=(12, 4)), each, GIGABIT)
     # Nodes of one machine stay alike under auto, whatever was measured of them beside each other.
-    document["training"]["batch_split"] = "auto"
-    assert "rows-unbalanced" not in codes(predict.outlook(document, speeds(0.5, 1.5), GIGABIT), document)
+    assert "rows-unbalanced" not in advised(plan(rows=(8, 8), batch_split="auto"), each, GIGABIT)
 
 
 def test_one_host_alone_is_predicted_without_a_link():
@@ -250,16 +244,15 @@ def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
     fast = {"a": {"links": [{"bandwidth_mbit": 30000.0, "latency_ms": 0.1}]}}
     assert rates.slowest_link(fast, 9800.0) == Link(10000.0, 0.1)
     assert rates.slowest_link({"a": {"links": [{"bandwidth_mbit": None}]}}) is None
-    rough = {"host": "b", "bandwidth_mbit": 94.26, "latency_ms": None}
-    assert rates.slowest_link({"a": {"links": [rough]}}) == rates.by_peer([rough])["b"] == Link(94.3, 0.0)
+    rough, unknown = {"host": "b", "bandwidth_mbit": 94.26, "latency_ms": None}, {"host": "c", "bandwidth_mbit": None}
+    assert rates.slowest_link({"a": {"links": [rough]}}) == Link(94.3, 0.0)
+    assert rates.by_peer([rough, unknown]) == {"b": Link(94.3, 0.0)}
 
 
 def test_links_to_hosts_that_share_an_address_are_nobody_s():
-    nodes = [
-        {"host": host, "address": address}
-        for host, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.2"))
-    ]
-    assert measured.host_by_address({"nodes": nodes}) == {"10.0.0.1": "a"}
+    document = plan(rows=(2, 2, 2), hosts="abc")
+    document["nodes"][1]["address"] = document["nodes"][2]["address"]
+    assert measured.host_by_address(document) == {"192.168.1.10": "a"}
 
 
 def test_without_every_hosts_step_there_is_no_prediction():
@@ -271,9 +264,7 @@ def test_without_every_hosts_step_there_is_no_prediction():
 def test_the_text_shows_one_host_against_all():
     document = plan()
     text = predict.prediction_text(document, predict.outlook(document, speeds(1.0, 1.2), GIGABIT))
-    assert all(
-        word in text for word in ("desktop", "laptop", "all together", "times desktop alone", "MB from each host")
-    )
+    assert all(word in text for word in (*HOSTS, "all together", "times desktop alone", "MB from each host"))
 
 
 def test_the_prediction_stands_beside_what_happened():
@@ -313,31 +304,26 @@ def auto(document: dict[str, Any], taken: str = "exact") -> dict[str, Any]:
 
 
 def test_auto_takes_what_rounds_least_of_what_the_link_hides():
-    one = Speed("desktop", 1.0, 0.02, 0.1)
-    both = [one, one._replace(host="laptop")]
+    both = speeds(1.0, 1.0)
     taken = [
-        step_model.choose_sync(step_model.job_of(auto(plan())), both, Link(mbit, 0.2), (2, 2))
+        step_model.choose_sync(job_of(auto(plan())), both, Link(mbit, 0.2), (2, 2))
         for mbit in (9400.0, 940.0, 30.0, 3.0)
     ]
     order = [list(WAYS).index(way) for way in taken]
     assert order[0] == 0
     assert order == sorted(order)
     assert order[-1] == len(WAYS) - 1
-    steps = {
-        way: step_model.predict(step_model.job_of(auto(plan())), both, Link(30.0, 0.2), (2, 2), way).seconds
-        for way in WAYS
-    }
+    steps = {way: step_of(auto(plan()), both, Link(30.0, 0.2), way).seconds for way in WAYS}
     assert steps[taken[2]] * step_model.NEARLY_AS_FAST <= min(steps.values())
 
 
 def test_auto_leaves_models_alone_that_cannot_be_packed():
     odd = auto(plan(Shape(3, 10, 10, 512, "L", 32768)))
-    assert step_model.eligible(step_model.job_of(odd)) == ["exact", "bf16"]
+    assert step_model.eligible(job_of(odd)) == ["exact", "bf16"]
 
 
 def test_why_auto_took_a_way_is_told():
-    one = [Speed("desktop", 0.4, 0.02, 0.1), Speed("laptop", 0.4, 0.02, 0.1)]
-    slow = Link(30.0, 0.3)
+    one, slow = speeds(0.4, 0.4), Link(30.0, 0.3)
     document = auto(plan())
     best = predict.outlook(document, one, slow)["auto_sync"]
     assert best != "exact"
@@ -356,15 +342,14 @@ def test_why_auto_took_a_way_is_told():
 @pytest.mark.parametrize("kind", ["exact", "int8", "ddp", "dense"])
 def test_what_a_link_takes_to_answer_is_never_hidden(kind):
     document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
-    near, far = (
-        step_model.predict(step_model.job_of(document), both, Link(1000.0, late), (8, 8), kind) for late in (0.0, 10.0)
-    )
+    near, far = (step_of(document, both, Link(1000.0, late), kind) for late in (0.0, 10.0))
     assert far.seconds - near.seconds == pytest.approx(step_model.ROUNDS * 0.01)
 
 
 def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
-    tries = {"a": {"links": [{"bandwidth_mbit": 100.0, "duplex_mbit": 52.0, "latency_ms": 2.0}]}}
-    assert rates.slowest_link(tries) == Link(52.0, 2.0)
+    shared = {"host": "b", "bandwidth_mbit": 100.0, "duplex_mbit": 52.0, "latency_ms": 2.0}
+    tries = {"a": {"links": [shared]}}
+    assert rates.slowest_link(tries) == rates.by_peer([shared])["b"] == Link(52.0, 2.0)
     assert rates.slowest_link(tries, 49.0) == Link(52.0, 2.0)
     # Here it was the processor that was slow.
     assert rates.slowest_link(tries, 98.0) == Link(100.0, 2.0)
@@ -373,11 +358,10 @@ def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
 def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
     document = auto(plan(rows=(24, 24)))
     document["training"]["head"] = "whole"
-    assert step_model.head_of(step_model.job_of(document), "exact") == "whole"
-    told = {way: step_model.head_of(step_model.job_of(document), way) for way in ("bf16", "int8", "int4", "dense")}
-    assert told == {"bf16": "shared", "int8": "whole", "int4": "whole", "dense": "whole"}
+    heads = {"exact": "whole", "bf16": "shared", "int8": "whole", "int4": "whole", "dense": "whole"}
+    assert {way: step_model.head_of(job_of(document), way) for way in heads} == heads
     document["training"]["asked"]["head"] = "whole"
-    assert step_model.head_of(step_model.job_of(document), "bf16") == "whole"
+    assert step_model.head_of(job_of(document), "bf16") == "whole"
 
 
 def test_a_measured_step_is_kept_with_its_link_and_model():
@@ -425,23 +409,18 @@ def test_each_precision_of_products_is_kept_by_itself_with_its_own_processors():
         "bf16": (150, "fast"),
     }
     # One that could not be measured is no choice.
-    assert (
-        "bf16"
-        not in measured.best_of_all([timed("fast", 100), timed("fast", 150, rc=1, matmul="bf16")], "k")["products"]
-    )
+    best = measured.best_of_all([timed("fast", 100), timed("fast", 150, rc=1, matmul="bf16")], "k")
+    assert list(best["products"]) == ["fp32"]
     assert "products" not in measured.best_of_all([timed("fast", 100)], "k")
 
 
 def test_why_products_were_taken_is_told():
-    document = plan(rows=(4, 4))
-    document["training"]["matmul"] = "fp32"
-    told = {
-        **predict.outlook(document, speeds(0.4, 0.4), Link(94.0, 0.3)),
-        "products": {"fp32": 1985.0, "bf16": 1419.0},
-    }
+    document = plan(rows=(4, 4), matmul="fp32")
+    products = {"fp32": 1985.0, "bf16": 1419.0}
+    told = predict.outlook(document, speeds(0.4, 0.4), Link(94.0, 0.3), products=products)
     assert (
         "ddp_matmul auto is fp32: measured without the optimizer, all hosts together: fp32 1985 tok/s, bf16 1419 tok/s"
-        in (predict.prediction_text(document, told))
+        in predict.prediction_text(document, told)
     )
     told["products"]["bf16"] = 4000.0
     assert "ddp_matmul auto keeps fp32, which the run started with" in predict.prediction_text(

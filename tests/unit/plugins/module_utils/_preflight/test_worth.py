@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, job_of, predict
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import predict as prediction
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import worth
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_between
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import slowest_between
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
@@ -120,14 +120,6 @@ def test_the_prediction_has_a_column_for_it() -> None:
     assert "tok/s without it" in prediction.prediction_text(document, predicted)
     assert predicted["fewer"] is None
     assert predicted["links"]["a"]["b"] == [940.0, 0.2]
-
-
-def test_links_are_known_by_the_peer() -> None:
-    seen = [
-        {"host": "b", "bandwidth_mbit": 100.0, "duplex_mbit": 52.0, "latency_ms": 2.0},
-        {"host": "c", "bandwidth_mbit": None},
-    ]
-    assert by_peer(seen) == {"b": Link(52.0, 2.0)}
 
 
 # While it trains

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus, listed
 
 
-class Machine:
+class MachineFiles:
     """A /sys with these processors."""
 
     def __init__(self, root):
@@ -36,7 +36,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    return Machine(tmp_path)
+    return MachineFiles(tmp_path)
 
 
 def hybrid(machine, big, small):

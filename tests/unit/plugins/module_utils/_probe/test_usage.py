@@ -129,7 +129,7 @@ def test_a_metered_connection(answer, costs):
 def test_a_machine_is_read_as_a_whole(tmp_path: Path) -> None:
     answers = {"list-sessions": (0, "2 1000 lzw seat0\n5 1000 lzw\nc1 42 gdm seat0\n"), "show-session": (0, LOGINCTL)}
     supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="64")
-    found = usage.Machine(str(tmp_path), answering(answers)).read()
+    found = usage.UsageMeter(str(tmp_path), answering(answers)).read()
     assert found._replace(minute=0) == usage.Reading(users=("lzw",), charge=64)
 
 
