@@ -31,7 +31,7 @@ from nanochat.record.metrics import Metrics
 from nanochat.rules import schedule
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore, resume
-from nanochat.run.state import Progress
+from nanochat.run.state import TrainingProgress
 
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
 EDGES = st.sampled_from(
@@ -168,9 +168,9 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
             take_meta(folder)
 
 
-def take_meta(folder: Path) -> Progress:
+def take_meta(folder: Path) -> TrainingProgress:
     """Spoil the meta file of step 5."""
-    meta, progress = checkpoints.load_meta(folder, 5), Progress()
+    meta, progress = checkpoints.load_meta(folder, 5), TrainingProgress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
     restore.check_same_model(config, meta, folder, 5)
     restore.restore_progress(progress, meta, 5)

@@ -23,7 +23,7 @@ from nanochat.kit import common
 from nanochat.kit.settings import parse
 from nanochat.parallel.agreement import agree
 from nanochat.run.setup import facts
-from nanochat.run.stage import Stage
+from nanochat.run.stage import RunStage
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
@@ -141,7 +141,7 @@ def compare_devices(comm: Comm, folder: str) -> None:
     """The facts of a rank on a CPU and of one on a GPU; there is no GPU here."""
     os.environ.update(Job(Path(folder), comm.rank + 1).environment(comm.rank))
     device = "cuda" if comm.rank else "cpu"
-    agree(comm, facts(parse([]), Stage(), device, common.choose_dtype("cpu"), "fp32", common.data_dir()))
+    agree(comm, facts(parse([]), RunStage(), device, common.choose_dtype("cpu"), "fp32", common.data_dir()))
 
 
 def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: Path) -> None:

@@ -153,13 +153,13 @@ def test_a_model_says_nothing_that_a_terminal_would_obey(
 def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: Tokenizer) -> None:
     args = chat_cli._arguments(["--max-tokens=20"])
     model = engine.load_model(base / "chatsft_checkpoints/d2", 5, tokens)
-    talk = chat_cli.Talk(model, tokens, args, answers=True)
+    talk = chat_cli.Dialogue(model, tokens, args, answers=True)
     for number in range(20):
         ids = talk.prompt(f"question {number}")
         talk.messages.append({"role": "assistant", "content": "yes"})
         assert len(ids) <= 64 - 20 and ids[0] == tokens.bos and ids[-1] == tokens.special("<|assistant_start|>")
     assert len(talk.prompt("word " * 100)) == 64 - 20
-    assert len(chat_cli.Talk(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
+    assert len(chat_cli.Dialogue(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
 
 
 def test_what_cannot_be_talked_to_is_told(

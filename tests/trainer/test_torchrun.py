@@ -182,7 +182,7 @@ def test_only_what_is_known_to_stand_it_is_forked(
 ) -> None:
     monkeypatch.setattr(torchrun, "Forked", lambda module, more, environment: (module, *more))
     monkeypatch.setattr(torchrun.SubprocessHandler, "_popen", lambda self, args, env: args)
-    rank = torchrun.Rank(words[0], words[1:], {}, log, None, 0, None)
+    rank = torchrun.RankHandler(words[0], words[1:], {}, log, None, 0, None)
     assert rank.proc == (words[3:] if forked else words)
 
 

@@ -79,7 +79,7 @@ def is_fine_tuned(folder: Path, step: int) -> bool:
 COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 
 
-class Talk:
+class Dialogue:
     """A model and the conversation so far."""
 
     def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
     model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
-    talk = Talk(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
+    talk = Dialogue(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
     if args.prompt:
         talk.show(args.prompt)
         return

@@ -34,7 +34,7 @@ PACKAGES = ("site-packages", "dist-packages")
 FEWEST_GROUPS = 16
 
 
-class Found(NamedTuple):
+class ReadTexts(NamedTuple):
     """The documents of all files, and the number of skipped files by reason."""
 
     documents: list[str]
@@ -78,7 +78,7 @@ def cut(text: str, longest: int) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def read_documents(files: Sequence[Path], longest: int) -> Found:
+def read_documents(files: Sequence[Path], longest: int) -> ReadTexts:
     """The texts of all files, in an order that depends only on their content."""
     documents: list[str] = []
     binary = empty = unreadable = 0
@@ -100,7 +100,7 @@ def read_documents(files: Sequence[Path], longest: int) -> Found:
         else:
             documents.extend(piece for piece in cut(text, longest) if piece.strip())
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
-    return Found(documents, len(files), binary, empty, unreadable)
+    return ReadTexts(documents, len(files), binary, empty, unreadable)
 
 
 def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
@@ -132,7 +132,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def make(args: argparse.Namespace) -> Found:
+def make(args: argparse.Namespace) -> ReadTexts:
     """Read, write to a folder beside the target, then rename it."""
     out: Path = args.out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

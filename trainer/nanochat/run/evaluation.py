@@ -14,11 +14,11 @@ from nanochat.kit.settings import EvalSettings
 from nanochat.rules import stages
 from nanochat.run.loop import evaluate
 from nanochat.run.saving import prove_identical
-from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.stage import BaseModel, Reader, RunStage
 from nanochat.run.state import Run
 
 
-class Evaluation(Stage):
+class Evaluation(RunStage):
     """Evaluates a base model."""
 
     folder = stages.EVAL.folder

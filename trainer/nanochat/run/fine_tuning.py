@@ -22,7 +22,7 @@ from nanochat.rules import stages
 from nanochat.rules.schedule import TrainingPlan, lr_scale
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.stage import BaseModel, Reader, RunStage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -32,7 +32,7 @@ INHERITED = (
 )  # fmt: skip
 
 
-class FineTuning(Stage):
+class FineTuning(RunStage):
     """Fine-tuning on conversations."""
 
     folder = stages.SFT.folder

@@ -26,7 +26,7 @@ from nanochat.run import checkpoint_manager
 from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.optim_file import MUON, OptimizerLayout
 from nanochat.run.resume import gather_states
-from nanochat.run.stage import Reader, Stage
+from nanochat.run.stage import Reader, RunStage
 from nanochat.run.state import Run
 
 Json = dict[str, Any]
@@ -122,7 +122,7 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
     return missing
 
 
-def merge_places(comm: Comm, stage: Stage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
+def merge_places(comm: Comm, stage: RunStage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
     """All positions in the data of the old ranks: reported if present, otherwise reconstructed; none if
     impossible."""
     alone = "mine" in loader

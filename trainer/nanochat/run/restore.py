@@ -30,8 +30,8 @@ from nanochat.run.machinery import Machinery
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
 from nanochat.run.resume import (
-    Found,
-    Training,
+    ChosenStep,
+    ResumedTraining,
     choose_step,
     fetch,
     find_training,
@@ -39,8 +39,8 @@ from nanochat.run.resume import (
     name_training,
     writer_of,
 )
-from nanochat.run.stage import BaseModel, Reader, Stage
-from nanochat.run.state import Places, Progress, Run
+from nanochat.run.stage import BaseModel, Reader, RunStage
+from nanochat.run.state import Places, Run, TrainingProgress
 
 Say = Callable[[str], None]
 
@@ -50,7 +50,7 @@ def restore(run: Run) -> None:
     settings, comm, folder = run.settings, run.comm, run.checkpoints
     comm.enter("resume")
     sweep(folder)
-    found, training = None, Training(lineage.wanted(run.journal.folder), [])
+    found, training = None, ResumedTraining(lineage.wanted(run.journal.folder), [])
     if settings.resume or settings.resume_from_step >= 0:
         training = find_training(comm, folder, training.id)
         # Before anything comes from other ranks: a step of another training may have the same number.
@@ -120,7 +120,7 @@ def understood(folder: Path, step: int) -> Iterator[None]:
         raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 
-def take_up(run: Run, found: Found, files: int) -> None:
+def take_up(run: Run, found: ChosenStep, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
@@ -204,7 +204,7 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
 
 
 def restore_optimizer(
-    machinery: Machinery, rows: list[int], folder: Path, found: Found, files: int, say: Say
+    machinery: Machinery, rows: list[int], folder: Path, found: ChosenStep, files: int, say: Say
 ) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
     training, optimizer, sync = machinery
@@ -230,7 +230,7 @@ def restore_optimizer(
     return loaders
 
 
-def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def places_of(comm: Comm, stage: RunStage, reader: Reader, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """The data positions of all ranks that made a checkpoint; none if unknown."""
     known = None if loaders is None else "mine" in loaders
     kinds = comm.exchange("who knows which places", known, fits=maybe(flag))
@@ -239,7 +239,7 @@ def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, An
     return merge_places(comm, stage, reader, loaders) if any(kinds) else list(loaders["ranks"])
 
 
-def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:
+def restore_progress(progress: TrainingProgress, meta: dict[str, Any], step: int) -> None:
     loop = meta.get("loop_state") or {}
     progress.step = progress.resumed_from = step
     progress.smooth_loss = float(loop.get("smooth_train_loss") or 0.0)

@@ -103,7 +103,7 @@ def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
     return writer == rank or checkpoints.is_whole(folder, step, rank)
 
 
-class Found(NamedTuple):
+class ChosenStep(NamedTuple):
     """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
     own: this rank's own file of the optimizer is here too.
@@ -114,14 +114,14 @@ class Found(NamedTuple):
     own: bool = False
 
 
-class Training(NamedTuple):
+class ResumedTraining(NamedTuple):
     """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in this rank's folder."""
 
     id: str
     steps: list[int]
 
 
-def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
+def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> ResumedTraining:
     """The training that all ranks resume: the requested one, or the one their checkpoints belong to."""
     mine: dict[str, list[int]] = {}
     here = checkpoints.steps_in(folder)
@@ -131,7 +131,7 @@ def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage
     held = [steps for dummy, steps in told]
     chosen = lineage.choose([name for name, dummy in told], held, variable)
     parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
-    return Training(chosen, lineage.steps_of(chosen, mine, held, parts))
+    return ResumedTraining(chosen, lineage.steps_of(chosen, mine, held, parts))
 
 
 def name_training(comm: Comm, known: str) -> str:
@@ -140,7 +140,7 @@ def name_training(comm: Comm, known: str) -> str:
     return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
+def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining | None = None) -> ChosenStep | None:
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
     mine = (training or find_training(comm, folder, "")).steps
@@ -154,7 +154,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
-            return Found(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+            return ChosenStep(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
@@ -170,7 +170,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
     return None
 
 
-class Held(NamedTuple):
+class StepFiles(NamedTuple):
     """What a folder has of a step: name, size and sha256 of each file to share."""
 
     whole: bool
@@ -198,11 +198,11 @@ def _held_of(step: int) -> Fits:
     return fits
 
 
-def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
+def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
-    told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
+    told = [held and StepFiles(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
     source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
     if source is None:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
@@ -235,7 +235,7 @@ def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
     return wanted
 
 
-def _lacking(held: Held, source: Held, wanted: Mapping[str, Any]) -> set[str]:
+def _lacking(held: StepFiles, source: StepFiles, wanted: Mapping[str, Any]) -> set[str]:
     """Names of the files to send to a folder. Two parts of a split run may both have made this step with different weights
     (the first file); then all take the source's."""
     if source.ours:
@@ -276,20 +276,20 @@ def _take_files(
         raise
 
 
-def _held(folder: Path, found: Found) -> Held:
+def _held(folder: Path, found: ChosenStep) -> StepFiles:
     step, writer = found.step, found.writer
     if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
         names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
         # The files were verified against this list when the step was chosen; do not read large ones again.
         entries = json.loads((folder / checkpoints.list_name(step, writer)).read_bytes())["files"]
         listed_files = {entry["name"]: (entry["name"], entry["bytes"], entry["sha256"]) for entry in entries}
-        return Held(True, True, [listed_files[name] for name in names])
+        return StepFiles(True, True, [listed_files[name] for name in names])
     names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
     for rank in checkpoints.optimizer_ranks(folder, step):
         name = checkpoints.optimizer_name(step, rank)
         if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
             names.append(name)
-    return Held(writer is not None, False, _described(folder, names))
+    return StepFiles(writer is not None, False, _described(folder, names))
 
 
 def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:

@@ -31,13 +31,13 @@ from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.opening import say_setup
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
-from nanochat.run.stage import Stage, model_config
-from nanochat.run.state import Progress, Run
+from nanochat.run.stage import RunStage, model_config
+from nanochat.run.state import Run, TrainingProgress
 
 
-def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None = None) -> Run:
+def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | None = None) -> Run:
     """Build a run; reject what cannot work while that is cheap."""
-    stage = stage or Stage()
+    stage = stage or RunStage()
     device = common.choose_device(settings.device_type)
     dtype = common.choose_dtype(device)
     matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
@@ -64,7 +64,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     machinery = make_machinery(settings, comm, model, plan, begun, matmul)
     run = Run(
         settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
-        folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
+        folder_leader(comm, folder), begun, plan, model, machinery, TrainingProgress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
@@ -97,7 +97,7 @@ def take_time(run: Run) -> None:
 
 
 def facts(
-    settings: Settings, stage: Stage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
+    settings: Settings, stage: RunStage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
 ) -> dict[str, Any]:
     """What all ranks must have in common before the first step."""
     folder = common.tokenizer_dir()

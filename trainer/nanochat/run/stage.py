@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The differences between stages: initial model, data, checkpoints and evaluation.
 
-Stage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
+RunStage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BaseModel(NamedTuple):
     optimizer: bool  # whether to use its momentum too
 
 
-class Stage:
+class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder

@@ -31,13 +31,13 @@ from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import Machinery, make_machinery, new_balancer
-from nanochat.run.stage import Reader, Stage
+from nanochat.run.stage import Reader, RunStage
 
 SMOOTHING = 0.9
 
 
 @dataclasses.dataclass
-class Progress:
+class TrainingProgress:
     """A run's state from step to step besides weights and optimizer."""
 
     step: int = 0
@@ -67,7 +67,7 @@ class Run:
     """Everything that the loop works with."""
 
     settings: Settings
-    stage: Stage
+    stage: RunStage
     comm: Comm
     journal: Journal
     device: str
@@ -82,7 +82,7 @@ class Run:
     plan: TrainingPlan
     model: GPT
     machinery: Machinery
-    progress: Progress
+    progress: TrainingProgress
     feed: Feed
     balancer: Balancer
     busy_seconds: float = 0.0  # in the last step; 0 if that does not predict the next ones
