@@ -23,7 +23,7 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -58,7 +58,9 @@ class Saved(NamedTuple):
     seconds: float
 
 
-class _File(NamedTuple):
+class FileEntry(NamedTuple):
+    """A file of a checkpoint, as our list names it."""
+
     name: str
     bytes: int
     sha256: str
@@ -106,8 +108,7 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
         written = _write_all(folder, rank, contents, placed)
-        entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in written]}
-        _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
+        write_list(folder, step, rank, written, placed)
         _force_folder(folder)
     except OSError as error:
         # Without a list nothing would ever prune these.
@@ -117,6 +118,12 @@ def save(
         why = error.strerror or error
         raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", disk_cause(error)) from None
     return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
+
+
+def write_list(folder: Path, step: int, rank: int, files: Sequence[FileEntry], placed: list[Path]) -> None:
+    """Write the list that makes this rank's part of a checkpoint count."""
+    entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in files]}
+    _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
 
 
 def _dump(value: Json, file: BinaryIO) -> None:
@@ -160,7 +167,7 @@ class _Hashing:
 
 def _write_all(
     folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]], placed: list[Path]
-) -> list[_File]:
+) -> list[FileEntry]:
     """Write every file to a temporary name first, so that a full disk is noticed before anything is replaced.
 
     placed: receives the renamed files, even if a later one fails.
@@ -177,7 +184,7 @@ def _write_all(
                     raise hashing.failure or error from None
                 file.flush()
                 os.fsync(file.fileno())
-            written.append(_File(name, hashing.bytes, hashing.sha256.hexdigest()))
+            written.append(FileEntry(name, hashing.bytes, hashing.sha256.hexdigest()))
         for name, path in fresh.items():
             path.rename(folder / name)
             placed.append(folder / name)
@@ -196,8 +203,8 @@ def _force_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> tuple[str, int, str] | None:
-    """Modify a torch file; returns its name, size and sha256, or None if unchanged.
+def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> FileEntry | None:
+    """Modify a torch file; returns its new entry, or None if unchanged.
 
     Nothing is lost if writing fails.
     """
@@ -209,7 +216,7 @@ def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) 
         [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
     except OSError:
         return None
-    return written.name, written.bytes, written.sha256
+    return written
 
 
 class Incoming:
@@ -284,9 +291,15 @@ def has_model(folder: Path, step: int, deep: bool = True) -> bool:
     return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
 
 
+def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry]:
+    """The files in a rank's list; raises one of NOT_OURS if there is none or it is damaged."""
+    entries = json.loads((folder / list_name(step, rank)).read_bytes())["files"]
+    return [FileEntry(**entry) for entry in entries]
+
+
 def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
     try:
-        files = [_File(**entry) for entry in json.loads((folder / list_name(step, rank)).read_bytes())["files"]]
+        files = listed_files(folder, step, rank)
         if any((folder / file.name).stat().st_size != file.bytes for file in files):
             return False
         return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
@@ -309,6 +322,11 @@ def file_digest(path: Path) -> str:
     """The sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry_of(path: Path) -> FileEntry:
+    """The entry that our list would have for a file."""
+    return FileEntry(path.name, path.stat().st_size, file_digest(path))
 
 
 # -- reading

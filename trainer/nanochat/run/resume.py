@@ -11,8 +11,6 @@ from one that has it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -39,6 +37,7 @@ from nanochat.kit.expected import (
 from nanochat.parallel.comm import CHUNK_BYTES, Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
+from nanochat.run.checkpoint_manager import FileEntry
 from nanochat.run.optim_file import turned
 
 Json = dict[str, Any]
@@ -90,17 +89,11 @@ def writer_of(folder: Path, step: int, deep: bool = True) -> int | None:
 def _holds_model(folder: Path, step: int, rank: int) -> bool:
     """Whether this rank wrote the weights here (upstream has no list, and rank 0 writes them)."""
     try:
-        entry = json.loads((folder / checkpoints.list_name(step, rank)).read_bytes())
-        return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
+        return any(file.name == checkpoints.model_name(step) for file in checkpoints.listed_files(folder, step, rank))
     except FileNotFoundError:
         return rank == 0
     except checkpoints.NOT_OURS:
         return False
-
-
-def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
-    """Whether this rank's own part of a step is here, beside the writer's weights."""
-    return writer == rank or checkpoints.is_whole(folder, step, rank)
 
 
 class ChosenStep(NamedTuple):
@@ -154,7 +147,8 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
-            return ChosenStep(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+            own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
+            return ChosenStep(step, writer, own)
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
@@ -175,7 +169,7 @@ class StepFiles(NamedTuple):
 
     whole: bool
     ours: bool
-    files: list[tuple[str, int, str]]
+    files: list[FileEntry]
 
 
 def _held_of(step: int) -> Fits:
@@ -202,7 +196,10 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
-    told = [held and StepFiles(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
+    told = [
+        held and StepFiles(*held[:2], [FileEntry(*file) for file in held[2]])
+        for held in comm.exchange(what, mine, patient=True, fits=fits)
+    ]
     source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
     if source is None:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
@@ -211,7 +208,7 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     try:
         _take_files(comm, folder, found.step, wanted, lacking, ours)
     except OSError as error:
-        size = sum(size for dummy, size, dummy2 in wanted.values())
+        size = sum(file.bytes for dummy, file in wanted.values())
         raise UserError(
             f"step {found.step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
             f"{error.strerror or error}; make room or put that disk right, then resume.",
@@ -224,14 +221,14 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     return leader if found.writer is None or lacking[leader] else found.writer
 
 
-def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
-    """Rank, size and sha256 of each file by name. Upstream's optimizer has a file per rank, possibly in separate folders; all
+def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, FileEntry]]:
+    """Each file by name, with a rank that has it. Upstream's optimizer has a file per rank, possibly in separate folders; all
     are wanted."""
-    wanted = {name: (source, size, sha256) for name, size, sha256 in told[source].files}
+    wanted = {file.name: (source, file) for file in told[source].files}
     for rank, held in enumerate(told):
-        for name, size, sha256 in held.files if held and not told[source].ours else ():
-            if name.startswith("optim_"):
-                wanted.setdefault(name, (rank, size, sha256))
+        for file in held.files if held and not told[source].ours else ():
+            if file.name.startswith("optim_"):
+                wanted.setdefault(file.name, (rank, file))
     return wanted
 
 
@@ -240,14 +237,14 @@ def _lacking(held: StepFiles, source: StepFiles, wanted: Mapping[str, Any]) -> s
     (the first file); then all take the source's."""
     if source.ours:
         return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
-    return wanted.keys() - {name for name, dummy, dummy2 in held.files}
+    return wanted.keys() - {file.name for file in held.files}
 
 
 def _take_files(
     comm: Comm,
     folder: Path,
     step: int,
-    wanted: Mapping[str, tuple[int, int, str]],
+    wanted: Mapping[str, tuple[int, FileEntry]],
     lacking: Mapping[int, set[str]],
     ours: bool,
 ) -> None:
@@ -256,19 +253,19 @@ def _take_files(
     placed: list[Path] = []
     try:
         if mine:
-            checkpoints.check_space(folder, sum(wanted[name][1] for name in mine))
-        for name, (rank, size, sha256) in wanted.items():
+            checkpoints.check_space(folder, sum(wanted[name][1].bytes for name in mine))
+        for name, (rank, file) in wanted.items():
             if not any(name in names for names in lacking.values()):
                 continue
             # Our files have the same content on every rank, in different order; upstream's are parts.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
             incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
-            _carry(comm, folder / name if comm.rank == rank else None, size, rank, incoming)
+            _carry(comm, folder / name if comm.rank == rank else None, file.bytes, rank, incoming)
             if incoming is not None:
-                incoming.finish(sha256)
+                incoming.finish(file.sha256)
         if mine and ours:
-            _make_own(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
+            _make_own(folder, step, comm.rank, [file for dummy, file in wanted.values()])
     except BaseException:
         for path in placed:
             with contextlib.suppress(OSError):
@@ -281,19 +278,14 @@ def _held(folder: Path, found: ChosenStep) -> StepFiles:
     if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
         names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
         # The files were verified against this list when the step was chosen; do not read large ones again.
-        entries = json.loads((folder / checkpoints.list_name(step, writer)).read_bytes())["files"]
-        listed_files = {entry["name"]: (entry["name"], entry["bytes"], entry["sha256"]) for entry in entries}
-        return StepFiles(True, True, [listed_files[name] for name in names])
+        entries = {file.name: file for file in checkpoints.listed_files(folder, step, writer)}
+        return StepFiles(True, True, [entries[name] for name in names])
     names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
     for rank in checkpoints.optimizer_ranks(folder, step):
         name = checkpoints.optimizer_name(step, rank)
         if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
             names.append(name)
-    return StepFiles(writer is not None, False, _described(folder, names))
-
-
-def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:
-    return [(name, (folder / name).stat().st_size, checkpoints.file_digest(folder / name)) for name in names]
+    return StepFiles(writer is not None, False, [checkpoints.entry_of(folder / name) for name in names])
 
 
 def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
@@ -309,20 +301,13 @@ def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: chec
             comm.broadcast_bytes(piece, len(piece), source, sink, what)
 
 
-def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
+def _make_own(folder: Path, step: int, rank: int, files: list[FileEntry]) -> None:
     """Turn received files into this rank's own checkpoint."""
     own = checkpoints.optimizer_name(step, rank)
     # Upstream reads a rank's part where ours has the writing rank's.
     again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
-    here = [
-        (again or (own, size, sha256)) if name.startswith("optim_") else (name, size, sha256)
-        for name, size, sha256 in files
-    ]
-    entries = [{"name": name, "bytes": size, "sha256": sha256} for name, size, sha256 in here]
-    data = json.dumps({"format": 1, "step": step, "rank": rank, "files": entries}, indent=2).encode()
-    incoming = checkpoints.Incoming(folder, checkpoints.list_name(step, rank), rank)
-    incoming.write(data)
-    incoming.finish(hashlib.sha256(data).hexdigest())
+    here = [again or file._replace(name=own) if file.name.startswith("optim_") else file for file in files]
+    checkpoints.write_list(folder, step, rank, here, [])
 
 
 def gather_states(comm: Comm, state: Json) -> list[Json]:
