@@ -27,6 +27,7 @@ from pyarrow import parquet as pq
 
 from nanochat.data.dataset import TEXT
 from nanochat.kit.common import UserError, exit_code
+from nanochat.kit.settings import check_least
 
 # Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
@@ -126,9 +127,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
     args = parser.parse_args(argv)
-    for name, least in (("shards", 2), ("docs_per_group", 1), ("doc_chars", 1)):
-        if getattr(args, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}.")
+    check_least(args, shards=2, docs_per_group=1, doc_chars=1)
     return args
 
 
