@@ -34,10 +34,9 @@ from nanochat.record.journal import Journal
 from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
-from nanochat.run.opening import start_event
 from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
 from nanochat.run.saving import save
-from nanochat.run.setup import set_up
+from nanochat.run.setup import set_up, start_event
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm

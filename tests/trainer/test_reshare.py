@@ -21,8 +21,8 @@ from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.feed import Feed
 from nanochat.run.loop import train, train_step
-from nanochat.run.opening import start_event
 from nanochat.run.reshare import change_shares
+from nanochat.run.setup import start_event
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm

@@ -22,7 +22,7 @@ from nanochat.rules import stages
 from nanochat.rules.schedule import TrainingPlan, lr_scale
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Reader, RunStage
+from nanochat.run.stage import BaseModel, Place, Reader, RunStage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -70,14 +70,12 @@ class FineTuning(RunStage):
         self,
         reader: Reader,
         shares: Sequence[int],
-        position: Mapping[str, int] | None = None,
-        states: Sequence[Mapping[str, Any]] | None = None,
+        position: Place | None = None,
+        states: Sequence[Place] | None = None,
     ) -> BatchSource:
         return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
 
-    def deal_again(
-        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def deal_again(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         if isinstance(loader, ChatLoader):
             loader.shares = shares
 

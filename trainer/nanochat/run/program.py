@@ -23,9 +23,8 @@ from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run.loop import train
-from nanochat.run.opening import start_event
 from nanochat.run.rescue import save_alone
-from nanochat.run.setup import set_up
+from nanochat.run.setup import set_up, start_event
 from nanochat.run.stage import RunStage
 from nanochat.run.state import Run
 

@@ -27,6 +27,8 @@ from nanochat.rules.shares import stream_rows
 from nanochat.run.engine import SAMPLE_PROMPTS, complete
 from nanochat.run.loss_eval import deal_out, eval_steps
 
+Place = Mapping[str, Any]  # a position in the data
+
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
@@ -75,16 +77,14 @@ class RunStage:
         self,
         reader: Reader,
         shares: Sequence[int],
-        position: Mapping[str, int] | None = None,
-        states: Sequence[Mapping[str, Any]] | None = None,
+        position: Place | None = None,
+        states: Sequence[Place] | None = None,
     ) -> BatchSource:
         """This rank's training batches; shares: the rows of all ranks; states: where the streams resume exactly,
         position: where they resume approximately."""
         return Streams(reader.rank, shares, opener(reader, shares, position, states))
 
-    def deal_again(
-        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def deal_again(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         """The shares changed between two steps; states: where the streams are."""
         if isinstance(loader, Streams):
             loader.deal(shares, opener(reader, shares, None, states))
@@ -143,10 +143,7 @@ def batches_of_evaluation(settings: Settings) -> int:
 
 
 def opener(
-    reader: Reader,
-    shares: Sequence[int],
-    position: Mapping[str, int] | None,
-    states: Sequence[Mapping[str, Any]] | None,
+    reader: Reader, shares: Sequence[int], position: Place | None, states: Sequence[Place] | None
 ) -> Callable[[int], Loader]:
     """Opens a stream of the shards with its rows per step."""
     rows = stream_rows(shares)
@@ -168,6 +165,13 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
+
+
+def matmul_type(settings: Settings, dtype: str) -> str:
+    """The number type of matrix products, by default as the compute dtype."""
+    if settings.matmul != "auto":
+        return settings.matmul
+    return "bf16" if dtype == "bfloat16" else "fp32"
 
 
 def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
