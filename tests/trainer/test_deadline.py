@@ -18,7 +18,7 @@ from trainings import Job
 
 from nanochat.kit.common import UserError
 from nanochat.rules.schedule import WHOLE, StepSchedule, plan_training
-from nanochat.run.deadline import Deadline, told_end
+from nanochat.run.deadline import Deadline, end_of_run
 
 
 class Clock:
@@ -101,12 +101,12 @@ def test_time_that_is_over_leaves_one_step() -> None:
 
 def test_end_of_the_environment_and_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"ends": 1700000000.5}), encoding="utf-8")
-    assert told_end(tmp_path, {}) == 1700000000.5
-    assert told_end(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
+    assert end_of_run(tmp_path, {}) == 1700000000.5
+    assert end_of_run(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
     with pytest.raises(UserError, match="NANOCHAT_ENDS"):
-        told_end(tmp_path, {"NANOCHAT_ENDS": "07:30"})
+        end_of_run(tmp_path, {"NANOCHAT_ENDS": "07:30"})
     with pytest.raises(UserError, match="NANOCHAT_ENDS"):
-        told_end(tmp_path / "none", {})
+        end_of_run(tmp_path / "none", {})
 
 
 def ends_in(job: Job, seconds: float) -> float:

@@ -39,12 +39,16 @@ def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | 
     found = (os.environ if environ is None else environ).get(variable, UNSAID)
     if not is_id_or_unsaid(found):
         raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
-    if found:
-        return found
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        told = json.loads((folder / FILE).read_bytes()).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
-        return str(told) if is_id(told) else UNSAID
-    return UNSAID
+    kept = run_file(folder).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
+    return found or (str(kept) if is_id(kept) else UNSAID)
+
+
+def run_file(folder: Path) -> Mapping[str, object]:
+    """The content of training.json in the run folder; empty if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / FILE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def id_of(meta: Mapping[str, object]) -> str:

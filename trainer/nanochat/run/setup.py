@@ -30,7 +30,7 @@ from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
-from nanochat.run.deadline import Deadline, told_end
+from nanochat.run.deadline import Deadline, end_of_run
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.restore import restore
@@ -91,7 +91,7 @@ def take_time(run: Run) -> None:
     progress, settings = run.progress, run.settings
     run.began_at = (progress.step, progress.place)
     # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
-    run.ends = told_end(run.journal.folder, os.environ)
+    run.ends = end_of_run(run.journal.folder, os.environ)
     if run.comm.rank == 0:
         save_bytes = 12 * sum(tensor.numel() for tensor in run.weights.values())
         eval_steps = settings.eval_tokens / run.plan.total_batch_size if settings.eval_every > 0 else 0.0
