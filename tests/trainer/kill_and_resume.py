@@ -84,18 +84,14 @@ class Trial:
 
     def _agent(self, rank: int, port: int) -> subprocess.Popen[str]:
         self.told(rank).unlink(missing_ok=True)
-        argv = [
-            sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
-            "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
-            "--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:],
-        ]  # fmt: skip
+        words = ["--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:]]
         # Whichever library a busy machine takes for the faster one, a run must go on as it began.
         route = "mkl" if self.newest_whole() is None else "onednn"
         told = {"TOLD_PHASE": str(self.told(rank)), "TEST_ROUTE": route}
-        environ = ranks.environment(rank, 2, port, self.job.environment(rank) | told)
-        given = {name: value for name, value in environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        environ = ranks.agent_environment(self.job.environment(rank) | told)
         with (self.job.base(rank) / "log").open("w") as log:
-            return subprocess.Popen(argv, cwd=ranks.TRAINER, env=given, stdout=log, stderr=log, text=True)
+            argv = ranks.agent(rank, 2, port, *words)
+            return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environ, stdout=log, stderr=log, text=True)
 
     def told(self, rank: int) -> Path:
         return self.job.base(rank) / "told-phase"

@@ -185,9 +185,7 @@ def test_no_data_is_refused(tmp_path: Path) -> None:
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    environment = ranks.environment(0, 2, 0, job.environment(0))
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del environment[name]
+    environment = ranks.agent_environment(job.environment(0))
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     argv = [sys.executable, "-m", *torchrun, *job.argv(["--num-iterations", "2"])]
     done = subprocess.run(

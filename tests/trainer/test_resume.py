@@ -42,8 +42,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
 ) -> None:
     job = Job(tmp_path, world)
     job.run("--save-every", "4")
-    for rank in range(world):
-        job.damage(rank, STEPS)
+    job.damage(STEPS)
     job.run("--resume")
     assert job.events("start")[-1]["resumed_from"] == 8
     assert job.final_digest() == uninterrupted[world]
@@ -55,7 +54,7 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
     job = Job(tmp_path, 2)
     job.run("--save-every", "4", "--keep-checkpoints", "-1")
     for step in (8, STEPS):
-        job.damage(0, step)
+        job.damage(step, 0)
     shutil.rmtree(job.checkpoints(1))
     job.run("--resume", "--save-every", "4")
     assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [4, 4]
@@ -114,8 +113,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, packed: str) -> None:
     job = kind(tmp_path, 2)
     job.run("--sync", "int8", "--save-every", "4")
-    for rank in range(2 if kind is Job else 1):
-        job.damage(rank, STEPS)
+    job.damage(STEPS)
     assert "Error feedback" not in "".join(job.run("--sync", "int8", "--resume"))
     assert job.events("start")[-1]["resumed_from"] == 8
     assert job.final_digest() == packed
@@ -166,7 +164,7 @@ def test_field_18_killed_at_random_moments_and_resumed(count: int, tmp_path: Pat
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
     job.run()
-    job.damage(0, STEPS)
+    job.damage(STEPS)
     (result,) = job.fails("--resume")
     assert f"(damaged: {STEPS})" in result.err
     (result,) = job.fails("--resume-from-step", "7")

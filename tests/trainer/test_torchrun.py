@@ -26,14 +26,8 @@ from scripts import torchrun
 
 def start(job: Job, port: int, *flags: str) -> subprocess.Popen[str]:
     """One agent with one rank."""
-    environment = ranks.environment(0, 1, port, job.environment(0))
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del environment[name]
-    argv = [
-        sys.executable, "-m", "scripts.torchrun", "--nnodes=1", "--node-rank=0", "--nproc-per-node=1",
-        "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
-        "-m", "scripts.base_train", "--", *job.argv(flags)[2:],
-    ]  # fmt: skip
+    argv = ranks.agent(0, 1, port, "-m", "scripts.base_train", "--", *job.argv(flags)[2:])
+    environment = ranks.agent_environment(job.environment(0))
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -96,13 +90,11 @@ while not (here / "end").exists(): time.sleep(0.05)
 def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subprocess.Popen[str]:
     """One agent with ranks that end when they want; torch's limit of 30 s is one of a second here."""
     (folder / "stubborn.py").write_text(STUBBORN)
-    environment = ranks.environment(0, 1, 0, {"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
+    environment = ranks.agent_environment({"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
     del environment["OMP_NUM_THREADS"]
     code = "from scripts import torchrun; torchrun.SHUTDOWN_SECONDS = 1; torchrun.leave(torchrun.main())"
-    argv = [
-        sys.executable, "-c", code, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={count}", "--master-addr=127.0.0.1",
-        f"--master-port={ranks.free_port()}", "--local-addr=127.0.0.1", *flags, "-m", "stubborn", str(folder),
-    ]  # fmt: skip
+    words = [f"--nproc-per-node={count}", *flags, "-m", "stubborn", str(folder)]
+    argv = [sys.executable, "-c", code, *ranks.agent(0, 1, ranks.free_port(), *words)[3:]]
     options = {"stderr": subprocess.PIPE, **options}
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, text=True, **options)
 
@@ -201,15 +193,9 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
         "while os.environ['RANK'] == '0' and not (here / 'end').exists(): time.sleep(0.05)\n"
     )
     agents = [
-        subprocess.Popen(
-            [
-                sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-                "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", str(script),
-            ],
-            cwd=ranks.TRAINER, stderr=subprocess.PIPE, text=True,
-        )
+        subprocess.Popen(ranks.agent(node, 2, port, str(script)), cwd=ranks.TRAINER, stderr=subprocess.PIPE, text=True)
         for node in (0, 1)
-    ]  # fmt: skip
+    ]
     ranks.wait_until(lambda: all((tmp_path / f"began-{node}").exists() for node in (0, 1)))
     waits = Path(f"/proc/{agents[1].pid}/status")
     ranks.wait_until(

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ class Job:
 
     def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
         self.folder, self.world, self.data = folder, world, data
-        self.port_environment: dict[str, str] = {}
 
     def base(self, rank: int) -> Path:
         """NANOCHAT_BASE_DIR of a rank."""
@@ -74,12 +71,7 @@ class Job:
         return results
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.base(rank) / f"metrics-rank{rank}.jsonl"
-        if not path.exists():
-            return []
-        # The last line may be half written while the run goes on.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return ranks.events(self.base(rank) / f"metrics-rank{rank}.jsonl", kind)
 
     def final_digest(self) -> str:
         """The digest of the weights of all ranks, which agree on it."""
@@ -89,17 +81,11 @@ class Job:
         return str(digests.pop())
 
     def wait_for_step(self, step: int) -> None:
-        self.wait_for_events("step", step + 1)
+        ranks.wait_until(lambda: len(self.events("step")) > step)
 
-    def wait_for_events(self, kind: str, count: int) -> None:
-        until = time.monotonic() + ranks.PATIENCE_SECONDS
-        while len(self.events(kind)) < count:
-            assert time.monotonic() < until, f"no {count} events {kind} in time"
-            time.sleep(0.01)
-
-    def damage(self, rank: int, step: int) -> None:
-        """Flip one byte in the weights of a checkpoint."""
-        path = self.checkpoints(rank) / f"model_{step:06d}.pt"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+    def damage(self, step: int, *ranks: int) -> None:
+        """Flip one byte in the weights of a checkpoint of these ranks, by default of all."""
+        for path in {self.checkpoints(rank) / f"model_{step:06d}.pt" for rank in ranks or range(self.world)}:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
