@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -72,5 +71,5 @@ def test_field_31_a_pulled_cable_holds_nobody_in_the_store(spaces: tuple[str, st
     ip("-n", spaces[0], "link", "set", "cut0", "down")
     first, second = ranks.finish(processes, 120)
     assert (first.code, second.code) == (2, 2), f"{first.err}\n{second.err}"
-    assert json.loads(first.out.splitlines()[-1]) == {"cause": "peer-lost", "blames": [1]}
-    assert json.loads(second.out.splitlines()[-1]) == {"cause": "store-lost", "blames": [0]}
+    assert ranks.last_json(first.out) == {"cause": "peer-lost", "blames": [1]}
+    assert ranks.last_json(second.out) == {"cause": "store-lost", "blames": [0]}

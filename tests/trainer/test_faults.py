@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ranks
 import torch
+from kill_and_resume import same
 from trainings import Job
 
 from nanochat.data import dataloader
@@ -171,27 +172,15 @@ def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
     run.feed.loader.close()
 
 
-def same(left: Any, right: Any, at: str = "") -> None:
-    """Refuse any difference in nested dictionaries of tensors and plain values."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), (at, left.keys(), right.keys())
-        for key in left:
-            same(left[key], right[key], f"{at} {key}")
-    elif isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), at
-    else:
-        assert left == right, at
-
-
 def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     run = ready(comm, folder, *flags)
     kept = torch.load(Path(folder) / "kept.pt", weights_only=True)
-    same(run.weights, kept["weights"], "weights")
+    assert same(run.weights, kept["weights"])
     state = {key: kept["state"][key] for key in ("steps", "adamw", "muon")}
     now = run.optimizer.state_dict()
     # All rows are current in a checkpoint, so that only the last multiplier of the learning rate is needed.
     assert now.pop("history") == {state["steps"]: pytest.approx(kept["state"]["history"][state["steps"]])}
-    same(now, state, "optimizer")
+    assert same(now, state)
     run.feed.loader.close()
 
 
@@ -221,7 +210,7 @@ def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: 
     # Each rank has read up to another place, but the checkpoint names one, whichever folder holds it.
     assert metas[0]["dataloader_state_dict"] == metas[1]["dataloader_state_dict"]
     outs = ranks.passed(ranks.call(HERE, "tell_place", 3, str(tmp_path), "--resume"))
-    places = [json.loads(out.splitlines()[-1]) for out in outs]
+    places = [ranks.last_json(out) for out in outs]
     # First comes what the old ranks left unread, each its share; where the new ones' own documents begin is one place for all.
     assert places == [places[0]] * 3 and len(places[0]) == 1
     # Not before the place that the checkpoint names for other trainers: some rank has read further.
@@ -329,12 +318,11 @@ def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: st
     ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
     shutil.rmtree(job.checkpoints(1))
     first, second = ranks.call(HERE, "take_from_another", 2, str(tmp_path), fails)
-    words = "cannot be copied from rank 0 to .*: No space left on device; make room"
+    words = r"cannot be copied from rank 0 to .*: No space left on device; make room"
     for result in (first, second):
         assert result.code == 2, result
         assert "Traceback" not in result.err
-    assert json.loads(second.out.splitlines()[-1]) == {"cause": "disk-full", "blames": None}
-    assert json.loads(first.out.splitlines()[-1]) == {"cause": "disk-full", "blames": [1]}
-    assert re.search(words, second.err)
-    assert re.search(words, first.err)
+        assert re.search(words, result.err)
+    assert ranks.last_json(second.out) == {"cause": "disk-full", "blames": None}
+    assert ranks.last_json(first.out) == {"cause": "disk-full", "blames": [1]}
     assert [path.name for path in job.checkpoints(1).iterdir()] == []

@@ -91,9 +91,7 @@ GOLDEN = (2.6350925859, 8.5609157933)
 @pytest.mark.parametrize("world", [1, 3])
 def test_an_evaluation_gives_one_figure_however_many_ranks_share_it_out(world: int, tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "evaluated", world, str(tmp_path)))
-    assert [json.loads(out.splitlines()[-1]) for out in outs] == [
-        [pytest.approx(one, rel=1e-6) for one in GOLDEN]
-    ] * world
+    assert [ranks.last_json(out) for out in outs] == [[pytest.approx(one, rel=1e-6) for one in GOLDEN]] * world
 
 
 def asked_to_stop(comm: Comm, folder: str) -> None:

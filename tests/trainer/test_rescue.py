@@ -14,11 +14,12 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import ranks
 import torch
+from kill_and_resume import same
 from routes import always
 from test_chat_sft import Chat
 from test_faults import enter_folder, ready
@@ -114,7 +115,6 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
 def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for dummy in range(5):
-        job.environment(0), job.environment(1)
         ranks.passed(ranks.call(HERE, "train_a_step_and_lose_the_other", 2, str(tmp_path)))
     assert job.events("start", 1)[-1]["resumed_from"] == 4
     for rank in (0, 1):
@@ -162,7 +162,6 @@ def test_a_rank_that_has_a_part_of_a_message_learns_that_its_connection_was_clos
     hang_up: bool, why: str, tmp_path: Path
 ) -> None:
     job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
     receiver = ranks.call(HERE, "lose_within_a_message", 2, str(tmp_path), hang_up)[0]
     assert receiver.code == 2 and why in receiver.err
     assert f"saved step 1 to {job.checkpoints(0)} without the lost rank" in receiver.out
@@ -183,8 +182,6 @@ def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
 
 
 def test_a_rank_whose_connections_are_there_waits_for_a_late_one(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
     ranks.passed(ranks.call(HERE, "wait_for_a_late_rank", 2, str(tmp_path)))
 
 
@@ -213,20 +210,10 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
     run.feed.loader.close()
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two states are equal to the bit."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
-
-
 @pytest.mark.parametrize("sync", ["exact", "int8"])
 @pytest.mark.parametrize("method", ["_take_others", "_update_small", "_block_sum"])
 def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
     whole, job = Job(tmp_path / "whole", 2), Job(tmp_path / "lost", 2)
-    job.environment(0), job.environment(1)
     ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder), sync, method))
     if (sync, method) == ("exact", "_take_others"):
         whole.run()
@@ -246,8 +233,6 @@ def run_short_of_memory(comm: Comm, folder: str) -> None:
 
 
 def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
     outs = ranks.passed(ranks.call(HERE, "run_short_of_memory", 2, str(tmp_path)))
     assert "A rank lost during an update costs steps: too little memory is free" in outs[0]
 
@@ -262,7 +247,6 @@ def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
 
 
 def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:
-    Job(tmp_path, 1).environment(0)
     ranks.passed(ranks.call(HERE, "lose_in_a_dense_update", 1, str(tmp_path)))
 
 
