@@ -23,6 +23,7 @@ from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
+from nanochat.run import checkpoint_manager
 
 TINY = ModelConfig(sequence_len=40, vocab_size=100, n_layer=4, n_head=2, n_kv_head=2, n_embd=32, window_pattern="L")
 
@@ -46,6 +47,12 @@ def talkative(depth: int, length: int, windows: str) -> GPT:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.2)
     return model
+
+
+def save_model(folder: Path, step: int, model: GPT, **meta: Any) -> None:
+    """A checkpoint of a model that was not trained."""
+    known = {"model_config": dataclasses.asdict(model.config) | {"a_key_of_tomorrow": 1}, **meta}
+    checkpoint_manager.save(folder, step, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), known)
 
 
 def baseline_of(model: GPT) -> BaselineGPT:

@@ -5,42 +5,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reference import talkative
+from reference import save_model, talkative
 
 from nanochat.data import conversation
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, exit_code
 from nanochat.model.gpt import GPT
-from nanochat.run import checkpoint_manager, engine
+from nanochat.run import engine
 from scripts import chat_cli
 
-GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 ASKED = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(base_folder: Path) -> Path:
     """A run folder with a small model of random weights."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
     model = talkative(2, 64, "L")
-    for name, told in (
-        ("base_checkpoints/d2", {}),
-        ("chatsft_checkpoints/d2", {}),
-        ("base_checkpoints/t", {"conversations": "x"}),
-    ):
-        meta = {"model_config": dataclasses.asdict(model.config), "user_config": told}
-        checkpoint_manager.save(
-            tmp_path / name, 5, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
-        )
-    return tmp_path
+    for name in ("base_checkpoints/d2", "chatsft_checkpoints/d2", "base_checkpoints/t"):
+        settings = {"conversations": "x"} if name.endswith("/t") else {}
+        save_model(base_folder / name, 5, model, user_config=settings)
+    return base_folder
 
 
 def test_what_the_assistant_says_is_to_be_learnt_and_nothing_else(tokens: Tokenizer) -> None:
@@ -163,10 +153,8 @@ def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: T
 
 
 def test_what_cannot_be_talked_to_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
     for flags, told in (
         ([], "there is no checkpoint in"),
         (["-g", "d9"], "there is no checkpoint named d9"),

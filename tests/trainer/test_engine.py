@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from reference import talkative
+from reference import save_model, talkative
 
 from nanochat.data import tokenizer
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError, exit_code
 from nanochat.model.gpt import GPT
-from nanochat.run import checkpoint_manager, engine
+from nanochat.run import engine
 from scripts import sample
-
-GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +27,10 @@ def model() -> GPT:
 
 
 @pytest.fixture
-def base(tmp_path: Path, model: GPT, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
-    meta = {"model_config": dataclasses.asdict(model.config) | {"a_key_of_tomorrow": 1}}
+def base(base_folder: Path, model: GPT) -> Path:
     for step in (5, 10):
-        checkpoint_manager.save(
-            tmp_path / "base_checkpoints/d3", step, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
-        )
-    return tmp_path
+        save_model(base_folder / "base_checkpoints/d3", step, model)
+    return base_folder
 
 
 def test_the_cache_changes_nothing(model: GPT, tokens: Tokenizer) -> None:
@@ -74,13 +66,12 @@ def test_generation_ends_at_a_stop_token(model: GPT) -> None:
 
 
 def test_sample_goes_on_with_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0"])) == 0
+    flags = ["-p", "def main", "--max-tokens", "8", "-t", "0"]
+    assert exit_code(lambda: sample.main(flags)) == 0
     newest = capsys.readouterr().out
     assert newest.startswith("def main")
     assert len(newest) > len("def main\n")
-    assert (
-        exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0", "-g", "d3", "-s", "5"])) == 0
-    )
+    assert exit_code(lambda: sample.main([*flags, "-g", "d3", "-s", "5"])) == 0
     assert capsys.readouterr().out == newest
 
 

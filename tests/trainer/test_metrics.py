@@ -13,19 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import wait_until
 
 from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def wait_for(what: Any, seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.01)
 
 
 def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
@@ -104,14 +98,14 @@ def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path:
     assert json.loads(path.read_text())["phase"] == "start"
     heart.steps = 500
     heart.enter("sync", 7, 41)
-    wait_for(lambda: json.loads(path.read_text())["phase"] == "sync")
+    wait_until(lambda: json.loads(path.read_text())["phase"] == "sync")
     first = json.loads(path.read_text())
-    wait_for(lambda: json.loads(path.read_text())["time"] > first["time"])
+    wait_until(lambda: json.loads(path.read_text())["time"] > first["time"])
     second = json.loads(path.read_text())
     assert second["phase_since"] == first["phase_since"] <= first["time"]
     heart.enter("eval", 500)
     heart.evaluating(3, 40)
-    wait_for(lambda: json.loads(path.read_text())["batch"] == 3)
+    wait_until(lambda: json.loads(path.read_text())["batch"] == 3)
     batch = json.loads(path.read_text())
     assert (batch["phase"], batch["batches"]) == ("eval", 40) and batch["phase_since"] > first["phase_since"]
     heart.enter("end", 500)
