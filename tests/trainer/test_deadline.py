@@ -9,7 +9,7 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ from nanochat.kit.common import UserError
 from nanochat.rules.schedule import WHOLE, StepSchedule, plan_training
 from nanochat.run.deadline import Deadline, end_of_run
 
+SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
+
 
 class Clock:
     def __init__(self) -> None:
@@ -29,74 +31,71 @@ class Clock:
         return self.seconds
 
 
-def steps(clock: Clock, deadline: Deadline, seconds: Callable[[int], float], ahead: bool = False) -> list[int]:
-    """The places of all steps until the last one, which take so long; each told of in the middle of the one before."""
-    places: list[int] = []
+def steps(
+    seconds: float,
+    place: int = 0,
+    takes: Callable[[int], float] = lambda step: 1.0,
+    ahead: bool = False,
+    after: Mapping[str, float] | None = None,
+    eval_steps: float = 0.0,
+) -> tuple[list[int], float]:
+    """The places of all steps until the last one, and when that ends. A step takes so long; ahead: each is told of in the middle
+    of the one before; after: what follows the last."""
+    clock, places = Clock(), []
+    deadline = Deadline(seconds, place, eval_steps=eval_steps, now=clock)
+    for what, took in (after or {}).items():
+        deadline.took(what, took)
     told = deadline.tell(ahead=False)
     while True:
         deadline.begin_step()
         places.append(told[0])
-        took, last = seconds(len(places)), told[1]
+        took, last = takes(len(places)), told[1]
         clock.seconds += took / 2
         early = deadline.tell(ahead=True) if ahead else None
         clock.seconds += took / 2
         deadline.end_step(took)
         if last:
-            return places
+            return places, clock.seconds
         told = early or deadline.tell(ahead=False)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_place_goes_with_the_time(ahead: bool) -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(100.0, 0, now=clock), lambda step: 1.0, ahead)
+    places, end = steps(100.0, ahead=ahead)
     assert len(places) in (99, 100, 101)
     assert [place / WHOLE for place in places[::10]] == pytest.approx(
         [0.1 * n for n in range(len(places[::10]))], abs=0.02
     )
     assert places == sorted(places)
-    assert 97 <= clock.seconds <= 101
+    assert 97 <= end <= 101
 
 
 def test_slower_machine_ends_on_time_and_cools_down() -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(1000.0, 0, now=clock), lambda step: 2.0 if step < 200 else 6.0, ahead=True)
-    assert 985 <= clock.seconds <= 1001
+    places, end = steps(1000.0, takes=lambda step: 2.0 if step < 200 else 6.0, ahead=True)
+    assert 985 <= end <= 1001
     plan = dataclasses.replace(plan_training(**SIZES, num_iterations=500, total_batch_size=4096), timed=True)
     last = StepSchedule.at(plan, len(places), places[-1])
     assert last.lr_multiplier < 0.08
     assert last.muon_weight_decay < 0.001
 
 
-SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
-
-
 def test_what_follows_the_last_step_is_inside() -> None:
-    clock = Clock()
-    deadline = Deadline(100.0, 0, now=clock)
-    deadline.took("eval", 20.0)
-    deadline.took("save", 5.0)
-    steps(clock, deadline, lambda step: 1.0)
-    assert 73 <= clock.seconds <= 75
+    assert 73 <= steps(100.0, after={"eval": 20.0, "save": 5.0})[1] <= 75
 
 
 def test_unmeasured_evaluation_counts_by_its_tokens() -> None:
-    clock = Clock()
-    steps(clock, Deadline(100.0, 0, eval_steps=30.0, now=clock), lambda step: 1.0)
-    assert 87 <= clock.seconds <= 90
+    assert 87 <= steps(100.0, eval_steps=30.0)[1] <= 90
 
 
 def test_resumed_run_cools_down_from_its_place() -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(50.0, WHOLE // 2, now=clock), lambda step: 1.0)
+    places, dummy = steps(50.0, WHOLE // 2)
     assert places[0] == WHOLE // 2
     assert places[25] / WHOLE == pytest.approx(0.75, abs=0.01)
     assert places[-1] / WHOLE == pytest.approx(0.98, abs=0.015)
 
 
 def test_time_that_is_over_leaves_one_step() -> None:
-    clock = Clock()
-    assert steps(clock, Deadline(-3600.0, WHOLE // 2, now=clock), lambda step: 1.0) == [WHOLE - 1]
+    assert steps(-3600.0, WHOLE // 2)[0] == [WHOLE - 1]
 
 
 def test_end_of_the_environment_and_of_the_folder(tmp_path: Path) -> None:
