@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import torch
 JOIN = ranks.TRAINER / "scripts" / "join.py"
 STAND_IN = ranks.HERE.parent / "stand_in"
 STEPS = 8
-PATIENCE_SECONDS = 400.0
 
 
 class Checkout:
@@ -38,10 +36,11 @@ class Checkout:
     def start(self, world: int, flags: Sequence[str], own: Sequence[str] = ()) -> list[forked.Python]:
         """{host} in the launcher's own flags is replaced by the folder of each rank's host."""
         port = ranks.free_port()
-        places = [{"LOCAL_RANK": "0", "PYTHONPATH": "", **self.base(rank)} for rank in range(world)]
+        place = {"LOCAL_RANK": "0", "PYTHONPATH": ""}
+        environments = [ranks.environment(rank, world, port, place | self.base(rank)) for rank in range(world)]
         return [
-            forked.Python(self.argv(rank, flags, own), self.path, ranks.environment(rank, world, port, place), rank)
-            for rank, place in enumerate(places)
+            forked.Python(self.argv(rank, flags, own), self.path, environment, rank)
+            for rank, environment in enumerate(environments)
         ]
 
     def argv(self, rank: int, flags: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -52,17 +51,15 @@ class Checkout:
         return {"NANOCHAT_BASE_DIR": str(self.folder / f"host{rank}")}
 
     def run(self, world: int, *flags: str, own: Sequence[str] = ()) -> list[str]:
-        return ranks.passed(ranks.finish(self.start(world, flags, own), PATIENCE_SECONDS))
+        return ranks.passed(ranks.finish(self.start(world, flags, own)))
 
     def fails(self, world: int, *flags: str, own: Sequence[str] = ()) -> list[ranks.Result]:
-        results = ranks.finish(self.start(world, flags, own), PATIENCE_SECONDS)
+        results = ranks.finish(self.start(world, flags, own))
         assert [result.code for result in results] == [2] * world, results
         return results
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.folder / f"host{rank}" / f"metrics-rank{rank}.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return ranks.events(self.folder / f"host{rank}" / f"metrics-rank{rank}.jsonl", kind)
 
     def losses(self) -> list[float]:
         return [event["loss"] for event in self.events("step")]
@@ -138,12 +135,9 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
     cut = Checkout(tmp_path)
     cut.edit("scripts/base_train.py", "    spent = ", "    time.sleep(0.5)\n    spent = ")
     processes = cut.start(2, ["--eval-every=4"])
-    until = time.monotonic() + PATIENCE_SECONDS
-    while len(cut.events("step")) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    ranks.wait_until(lambda: len(cut.events("step")) >= 2)
     processes[1].terminate()
-    outs = ranks.passed(ranks.finish(processes, PATIENCE_SECONDS))
+    outs = ranks.passed(ranks.finish(processes))
     (end,) = cut.events("end")
     assert (end["reason"], end["cause"]) == ("stopped", "stopped")
     stopped = cut.events("checkpoint")[-1]["step"]
@@ -258,14 +252,9 @@ def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
     (result,) = checkout.fails(1, "--nonsense=3")
     assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err
     assert "unrecognized arguments" in checkout.events("end")[-1]["error"]
-    checkout.edit(
-        "nanochat/checkpoint_manager.py",
-        "checkpoint_dir: str, step: int, model_data: Any",
-        "where: str, step: int, model_data: Any",
-    )
-    checkout.edit(
-        "nanochat/checkpoint_manager.py", "Path(checkpoint_dir)\n    folder.mkdir", "Path(where)\n    folder.mkdir"
-    )
+    manager = "nanochat/checkpoint_manager.py"
+    checkout.edit(manager, "checkpoint_dir: str, step: int, model_data: Any", "where: str, step: int, model_data: Any")
+    checkout.edit(manager, "Path(checkpoint_dir)\n    folder.mkdir", "Path(where)\n    folder.mkdir")
     (out,) = checkout.run(1, "--num-iterations=2")
     assert "nanochat.checkpoint_manager.save_checkpoint has unexpected parameters" in out
     assert (checkout.checkpoints(0) / "optim_000002_rank0.pt").exists()
