@@ -107,22 +107,14 @@ def test_field_09_settings_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2, tmp_path / "data0")
-    shutil.copytree(DATA, tmp_path / "data0")
+    job = Job(tmp_path, 2)
     shutil.copytree(DATA, tmp_path / "data1")
-    shards = sorted((tmp_path / "data1" / "base_data_climbmix").iterdir())
-    shards[0].unlink()
-
-    def environment(rank: int) -> dict[str, str]:
-        shared = Job.environment(job, rank)
-        return shared | {"NANOCHAT_DATA_DIR": str(tmp_path / f"data{rank}" / "base_data_climbmix")}
-
-    argv = job.argv([])
-    for result in ranks.finish(ranks.start_each([argv, argv], environment)):
-        assert result.code == 2
-        assert re.search(
-            rf"differ in shard {shards[0].name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err
-        )
+    folder = tmp_path / "data1" / "base_data_climbmix"
+    job.more[1] = {"NANOCHAT_DATA_DIR": str(folder)}
+    missing = min(folder.iterdir())
+    missing.unlink()
+    for result in job.fails():
+        assert re.search(rf"differ in shard {missing.name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err)
 
 
 def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) -> None:
@@ -131,9 +123,7 @@ def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) ->
     shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
     path = job.base(1) / "tokenizer" / "token_bytes.pt"
     torch.save(torch.load(path) + 1, path)
-    argv = job.argv([])
-    for result in ranks.finish(ranks.start_each([argv, argv], job.environment)):
-        assert result.code == 2
+    for result in job.fails():
         assert "differ in tokenizer sizes" in result.err
 
 
@@ -154,13 +144,8 @@ def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: P
 
 def test_field_21_unlike_processors_hold_the_same_weights(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    lesser = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
-
-    def environment(rank: int) -> dict[str, str]:
-        return job.environment(rank) | (lesser if rank else {})
-
-    argv = job.argv(["--rank-rows", "8,4"])
-    ranks.passed(ranks.finish(ranks.start_each([argv, argv], environment)))
+    job.more[1] = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
+    job.run("--rank-rows", "8,4")
     assert job.final_digest()
 
 

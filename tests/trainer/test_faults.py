@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -46,11 +47,13 @@ def enter_folder(folder: str | Path, rank: int) -> None:
 
 
 def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
-    """A run of this rank that is set up."""
+    """A run of this rank that is set up; its loader's thread ends with this process."""
     torch.set_num_threads(1)
     enter_folder(folder, comm.rank)
     settings = parse(Job(Path(folder), comm.world).argv(flags)[2:])
-    return set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
+    run = set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
+    atexit.register(lambda: run.feed.loader.close())
+    return run
 
 
 @pytest.fixture
@@ -169,7 +172,6 @@ def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
     kept = {"weights": run.weights, "state": run.sync.whole_state()}
     if comm.rank == 0:
         torch.save(kept, Path(folder) / "kept.pt")
-    run.feed.loader.close()
 
 
 def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
@@ -181,7 +183,6 @@ def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     # All rows are current in a checkpoint, so that only the last multiplier of the learning rate is needed.
     assert now.pop("history") == {state["steps"]: pytest.approx(kept["state"]["history"][state["steps"]])}
     assert same(now, state)
-    run.feed.loader.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
@@ -276,7 +277,6 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) ->
 
 def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: Job, capsys: Any) -> None:
     run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
-    run.feed.loader.close()
     for folder, words in ((alone.folder, "the traceback is in"), (alone.folder / "gone", "cannot be written to")):
         run.journal.folder = folder
         told = None

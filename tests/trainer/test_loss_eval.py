@@ -80,7 +80,6 @@ def evaluated(comm: Comm, folder: str) -> None:
         run.stage = stage
         assert training.evaluate(run) is False
         told.append(run.progress.val_bpb)
-    run.feed.loader.close()
     print(json.dumps(told))
 
 
@@ -107,7 +106,6 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
     run.journal.heartbeat.evaluating = count  # type: ignore[method-assign, assignment]
     assert training.evaluate(run) is True
     assert run.progress.val_bpb is None
-    run.feed.loader.close()
 
 
 def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ def train_a_step_and_lose_the_other(comm: Comm, folder: str) -> None:
     start_event(run, {})
     train_step(run)
     assert str(rescue.save_alone(run)).startswith("saved step ")
-    run.feed.loader.close()
     run.journal.metrics.close()
 
 
@@ -178,7 +177,6 @@ def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
     else:
         comm.wait(comm.receive(message, 1, 1, "a message"))
     assert message.tolist() == [1] * 10
-    run.feed.loader.close()
 
 
 def test_a_rank_whose_connections_are_there_waits_for_a_late_one(tmp_path: Path) -> None:
@@ -207,7 +205,6 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
     assert run.sync.changing and not same(before[0], run.weights)
     assert str(rescue.save_alone(run)).startswith("saved step 3 ")
     assert same(before, [run.weights, run.optimizer.state_dict()])
-    run.feed.loader.close()
 
 
 @pytest.mark.parametrize("sync", ["exact", "int8"])
@@ -229,7 +226,6 @@ def run_short_of_memory(comm: Comm, folder: str) -> None:
     assert run.optimizer.undo is None and rescue.unsavable(run) is None
     run.sync.changing = True
     assert "had begun to change the weights" in str(rescue.save_alone(run))
-    run.feed.loader.close()
 
 
 def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path) -> None:
@@ -243,7 +239,6 @@ def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
     run.sync.changing = True
     said = str(rescue.save_alone(run))
     assert said == "step 1 is not saved: its successor had begun to change the weights when a rank was lost."
-    run.feed.loader.close()
 
 
 def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:

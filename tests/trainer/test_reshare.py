@@ -54,7 +54,6 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
 
     run.balancer.hear = hear  # type: ignore[method-assign]
     run.journal.end(train(run))
-    run.feed.loader.close()
 
 
 def change_by_hand(comm: Comm, folder: str) -> None:
@@ -73,7 +72,6 @@ def change_by_hand(comm: Comm, folder: str) -> None:
     for name, values in run.sync.feedback.items():
         assert left[name].any(), name
         assert torch.equal(values, left[name] if kept[name] else torch.zeros_like(values)), name
-    run.feed.loader.close()
 
 
 def test_a_change_keeps_what_each_rank_has_to_itself(tmp_path: Path) -> None:

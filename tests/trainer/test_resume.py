@@ -65,27 +65,18 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
     assert job.final_digest() == uninterrupted[2]
 
 
-class Named(Job):
-    """A job that is told which training it is."""
-
-    training = ""
-
-    def environment(self, rank: int) -> dict[str, str]:
-        return {**super().environment(rank), "NANOCHAT_TRAINING": self.training}
-
-
 @pytest.mark.long
 def test_an_older_training_on_a_host_that_was_away_does_not_win(tmp_path: Path) -> None:
     Job(tmp_path, 2).run()
     # The laptop is off while the desktop begins again.
     Job(tmp_path, 1).run("--num-iterations", "6")
-    job = Named(tmp_path, 2)
+    job = Job(tmp_path, 2)
     old, new = (job.events("start", rank)[-1]["training"] for rank in (1, 0))
     meta = json.loads((job.checkpoints(0) / "meta_000006.json").read_text(encoding="utf-8"))
     assert old != new and meta["training"] == new
     for result in job.fails("--resume"):
         assert f"{old} (to step 12, on rank 1)" in result.err and f"{new} (to step 6, on rank 0)" in result.err
-    job.training = new
+    job.more = {rank: {"NANOCHAT_TRAINING": new} for rank in (0, 1)}
     job.run("--resume", "--keep-checkpoints", "1")
     assert [job.events("start", rank)[-1]["resumed_from"] for rank in (0, 1)] == [6, 6]
     assert [job.events("start", rank)[-1]["training"] for rank in (0, 1)] == [new, new]

@@ -27,6 +27,7 @@ class Job:
 
     def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
         self.folder, self.world, self.data = folder, world, data
+        self.more: dict[int, dict[str, str]] = {}  # in the environment of each rank
 
     def base(self, rank: int) -> Path:
         """NANOCHAT_BASE_DIR of a rank."""
@@ -47,7 +48,7 @@ class Job:
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
         folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
         # All jobs with one library of matrix products, so that they can be compared to the bit (routes.py).
-        return {**folders, "TEST_ROUTE": "mkl"}
+        return {**folders, "TEST_ROUTE": "mkl", **self.more.get(rank, {})}
 
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
