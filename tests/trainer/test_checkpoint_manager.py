@@ -113,7 +113,10 @@ class Full:
     """A file on a disk that takes so many more bytes and no more."""
 
     def __init__(self, file: BinaryIO, room: list[int]) -> None:
-        self.file, self.room, self.flush = file, room, file.flush
+        self.file, self.room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
     def write(self, data: Any) -> int:
         self.room[0] -= memoryview(data).nbytes
@@ -128,8 +131,14 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
 ) -> None:
     save(tmp_path, 10)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    hashing, left = checkpoints._Hashing, [room]
-    monkeypatch.setattr(checkpoints, "_Hashing", lambda file: hashing(cast(BinaryIO, Full(file, left))))
+    left = [room]
+
+    class OnFullDisk(checkpoints.NewFile):
+        def __init__(self, folder: Path, name: str, rank: int) -> None:
+            super().__init__(folder, name, rank)
+            self.file = cast(BinaryIO, Full(self.file, left))
+
+    monkeypatch.setattr(checkpoints, "NewFile", OnFullDisk)
     with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: No space left on device\.") as caught:
         save(tmp_path, 20)
     assert caught.value.cause is Cause.DISK_FULL
@@ -247,13 +256,13 @@ def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: P
     name = checkpoints.model_name(10)
     sent = (tmp_path / "there" / name).read_bytes()
     promised = checkpoints.file_digest(tmp_path / "there" / name)
-    coming = checkpoints.Incoming(tmp_path / "here", name, rank=1)
+    coming = checkpoints.NewFile(tmp_path / "here", name, rank=1)
     coming.write(sent[:100])
     assert not (tmp_path / "here" / name).exists()
     coming.write(sent[100:])
     coming.finish(promised)
     assert (tmp_path / "here" / name).read_bytes() == sent
-    broken = checkpoints.Incoming(tmp_path / "here", checkpoints.meta_name(10), rank=1)
+    broken = checkpoints.NewFile(tmp_path / "here", checkpoints.meta_name(10), rank=1)
     broken.write(b"{}")
     with pytest.raises(UserError, match="was corrupted in transit"):
         broken.finish(promised)

@@ -20,7 +20,6 @@ from nanochat.parallel.sync import Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
-from nanochat.run.feed import Batch
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
@@ -144,7 +143,7 @@ def spoilt(run: Run, loss: float) -> UserError:
     return UserError(text, Cause.NON_FINITE_LOSS, [])
 
 
-def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
+def forward_backward(run: Run, batches: Sequence[Pair], token_ids: Tensor) -> Tensor:
     """Gradients of all micro-batches; the last one tells the sync which are ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)

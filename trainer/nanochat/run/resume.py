@@ -259,7 +259,7 @@ def _take_files(
                 continue
             # Our files have the same content on every rank, in different order; upstream's are parts.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
-            incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
+            incoming = checkpoints.NewFile(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
             _carry(comm, folder / name if comm.rank == rank else None, file.bytes, rank, incoming)
             if incoming is not None:
@@ -288,7 +288,7 @@ def _held(folder: Path, found: ChosenStep) -> StepFiles:
     return StepFiles(writer is not None, False, [checkpoints.entry_of(folder / name) for name in names])
 
 
-def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
+def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.NewFile | None) -> None:
     """Copy one file from the source's disk to the receivers, in chunks."""
     sink = incoming.write if incoming is not None else lambda data: None
     what = "the files of a checkpoint"
