@@ -4,7 +4,7 @@
 """Two ranks, one of them killed at ten random moments, and what became of the run.
 
     python tests/trainer/kill_and_resume.py
-    python tests/trainer/kill_and_resume.py --kills 3 --seed 7 --write kills.json -- --sync bf16
+    python tests/trainer/kill_and_resume.py --kills 3 --seed 7 -- --sync bf16
 
 Each rank runs under an agent of torchrun of its own, as on two hosts. A rank drawn by lot gets SIGKILL at a moment drawn
 by lot: while its Python starts, while it resumes, while it evaluates or saves, or whenever it happens to be. Then the other
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import random
 import shutil
@@ -59,11 +58,9 @@ class Kill(NamedTuple):
 
     number: int
     rank: int
-    moment: str
     phase: str
     step: int
     seconds: float
-    said: str
     went_on_from: int | None
 
 
@@ -168,7 +165,7 @@ def disturb(trial: Trial, number: int, moment: str, chance: random.Random) -> Ki
     said, ended = last_word(trial, 1 - victim)
     if f"rank {victim}" not in said:
         raise Failed(f"kill {number}: rank {1 - victim} did not name rank {victim}, but said: {said!r}")
-    return Kill(number, victim, moment, phase, step, ended - killed, said, trial.newest_whole())
+    return Kill(number, victim, phase, step, ended - killed, trial.newest_whole())
 
 
 def check_start(trial: Trial, expected: int | None) -> None:
@@ -282,7 +279,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill one of two ranks at random moments, and resume each time.")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--write", type=Path, help="file for the kills as JSON")
     parser.add_argument("flags", nargs="*", help="further flags of the trainer, after --")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
@@ -290,13 +286,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     try:
         tell = functools.partial(print, flush=True)
-        kills = endure(folder, arguments.kills, seed, arguments.flags, tell=tell)
+        endure(folder, arguments.kills, seed, arguments.flags, tell=tell)
     except Failed as failure:
         print(f"\nfailed: {failure}\nwhat is left is in {folder}", file=sys.stderr)
         return 1
     print("\nWeights and optimizer are those of a run that nobody disturbed, to the bit; nothing torn is left.")
-    if arguments.write:
-        arguments.write.write_text(json.dumps({"seed": seed, "kills": [k._asdict() for k in kills]}, indent=1) + "\n")
     shutil.rmtree(folder)
     return 0
 

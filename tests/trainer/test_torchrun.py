@@ -31,6 +31,13 @@ def start(job: Job, port: int, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, stderr=subprocess.PIPE, text=True)
 
 
+def start_training(job: Job) -> subprocess.Popen[str]:
+    """An agent whose rank trains until it is stopped."""
+    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
+    job.wait_for_step(1)
+    return agent
+
+
 def rank_of(job: Job) -> int:
     return int(json.loads((job.base(0) / "heartbeat-rank0.json").read_text())["pid"])
 
@@ -63,8 +70,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_path: Path) -> None:
     """SIGKILL to the rank, SIGTERM to the agent, which hands it on: the rank saves."""
     job = Job(tmp_path, 1)
-    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     if sent == signal.SIGKILL:
         os.kill(rank_of(job), sent)
         assert "was killed by signal 9 (SIGKILL, exitcode: -9)" in lines_of(agent)[-1]
@@ -129,8 +135,7 @@ def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp
 
 def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
-    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     agent.kill()
     ranks.wait_until(lambda: bool(job.events("end")))
     assert job.events("end")[-1]["reason"] == "stopped"
@@ -143,11 +148,10 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
     """It has a name and a session, and nothing of the agent's store, whose port is free once the agent is gone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    job, port = Job(tmp_path, 1), ranks.free_port()
+    job = Job(tmp_path, 1)
     scratch = job.base(0) / "agent-0"
     (scratch / "of-one-that-was-killed").mkdir(parents=True)
-    agent = start(job, port, "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     rank = rank_of(job)
     assert Path(f"/proc/{rank}/comm").read_text().strip() == torchrun.RANK_NAME
     assert os.getsid(rank) == rank
