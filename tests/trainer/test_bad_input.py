@@ -164,7 +164,7 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
-        with told(), restore.understood(folder, 5):
+        with told(), restore.refusing_bad_content(folder, 5):
             take_meta(folder)
 
 
@@ -175,7 +175,7 @@ def take_meta(folder: Path) -> TrainingProgress:
     restore.check_same_model(config, meta, folder, 5)
     restore.restore_progress(progress, meta, 5)
     assert isinstance(progress.smooth_loss, float)
-    dataloader._checked(restore.place_in_data(meta, []), 3, folder)
+    dataloader._checked(restore.approximate_position(meta, []), 3, folder)
     return progress
 
 
@@ -220,7 +220,7 @@ def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
         state |= {"lengths": torch.tensor([3, -2]), "tokens": torch.tensor([1, 2])}
     files = [path.name for path in sorted(SHARDS.iterdir())][:-1]
     state["files"] = files if state["files"] == ["shard_00000.parquet"] else state["files"]
-    with told(), restore.understood(SHARDS, 5):
+    with told(), restore.refusing_bad_content(SHARDS, 5):
         loader = dataloader.Loader(TOKENS, SHARDS, "train", 1, 16, 0, 1, {"pq_idx": 0, "rg_idx": 0, "epoch": 1}, state)
         loader.close()
 

@@ -178,7 +178,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
     saving.save(run, final=False)
     assert checkpoints.whole_steps(tmp_path, 0) == [30]
     assert said[-1].endswith("Training continues; the checkpoint of step 30 is still intact.")
-    assert saving.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
+    assert saving.save_failed_warning(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
     with pytest.raises(NotSaved):
         saving.save(run, final=True)
 

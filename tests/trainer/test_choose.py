@@ -21,7 +21,7 @@ from nanochat.parallel import comm as comm_module
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.optim_file import OURS_KEY, turned
+from nanochat.run.optim_file import OURS_KEY, as_written_by
 from nanochat.run.resume import ChosenStep
 
 T = TypeVar("T")
@@ -244,9 +244,9 @@ def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = {"state": {0: {"step": 1}}, "param_groups": [], OURS_KEY: {"others": {}}}
-    assert turned(alone, 1) is alone
+    assert as_written_by(alone, 1) is alone
     both = {**alone, OURS_KEY: {"others": {1: {0: {"step": 2}}}}}
-    assert turned(both, 0) is both and turned(both, 2) is both
+    assert as_written_by(both, 0) is both and as_written_by(both, 2) is both
     checkpoints.save(hosts.folders[0], 10, 0, both, None, {"w": torch.ones(5)}, META)
     save = torch.save
 

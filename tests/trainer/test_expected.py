@@ -155,7 +155,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     (
         "who knows which places",
-        lambda comm, folder: restore.places_of(comm, RunStage(), READER, None),
+        lambda comm, folder: restore.positions_of_ranks(comm, RunStage(), READER, None),
         [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),

@@ -31,7 +31,7 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import loop as training
 from nanochat.run import program, resume
 from nanochat.run.loop import train
-from nanochat.run.restore import place_in_data
+from nanochat.run.restore import approximate_position
 from nanochat.run.saving import prove_identical
 from nanochat.run.setup import set_up
 from nanochat.run.state import Run
@@ -220,11 +220,11 @@ def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: 
 
 
 def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> None:
-    assert place_in_data({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
+    assert approximate_position({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
         "epoch": 1, "pq_idx": 1, "rg_idx": 2,
     }  # fmt: skip
     with pytest.raises(BadCheckpoint, match="does not contain its position in the data"):
-        place_in_data({"step": 3}, [])
+        approximate_position({"step": 3}, [])
 
 
 def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:

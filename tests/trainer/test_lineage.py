@@ -12,7 +12,7 @@ import pytest
 
 from nanochat.kit.common import BadCheckpoint, UserError
 from nanochat.rules.causes import Cause
-from nanochat.run.lineage import BASE_TRAINING, TRAINING, choose, fits_told, id_of, steps_of, wanted
+from nanochat.run.lineage import BASE_TRAINING, TRAINING, choose, fits_wanted_and_held, id_of, steps_of, wanted
 
 A, B = "a" * 16, "b" * 16
 
@@ -63,7 +63,7 @@ def test_the_runs_folder_says_it_unless_the_environment_does(tmp_path: Path) -> 
 
 
 def test_only_ids_and_steps_are_taken_from_another_rank() -> None:
-    assert fits_told([A, {A: [1], "": []}])
+    assert fits_wanted_and_held([A, {A: [1], "": []}])
     for told in ([A, {"../x": [1]}], ["x", {}], [A, {A: [-1]}], [A, {A: 1}], A, [A]):
-        assert not fits_told(told)
+        assert not fits_wanted_and_held(told)
     assert (id_of({"training": A}), id_of({"training": "x"}), id_of({})) == (A, "", "")

@@ -35,7 +35,7 @@ from nanochat.run.lineage import META_KEY
 from nanochat.run.loop import due
 from nanochat.run.optim_file import OptimizerLayout
 from nanochat.run.resume import folder_leader
-from nanochat.run.saving import goes_on_without, write
+from nanochat.run.saving import save_failed_warning, write
 from nanochat.run.state import TrainingProgress
 
 LEFT_OUT_AT_A_STOP = ("eval_every", "core_metric_every", "sample_every", "chatcore_every")
@@ -108,12 +108,12 @@ class Script:
             make(optimizer, *arguments, **options)
             script.join(optimizer)
 
-        def told(loss: Tensor, *arguments: Any, **options: Any) -> None:
+        def backward_and_note_loss(loss: Tensor, *arguments: Any, **options: Any) -> None:
             script.losses.append(loss.detach())
             backward(loss, *arguments, **options)
 
         torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
-        Tensor.backward = told  # type: ignore[method-assign, assignment]
+        Tensor.backward = backward_and_note_loss  # type: ignore[method-assign, assignment]
         # A minute of compiling before the first step gains little on a CPU, and compiled passes bypass hooks.
         torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
 
@@ -169,7 +169,7 @@ class Script:
         pack = torch.tensor([float(loss), float(self.stop_asked)])
         total = joined.step(pack).tolist()
         if self.losses_known and not math.isfinite(total[0]):
-            raise self._spoilt(total[0])
+            raise self._non_finite_loss(total[0])
         if self.unproven is not None:
             checkpoints.prune(self.unproven, self.keep, self.saved)
             self.unproven = None
@@ -183,7 +183,7 @@ class Script:
         self.collectives.patient = True
         self.begun = time.perf_counter()
 
-    def _spoilt(self, loss: float) -> UserError:
+    def _non_finite_loss(self, loss: float) -> UserError:
         """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
         removed = ""
         if self.unproven is not None:
@@ -292,7 +292,7 @@ class Script:
             self.unproven = folder
             self.journal.say(f"Saved checkpoint of step {step} to {folder}")
         else:
-            self.journal.say(goes_on_without(self.unsaved, self.saved))
+            self.journal.say(save_failed_warning(self.unsaved, self.saved))
         comm.enter("forward_backward", step)
         self.begun = time.perf_counter()
 

@@ -22,7 +22,7 @@ class Evaluation(RunStage):
 
     folder = stages.EVAL.folder
     trains = False
-    doing = "Evaluating"
+    activity = "Evaluating"
 
     def __init__(self, settings: EvalSettings) -> None:
         self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=False)

@@ -36,7 +36,7 @@ class FineTuning(RunStage):
     """Fine-tuning on conversations."""
 
     folder = stages.SFT.folder
-    doing = "Fine-tuning"
+    activity = "Fine-tuning"
 
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
@@ -75,22 +75,22 @@ class FineTuning(RunStage):
     ) -> BatchSource:
         return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
 
-    def deal_again(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
+    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         if isinstance(loader, ChatLoader):
             loader.shares = shares
 
-    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
         return None
 
-    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+    def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """The same as the saving rank's."""
         return dict(loader["mine"])
 
     def targets(self, tokens: int, batch: ChatBatch) -> int:
         return max(1, batch.counted)
 
-    def is_judged(self) -> bool:
+    def has_evaluation(self) -> bool:
         return self.val_talks is not None
 
     def eval_batches(self, reader: Reader) -> int | None:
@@ -119,6 +119,6 @@ def inherited(folder: Path, step: int) -> dict[str, Any]:
     steps = [one for one in checkpoint_manager.steps_in(folder) if step in (-1, one)]
     for one in reversed(steps):
         with contextlib.suppress(UserError):
-            told = checkpoint_manager.load_meta(folder, one).get("user_config")
-            return {name: told[name] for name in INHERITED if name in told} if isinstance(told, dict) else {}
+            known = checkpoint_manager.load_meta(folder, one).get("user_config")
+            return {name: known[name] for name in INHERITED if name in known} if isinstance(known, dict) else {}
     return {}

@@ -43,7 +43,7 @@ def _first_of(others: Mapping[int, Any]) -> int:
     return next(rank for rank in range(len(others) + 1) if rank not in others)
 
 
-def turned(file: Json, rank: int) -> Json:
+def as_written_by(file: Json, rank: int) -> Json:
     """Our file as this rank would have written it; unchanged if it did, or if this rank had no part."""
     ours = file.get(OURS_KEY) or {}
     others = ours.get("others") or {}

@@ -38,7 +38,7 @@ from nanochat.parallel.comm import CHUNK_BYTES, Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FileEntry
-from nanochat.run.optim_file import turned
+from nanochat.run.optim_file import as_written_by
 
 Json = dict[str, Any]
 # Limits of the tensors in a data position, and of the tokens waiting there.
@@ -53,13 +53,13 @@ PLACE: dict[str, Fits] = {
     "of": count(least=-1),
     "route": text,
     "files": listed(text),
-    "cursor": lambda told: row(*NUMBERS)(told) or row(*NUMBERS, *AHEAD_AND_THEN)(told),
+    "cursor": lambda value: row(*NUMBERS)(value) or row(*NUMBERS, *AHEAD_AND_THEN)(value),
 }
 
 
-def is_place(told: Any) -> bool:
+def is_place(state: Any) -> bool:
     """The plain values of a data position."""
-    return named(anything)(told) and all(key in PLACE and PLACE[key](value) for key, value in told.items())
+    return named(anything)(state) and all(key in PLACE and PLACE[key](value) for key, value in state.items())
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -120,17 +120,17 @@ def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage
     here = checkpoints.steps_in(folder)
     for step in here:
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
-    told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
-    held = [steps for dummy, steps in told]
-    chosen = lineage.choose([name for name, dummy in told], held, variable)
+    from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_wanted_and_held)
+    held = [steps for dummy, steps in from_ranks]
+    chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
     parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
     return ResumedTraining(chosen, lineage.steps_of(chosen, mine, held, parts))
 
 
 def name_training(comm: Comm, known: str) -> str:
     """The known training id, or a new one for all ranks."""
-    told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
-    return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
+    from_ranks = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
 def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining | None = None) -> ChosenStep | None:
@@ -138,9 +138,9 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
     there is none."""
     mine = (training or find_training(comm, folder, "")).steps
     steps = [wanted] if wanted >= 0 else mine
-    told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
+    from_ranks = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
-    for step in sorted({step for steps in told for step in steps}, reverse=True):
+    for step in sorted({step for steps in from_ranks for step in steps}, reverse=True):
         writer = writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
@@ -178,15 +178,15 @@ def _held_of(step: int) -> Fits:
     patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
     model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
     of_ours = row(flag, flag, row(model, meta, optimizer))
-    of_others = row(flag, flag, listed(lambda told: model(told) or meta(told) or optimizer(told)))
+    of_others = row(flag, flag, listed(lambda value: model(value) or meta(value) or optimizer(value)))
 
-    def fits(told: Any) -> bool:
-        if not of_others(told):
+    def fits(value: Any) -> bool:
+        if not of_others(value):
             return False
-        whole, ours, files = told
+        whole, ours, files = value
         told_names = [name for name, *dummy in files]
         if ours:
-            return bool(whole) and of_ours(told)
+            return bool(whole) and of_ours(value)
         return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
 
     return fits
@@ -196,15 +196,15 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
-    told = [
+    from_ranks = [
         held and StepFiles(*held[:2], [FileEntry(*file) for file in held[2]])
         for held in comm.exchange(what, mine, patient=True, fits=fits)
     ]
-    source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
+    source = next((rank for rank, held in enumerate(from_ranks) if held and held.whole), None)
     if source is None:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
-    ours, wanted = told[source].ours, _wanted(told, source)
-    lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
+    ours, wanted = from_ranks[source].ours, _wanted(from_ranks, source)
+    lacking = {rank: _lacking(held, from_ranks[source], wanted) for rank, held in enumerate(from_ranks) if held}
     try:
         _take_files(comm, folder, found.step, wanted, lacking, ours)
     except OSError as error:
@@ -221,12 +221,12 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     return leader if found.writer is None or lacking[leader] else found.writer
 
 
-def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, FileEntry]]:
+def _wanted(from_ranks: list[Any], source: int) -> dict[str, tuple[int, FileEntry]]:
     """Each file by name, with a rank that has it. Upstream's optimizer has a file per rank, possibly in separate folders; all
     are wanted."""
-    wanted = {file.name: (source, file) for file in told[source].files}
-    for rank, held in enumerate(told):
-        for file in held.files if held and not told[source].ours else ():
+    wanted = {file.name: (source, file) for file in from_ranks[source].files}
+    for rank, held in enumerate(from_ranks):
+        for file in held.files if held and not from_ranks[source].ours else ():
             if file.name.startswith("optim_"):
                 wanted.setdefault(file.name, (rank, file))
     return wanted
@@ -305,7 +305,7 @@ def _make_own(folder: Path, step: int, rank: int, files: list[FileEntry]) -> Non
     """Turn received files into this rank's own checkpoint."""
     own = checkpoints.optimizer_name(step, rank)
     # Upstream reads a rank's part where ours has the writing rank's.
-    again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
+    again = checkpoints.rewrite(folder, own, rank, lambda file: as_written_by(file, rank))
     here = [again or file._replace(name=own) if file.name.startswith("optim_") else file for file in files]
     checkpoints.write_list(folder, step, rank, here, [])
 

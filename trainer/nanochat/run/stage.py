@@ -62,7 +62,7 @@ class RunStage:
 
     folder = stages.BASE.folder
     trains = True
-    doing = "Training"
+    activity = "Training"
     base: BaseModel | None = None
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
@@ -84,12 +84,12 @@ class RunStage:
         position: where they resume approximately."""
         return Streams(reader.rank, shares, opener(reader, shares, position, states))
 
-    def deal_again(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
+    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         """The shares changed between two steps; states: where the streams are."""
         if isinstance(loader, Streams):
             loader.deal(shares, opener(reader, shares, None, states))
 
-    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Exact positions for this run's ranks, from those of the ranks that made a checkpoint; None
         if these are useless here."""
         old = [state for state in states if "cursor" in state]
@@ -101,7 +101,7 @@ class RunStage:
         shards = dataset.inspect_split(reader.data_dir, "train", reader.world)
         return [dataloader.deal(old, shards, number, reader.world) for number in range(reader.world)]
 
-    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+    def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """A lost rank's data position, from what another one saved alone; None if its last one is unknown."""
         if loader["ranks"] is None:
             return None
@@ -112,7 +112,7 @@ class RunStage:
         """Number of tokens in a step's mean loss; tokens: in its rows, batch: the loader's last one."""
         return tokens
 
-    def is_judged(self) -> bool:
+    def has_evaluation(self) -> bool:
         """Whether there is data to evaluate on."""
         return True
 

@@ -55,7 +55,7 @@ class TrainingProgress:
 
 
 @dataclasses.dataclass
-class Places:
+class DataPositions:
     """All ranks' data positions before a step, to reconstruct a lost rank's; None: unknown."""
 
     step: int = 0
@@ -88,7 +88,7 @@ class Run:
     busy_seconds: float = 0.0  # in the last step; 0 if that does not predict the next ones
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
-    places: Places = dataclasses.field(default_factory=Places)
+    places: DataPositions = dataclasses.field(default_factory=DataPositions)
     stop_asked: bool = False
     training_id: str = ""  # see lineage.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
@@ -174,13 +174,13 @@ class Run:
         together = self.training.shared_head is not None
         return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
 
-    def began_with(self) -> list[list[int]]:
+    def configured_shares(self) -> list[list[int]]:
         """The shares according to the settings."""
         settings = self.settings
         rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
         return [rows, list(settings.head_shares)]
 
-    def make_again(self, shares: Shares) -> None:
+    def rebuild(self, shares: Shares) -> None:
         """Rebuild everything that depends on the shares, without its state."""
         self.shares = shares
         self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
@@ -206,6 +206,6 @@ class Run:
                 "smooth_train_loss": progress.smooth_loss,
                 "total_training_time": progress.training_seconds,
                 **({"place": progress.place} if self.plan.timed else {}),
-                **({"shares": [*self.shares, self.began_with()]} if self.settings.rebalance else {}),
+                **({"shares": [*self.shares, self.configured_shares()]} if self.settings.rebalance else {}),
             },
         }
