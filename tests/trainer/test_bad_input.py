@@ -179,7 +179,7 @@ def take_meta(folder: Path) -> TrainingProgress:
     return progress
 
 
-def test_a_sound_meta_file_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_valid_meta_file_is_accepted(tmp_path: Path) -> None:
     """By the same calls, of which any may be refused above."""
     loop = {"min_val_bpb": 1.5, "smooth_train_loss": 2.5, "total_training_time": 3.5}
     place = {"pq_idx": 1, "rg_idx": 2, "epoch": 1}
@@ -227,7 +227,7 @@ def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
 
 @cases(400)
 @given(st.binary(max_size=50) | BROKEN, JSON)
-def test_any_metrics_file_is_gone_on_with(before: bytes, value: Any) -> None:
+def test_any_metrics_file_is_appended_to(before: bytes, value: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "metrics-rank0.jsonl"
         path.write_bytes(before)

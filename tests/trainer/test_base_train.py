@@ -117,7 +117,7 @@ def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
         assert re.search(rf"differ in shard {missing.name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err)
 
 
-def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) -> None:
+def test_field_07_tokenizers_with_different_byte_counts_are_refused(tmp_path: Path) -> None:
     """The same words, but another table of how many bytes each has: bits per byte would differ, and nothing else."""
     job = Job(tmp_path, 2)
     shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
@@ -149,7 +149,7 @@ def test_field_21_unlike_processors_hold_the_same_weights(tmp_path: Path) -> Non
     assert job.final_digest()
 
 
-def test_a_loss_that_is_no_number_stops_all_ranks(tmp_path: Path) -> None:
+def test_a_loss_of_nan_stops_all_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for result in job.fails("--matrix-lr", "1e30", "--warmup-steps", "0"):
         assert "the loss is nan at step" in result.err

@@ -33,7 +33,7 @@ def base(base_folder: Path) -> Path:
     return base_folder
 
 
-def test_what_the_assistant_says_is_to_be_learnt_and_nothing_else(tokens: Tokenizer) -> None:
+def test_only_the_assistants_part_is_learnt(tokens: Tokenizer) -> None:
     ids, said = conversation.render(tokens, [{"role": "system", "content": "Be brief."}, *ASKED])
     question, answer = tokens.encode("Be brief.\n\nWhere is it?"), tokens.encode("Here.")
     special = tokens.special
@@ -88,7 +88,7 @@ def test_files_without_conversations(tmp_path: Path) -> None:
     assert [conversation.read_at(path, at) for at in found] == [ASKED, ASKED * 2]
 
 
-def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:
+def test_a_base_model_continues_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:
     flags = ["-i", "base", "-g", "d2", "-p", "import sys", "--max-tokens=9", "--seed=3"]
     chat_cli.main(flags)
     first = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("flags", [["-i", "sft"], ["-i", "base", "-g", "t"]])
-def test_one_that_was_fine_tuned_answers(
+def test_a_fine_tuned_model_answers(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     prompts = []
@@ -131,7 +131,7 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
     assert capsys.readouterr().out.count(" [stopped]") == 2
 
 
-def test_a_model_says_nothing_that_a_terminal_would_obey(
+def test_control_characters_are_not_printed(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tokens: Tokenizer
 ) -> None:
     said = tokens.encode("a\x1b]52;c;ZXZpbA==\x07\u202eb\n")
@@ -152,7 +152,7 @@ def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: T
     assert len(chat_cli.Dialogue(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
 
 
-def test_what_cannot_be_talked_to_is_told(
+def test_missing_checkpoints_and_bad_flags_are_refused(
     base_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flags, told in (

@@ -193,7 +193,7 @@ def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypa
     assert names(tmp_path) == []
 
 
-def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
+def test_older_checkpoints_are_pruned_once_all_ranks_have_newer_ones(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
         save(tmp_path, step, rank=1)
@@ -207,7 +207,7 @@ def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
     assert not any("000010" in name for name in names(tmp_path))
 
 
-def test_a_host_whose_number_changes_leaves_no_checkpoints_behind(tmp_path: Path) -> None:
+def test_a_host_whose_rank_changes_leaves_no_checkpoints_behind(tmp_path: Path) -> None:
     made = []
     for step, rank in ((10, 2), (20, 1), (30, 0), (40, 1), (50, 2)):
         save(tmp_path, step, rank=rank)
@@ -224,7 +224,7 @@ def test_checkpoints_of_upstream_are_never_removed(tmp_path: Path) -> None:
     assert checkpoints.whole_steps(tmp_path, 0) == [10, 20]
 
 
-def test_what_interrupted_saves_left_is_swept_whichever_number_the_rank_had(tmp_path: Path) -> None:
+def test_leftovers_of_interrupted_saves_are_swept_for_any_rank(tmp_path: Path) -> None:
     save(tmp_path, 10)
     kept = set(names(tmp_path))
     for rank in (0, 12):
@@ -239,7 +239,7 @@ def interrupted(*dummy: object, **more: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     kept = {name for name in names(tmp_path) if "10" not in name}
@@ -251,7 +251,7 @@ def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: py
     assert set(names(tmp_path)) == kept
 
 
-def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: Path) -> None:
+def test_a_received_file_appears_only_if_it_is_intact(tmp_path: Path) -> None:
     save(tmp_path / "there", 10)
     name = checkpoints.model_name(10)
     sent = (tmp_path / "there" / name).read_bytes()
@@ -312,7 +312,7 @@ def test_a_save_whose_list_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_what_is_set_aside_is_numbered_and_nothing_is_replaced(tmp_path: Path) -> None:
+def test_set_aside_folders_are_numbered_and_replace_nothing(tmp_path: Path) -> None:
     assert checkpoints.set_aside(tmp_path, [10]) is None
     for dummy in range(2):
         save(tmp_path, 10)

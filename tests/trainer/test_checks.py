@@ -55,7 +55,7 @@ def test_all_ranks_meet_add_up_and_are_measured():
     assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
 
 
-def test_field_20_a_rank_that_never_comes_is_told_soon():
+def test_field_20_a_missing_rank_is_reported_soon():
     [result] = ranks(2, 1, "2")
     assert result["code"] == 1
     assert (result["ok"], result["phase"]) == (False, "rendezvous")
@@ -63,7 +63,7 @@ def test_field_20_a_rank_that_never_comes_is_told_soon():
     assert result["seconds"] < 15
 
 
-def test_a_rank_that_starts_late_is_waited_for():
+def test_ranks_wait_for_a_late_one():
     place = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -78,26 +78,26 @@ def test_a_rank_that_starts_late_is_waited_for():
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
 
 
-def test_the_slowest_start_gives_the_time_that_all_have_to_connect():
+def test_the_slowest_start_sets_the_time_to_connect():
     store = HashStore()
     store.set("started-1", "7.5")
     assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5  # type: ignore[arg-type]
     assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_of_what_gloo_says_its_guesses_are_left_out() -> None:
+def test_gloos_guesses_are_left_out() -> None:
     said = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:21395."
     guess = "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
     assert gloo_check.first_line(RuntimeError(f"{said} {guess}")) == "Connection closed by peer [10.0.0.2]:21395"
 
 
-def test_what_torchrun_would_set_is_asked_for():
+def test_missing_variables_are_named():
     result = answer(start("scripts.gloo_check", RANK="0"))
     assert result["code"] == 1
     assert "WORLD_SIZE" in result["error"]
 
 
-def test_a_measured_step_tells_its_parts():
+def test_a_measured_step_has_all_parts():
     result = answer(start("scripts.measure_step", "--vocab-size", "300", "--seconds", "5", "--steps", "2", "--", *TINY))
     assert result["code"] == 0
     assert result["steps"] == 2
@@ -121,7 +121,7 @@ def test_avx2_is_taken_where_it_is_clearly_faster_than_avx512(flags, default, av
     assert environ.get("ATEN_CPU_CAPABILITY") == chosen
 
 
-def test_a_flag_that_is_wrong_is_told_in_json():
+def test_a_wrong_flag_is_reported_in_json():
     result = answer(start("scripts.measure_step", "--", "--depth=x"))
     assert result["code"] == 1
     assert "depth" in result["error"]

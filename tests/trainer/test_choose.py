@@ -121,7 +121,7 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path, 2)
 
 
-def test_the_newest_step_that_any_rank_has_whole_is_taken(hosts: Hosts) -> None:
+def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0, 1)
     assert hosts.choose() == [ChosenStep(20, 0, True), ChosenStep(20, 1, True)]
@@ -133,7 +133,7 @@ def test_the_newest_step_that_any_rank_has_whole_is_taken(hosts: Hosts) -> None:
     assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1, True)]
 
 
-def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
+def test_a_requested_step_is_chosen_or_refused(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 1)
     assert hosts.choose(10) == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
@@ -144,7 +144,7 @@ def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
         hosts.choose(20)
 
 
-def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
+def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:
     assert hosts.choose() == [None, None]
     hosts.save(10, 0, 1)
     hosts.save(20, 0)
@@ -159,7 +159,7 @@ def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
     assert hosts.choose() == [None, None]
 
 
-def test_the_newest_is_taken_also_where_a_rank_lacks_its_own_part_of_it(hosts: Hosts) -> None:
+def test_the_newest_step_is_chosen_although_a_rank_lacks_its_part(hosts: Hosts) -> None:
     hosts.save(6, 0, 1)
     hosts.save(12, 0)
     assert hosts.choose() == [ChosenStep(12, 0, True), ChosenStep(12, None)]
@@ -168,7 +168,7 @@ def test_the_newest_is_taken_also_where_a_rank_lacks_its_own_part_of_it(hosts: H
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def test_an_older_training_of_a_higher_step_does_not_win(hosts: Hosts) -> None:
+def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(12, 1, training=OLD)
     hosts.save(6, 0, training=NEW)
     assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
@@ -188,7 +188,7 @@ def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: H
         hosts.choose(training=NEW)
 
 
-def test_checkpoints_without_an_id_are_of_the_training_in_their_folder(hosts: Hosts) -> None:
+def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts: Hosts) -> None:
     hosts.save(12, 1)
     hosts.save(10, 0)
     # Nobody knows better.
@@ -198,7 +198,7 @@ def test_checkpoints_without_an_id_are_of_the_training_in_their_folder(hosts: Ho
     assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
 
 
-def test_all_ranks_must_be_told_the_same_training(hosts: Hosts) -> None:
+def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
     def choose(comm: ThreadComm) -> Any:
         return resume.find_training(comm, hosts.folders[comm.rank], (OLD, NEW)[comm.rank])
 
@@ -212,7 +212,7 @@ def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
     assert [list(folder.iterdir()) for folder in folders] == [[], [], []]
 
 
-def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_the_step_receives_and_keeps_it(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "CHUNK_BYTES", 300)
     monkeypatch.setattr(comm_module, "CHUNK_BYTES", 300)
     hosts.save(10, 1)
@@ -224,7 +224,7 @@ def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypa
     assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_a_file_that_came_from_another_rank_is_as_this_one_would_have_written_it(tmp_path: Path) -> None:
+def test_a_received_optimizer_file_is_as_this_rank_would_have_written_it(tmp_path: Path) -> None:
     hosts, wrote = Hosts(tmp_path, 3), 1
     parts = [{0: {"exp_avg": torch.full((4,), float(rank))}} for rank in range(3)]
 
@@ -240,7 +240,7 @@ def test_a_file_that_came_from_another_rank_is_as_this_one_would_have_written_it
     assert hosts.choose() == [ChosenStep(10, rank, True) for rank in range(3)]
 
 
-def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
+def test_a_received_optimizer_file_stays_as_it_is_without_this_ranks_part_or_disk_space(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = {"state": {0: {"step": 1}}, "param_groups": [], OURS_KEY: {"others": {}}}
@@ -262,13 +262,13 @@ def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
     assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_nothing_is_sent_where_all_have_the_same(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_if_all_ranks_have_the_same_files(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.save(10, 0, 1)
     monkeypatch.setattr(ThreadComm, "broadcast_bytes", None)
     assert hosts.fetch() == [0, 1]
 
 
-def test_parts_of_a_run_that_went_on_apart_take_the_weights_of_one(hosts: Hosts) -> None:
+def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     hosts.save(10, 0)
     hosts.save(10, 1, weight=5.0)
     assert hosts.fetch() == [0, 1]
@@ -276,7 +276,7 @@ def test_parts_of_a_run_that_went_on_apart_take_the_weights_of_one(hosts: Hosts)
     assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_a_checkpoint_of_upstream_is_gathered_from_the_folders_of_its_ranks(hosts: Hosts) -> None:
+def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
     """Rank 0 wrote the weights, every rank its own file of the optimizer, and nobody a list."""
     hosts.save(10, 0, 1)
     for folder in hosts.folders:
@@ -289,7 +289,7 @@ def test_a_checkpoint_of_upstream_is_gathered_from_the_folders_of_its_ranks(host
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
 
 
-def test_a_damaged_optimizer_of_upstream_is_not_handed_on(hosts: Hosts) -> None:
+def test_upstreams_damaged_optimizer_file_is_not_shared(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     folder = hosts.folders[0]
     for path in folder.glob("ckpt_*"):
@@ -311,7 +311,7 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [ChosenStep(10, 0, True)] * 2
 
 
-def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
+def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
     hosts.save(10, 0)
     [folder] = hosts.folders[:1]
     shutil.copy(folder / "optim_000010_rank0.pt", folder / "optim_000010_rank1.pt")
@@ -320,7 +320,7 @@ def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
     assert resume.writer_of(folder, 10) is None
 
 
-def test_every_rank_knows_where_all_are_in_the_data() -> None:
+def test_every_rank_gathers_all_positions_in_the_data() -> None:
     def state(comm: ThreadComm) -> Any:
         lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
         return resume.gather_states(comm, {"cursor": [comm.rank, 0, 1, 0], "lengths": lengths})

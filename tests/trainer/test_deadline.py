@@ -60,7 +60,7 @@ def steps(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_place_goes_with_the_time(ahead: bool) -> None:
+def test_the_place_follows_the_time(ahead: bool) -> None:
     places, end = steps(100.0, ahead=ahead)
     assert len(places) in (99, 100, 101)
     assert [place / WHOLE for place in places[::10]] == pytest.approx(
@@ -79,7 +79,7 @@ def test_slower_machine_ends_on_time_and_cools_down() -> None:
     assert last.muon_weight_decay < 0.001
 
 
-def test_what_follows_the_last_step_is_inside() -> None:
+def test_time_after_the_last_step_is_reserved() -> None:
     assert 73 <= steps(100.0, after={"eval": 20.0, "save": 5.0})[1] <= 75
 
 
@@ -98,7 +98,7 @@ def test_time_that_is_over_leaves_one_step() -> None:
     assert steps(-3600.0, WHOLE // 2)[0] == [WHOLE - 1]
 
 
-def test_end_of_the_environment_and_of_the_folder(tmp_path: Path) -> None:
+def test_the_end_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"ends": 1700000000.5}), encoding="utf-8")
     assert end_of_run(tmp_path, {}) == 1700000000.5
     assert end_of_run(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
@@ -117,7 +117,7 @@ def ends_in(job: Job, seconds: float) -> float:
     return ends
 
 
-def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
+def test_real_ranks_stop_resume_and_end_on_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ends = ends_in(job, 40.0)
     flags = ("--timed", "--resume", "--num-iterations", "50", "--eval-every", "10000", "--eval-tokens", "128")

@@ -51,7 +51,7 @@ def test_sampling_follows_seed_and_top_k(model: GPT) -> None:
     assert draw(1, top_k=1) == list(engine.generate(model, [503, 1, 2], 20, temperature=0.0))
 
 
-def test_top_k_draws_among_the_likeliest_in_their_proportion() -> None:
+def test_top_k_draws_among_the_likeliest_by_probability() -> None:
     logits = torch.tensor([[0.0, math.log(3.0), -1.0, -5.0]]).expand(4000, 4)
     drawn = engine.choose(logits, 1.0, 2, torch.Generator().manual_seed(0))
     counts = torch.bincount(drawn, minlength=4).tolist()
@@ -65,7 +65,7 @@ def test_generation_ends_at_a_stop_token(model: GPT) -> None:
     assert list(engine.generate(model, [503, 7], 30, temperature=0.0, stops={stop})) == free[: free.index(stop)]
 
 
-def test_sample_goes_on_with_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_continues_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-p", "def main", "--max-tokens", "8", "-t", "0"]
     assert exit_code(lambda: sample.main(flags)) == 0
     newest = capsys.readouterr().out

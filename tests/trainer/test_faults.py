@@ -90,7 +90,7 @@ def drift(comm: Comm, folder: str) -> None:
         program.fail(run.journal, comm, error)
 
 
-def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> None:
+def test_after_different_weights_no_record_says_identical(tmp_path: Path) -> None:
     for rank, result in enumerate(ranks.call(HERE, "drift", 2, str(tmp_path))):
         assert result.code == 2, result
         job = Job(tmp_path, 2)
@@ -116,7 +116,7 @@ def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Sync, "step", spoilt)
 
 
-def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_whose_weights_give_nan_is_removed(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         spoil_after(patch, 6)
         flags = ("--save-every", "3", "--keep-checkpoints", "1")
@@ -127,7 +127,7 @@ def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monk
     assert run_alone(alone, *flags, "--resume").progress.resumed_from == 3
 
 
-def test_older_checkpoints_go_once_the_newest_has_given_a_loss(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_checkpoints_are_pruned_once_the_newest_gave_a_loss(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         spoil_after(patch, 7)
         with pytest.raises(UserError, match=r"loss is nan at step 7, .*; resume from the last checkpoint"):
@@ -135,9 +135,7 @@ def test_older_checkpoints_go_once_the_newest_has_given_a_loss(alone: Job, monke
     assert checkpoints.steps_in(alone.checkpoints(0)) == [6]
 
 
-def test_a_resumed_run_that_gives_no_loss_names_an_older_checkpoint(
-    alone: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run_alone(alone, "--num-iterations", "6", "--save-every", "3")
     spoil_after(monkeypatch, 0)
     with pytest.raises(UserError, match=r"are those of the checkpoint; resume from --resume-from-step 3"):
@@ -149,7 +147,7 @@ def test_a_resumed_run_that_gives_no_loss_names_an_older_checkpoint(
 # -- whose checkpoints these are
 
 
-def test_a_start_from_scratch_does_not_leave_its_successor_to_an_older_run(alone: Job) -> None:
+def test_a_start_from_scratch_sets_older_checkpoints_aside(alone: Job) -> None:
     run_alone(alone, "--num-iterations", "4", "--save-every", "2")
     older = {path.name for path in alone.checkpoints(0).iterdir()}
     run_alone(alone, "--num-iterations", "2", "--matrix-lr", "0.01")
@@ -186,7 +184,7 @@ def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_another_number_of_ranks_goes_on_with_all_that_was_saved(before: int, after: int, tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes_with_all_saved_state(before: int, after: int, tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
     ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
 
@@ -204,7 +202,7 @@ def tell_place(comm: Comm, folder: str, *flags: str) -> None:
     print(json.dumps(places))
 
 
-def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: Path) -> None:
+def test_after_a_change_of_ranks_all_resume_at_one_position_in_the_data(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.run("--rank-rows", "10,2")
     metas = [json.loads((job.checkpoints(rank) / "meta_000012.json").read_text()) for rank in (0, 1)]
@@ -219,7 +217,7 @@ def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: 
     assert all((place["epoch"], place["pq_idx"]) >= (named["epoch"], named["pq_idx"]) for place in places[0])
 
 
-def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> None:
+def test_another_trainers_checkpoint_may_lack_the_epoch_but_not_the_position() -> None:
     assert approximate_position({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
         "epoch": 1, "pq_idx": 1, "rg_idx": 2,
     }  # fmt: skip
@@ -227,7 +225,7 @@ def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> N
         approximate_position({"step": 3}, [])
 
 
-def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
+def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:
     run_alone(alone, "--num-iterations", "2")
     path = alone.checkpoints(0) / "model_000002.pt"
     weights = torch.load(path, weights_only=True)
@@ -240,7 +238,9 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
 # -- stopping
 
 
-def test_a_stop_saves_and_leaves_what_is_due_to_the_next_start(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_saves_and_leaves_a_due_evaluation_to_the_next_start(
+    alone: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = training.train_step
     monkeypatch.setattr(training, "train_step", lambda run: step(run) or run.progress.step == 2)
     flags = ("--num-iterations", "4", "--eval-every", "2", "--eval-tokens", "512", "--save-every", "-1")
@@ -275,7 +275,7 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) ->
         assert Job(tmp_path / name, 1).events("end")[-1]["reason"] == "finished"
 
 
-def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: Job, capsys: Any) -> None:
+def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, capsys: Any) -> None:
     run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
     for folder, words in ((alone.folder, "the traceback is in"), (alone.folder / "gone", "cannot be written to")):
         run.journal.folder = folder
@@ -313,7 +313,7 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["space", "list"])
-def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: str, tmp_path: Path) -> None:
+def test_field_18_a_full_disk_of_a_receiving_rank_is_reported(fails: str, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
     shutil.rmtree(job.checkpoints(1))

@@ -40,7 +40,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_field_19_a_rank_frozen_in_any_phase_holds_nobody(case: str, told: dict[str, Any], tmp_path: Path) -> None:
+def test_field_19_a_rank_frozen_in_any_phase_blocks_no_other(case: str, told: dict[str, Any], tmp_path: Path) -> None:
     # A second attempt freezes anew.
     one, frozen = told.pop(case, None) or freeze(tmp_path, case)[case], int(case[-1])
     assert one["froze"], one

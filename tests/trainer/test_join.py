@@ -112,9 +112,7 @@ def test_field_21_two_ranks_train_what_one_would(sync: str, alone: list[float], 
     assert subprocess.run(["diff", "-r", STAND_IN, checkout.path, *kept], check=False).returncode == 0
 
 
-def test_packed_gradients_train_the_same_on_both_ranks_and_nearly_what_one_would(
-    alone: list[float], together: dict[str, Checkout]
-) -> None:
+def test_packed_gradients_train_nearly_as_one_rank_would(alone: list[float], together: dict[str, Checkout]) -> None:
     checkout = together["int8"]
     assert checkout.losses() == pytest.approx(alone, rel=0.02)
     told = [checkout.events("digest", rank)[-1] for rank in range(2)]
@@ -124,7 +122,7 @@ def test_packed_gradients_train_the_same_on_both_ranks_and_nearly_what_one_would
     assert sent["int8"] < 0.6 * sent["exact"]
 
 
-def test_of_embeddings_rows_travel_and_not_tables(together: dict[str, Checkout]) -> None:
+def test_rows_of_embeddings_are_sent_instead_of_tables(together: dict[str, Checkout]) -> None:
     sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
     tables = 4 * 64 * 1920 * 3
     # dense: half of all gradients and half of all that was updated; exact: of the tables only the rows of some tokens.
@@ -185,7 +183,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout
     return found
 
 
-def test_what_follows_the_base_model_is_trained_together_too(tuned: dict[int, Checkout]) -> None:
+def test_the_stage_after_the_base_model_is_trained_together_too(tuned: dict[int, Checkout]) -> None:
     checkout = tuned[2]
     assert len(checkout.losses()) == 4
     # With half of the rows on each rank, and the momentum of the base model on both.
@@ -200,7 +198,7 @@ def test_what_follows_the_base_model_is_trained_together_too(tuned: dict[int, Ch
 
 
 @pytest.mark.long
-def test_a_task_that_takes_one_host_longer_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
+def test_ranks_wait_for_a_task_that_takes_longer_than_the_timeout(tmp_path: Path) -> None:
     """The tasks of CORE, at whose end the ranks meet."""
     flags = ["--num-iterations=2", "--core-metric-every=2", "--core-seconds=20"]
     out, dummy = Checkout(tmp_path).run(2, *flags, own=["--timeout-seconds", "15"])
@@ -231,7 +229,7 @@ def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: 
     assert [(event["reason"], event["cause"]) for event in tuned.events("end")] == [("error", "disk-full")]
 
 
-def test_older_checkpoints_go_when_a_step_has_shown_that_the_last_one_is_sound(tmp_path: Path) -> None:
+def test_older_checkpoints_are_pruned_once_a_step_has_proved_the_newest(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     checkout.edit("scripts/base_train.py", "(loss / grad", "(loss * (math.nan if step == 3 else 1) / grad")
     checkout.edit("scripts/base_train.py", "import time", "import math\nimport time")
@@ -240,14 +238,14 @@ def test_older_checkpoints_go_when_a_step_has_shown_that_the_last_one_is_sound(t
     assert {path.name for path in checkout.checkpoints(0).glob("model_*")} == {"model_000002.pt"}
 
 
-def test_without_a_base_model_nothing_follows(tmp_path: Path) -> None:
+def test_a_missing_base_model_or_script_is_reported(tmp_path: Path) -> None:
     (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
     assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
     (result,) = Checkout(tmp_path / "none", "scripts.mid_train").fails(1, own=AFTER_BASE)
     assert "has no scripts/mid_train.py" in result.err
 
 
-def test_what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     (result,) = checkout.fails(1, "--nonsense=3")
     assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err

@@ -65,13 +65,13 @@ def scattered(ranks: list[Collectives], each: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(("sync", "off"), [("exact", 0.0), ("bf16", 2**-8), ("int8", 2**-5)])
-def test_the_mean_arrives_as_well_as_the_way_can_carry_it(sync: str, off: float) -> None:
+def test_the_mean_is_as_precise_as_the_method(sync: str, off: float) -> None:
     each = gradients(0, 8, 16, 64)
     wanted, found = sum(each) / WORLD, scattered(ranks_of(sync), each)
     assert ((found - wanted).abs().amax((1, 2)) <= off * wanted.abs().amax((1, 2))).all()
 
 
-def test_what_packing_leaves_comes_with_the_next_step() -> None:
+def test_rounding_errors_are_sent_with_the_next_step() -> None:
     ranks, wanted, found, worst = ranks_of("int8"), torch.zeros(8, 64), torch.zeros(8, 64), 0.0
     for step in range(STEPS):
         each = gradients(step, 8, 64)
@@ -88,7 +88,7 @@ def test_what_packing_leaves_comes_with_the_next_step() -> None:
     assert float((found - wanted).abs().max()) <= 1.5 * worst
 
 
-def test_all_ranks_hold_the_same_bits_of_what_is_shared_out() -> None:
+def test_all_ranks_receive_the_same_bits() -> None:
     for sync in ("exact", "bf16", "int8"):
         mine = gradients(7, WORLD * 3, 128)[0]
         parts, found = in_blocks(mine.flatten(), WORLD), [torch.zeros(mine.numel()) for dummy in range(WORLD)]
@@ -102,7 +102,7 @@ def test_all_ranks_hold_the_same_bits_of_what_is_shared_out() -> None:
         assert torch.equal(found[0], mine.flatten()) is (sync == "exact")
 
 
-def test_where_too_few_values_would_share_a_scale_sixteen_bits_travel() -> None:
+def test_rows_too_short_for_a_scale_are_sent_in_16_bits() -> None:
     each = gradients(3, 8, 10)
     found = scattered(ranks_of("int8"), each)
     assert torch.equal(found, scattered(ranks_of("bf16"), each))

@@ -23,7 +23,7 @@ def collectives() -> Any:
 
 
 @pytest.mark.parametrize(("kind", "sync"), [({"kind": "adamw"}, "dense"), ({}, "exact")])
-def test_ids_that_nobody_asks_for_are_forgotten_with_each_step(
+def test_unused_token_ids_are_forgotten_with_each_step(
     kind: dict[str, str], sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.Embedding, "forward", torch.nn.Embedding.forward)

@@ -54,7 +54,7 @@ def test_an_evaluation_has_at_least_one_batch() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("batches", [1, 5, 6])
-def test_every_row_is_dealt_out_once_and_nobody_has_a_batch_more(world: int, batches: int) -> None:
+def test_every_row_is_dealt_out_once_and_in_equal_parts(world: int, batches: int) -> None:
     whole = [(torch.tensor([[2 * n], [2 * n + 1]]), torch.tensor([[-2 * n], [-2 * n - 1]])) for n in range(batches)]
     dealt = [list(deal_out(whole, rank, world)) for rank in range(world)]
     assert sorted(int(row) for one in dealt for ids, dummy in one for row in ids) == list(range(2 * batches))
@@ -88,7 +88,7 @@ GOLDEN = (2.6350925859, 8.5609157933)
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_an_evaluation_gives_one_figure_however_many_ranks_share_it_out(world: int, tmp_path: Path) -> None:
+def test_an_evaluation_gives_the_same_figure_for_any_number_of_ranks(world: int, tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "evaluated", world, str(tmp_path)))
     assert [ranks.last_json(out) for out in outs] == [[pytest.approx(one, rel=1e-6) for one in GOLDEN]] * world
 
@@ -108,6 +108,6 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
     assert run.progress.val_bpb is None
 
 
-def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
+def test_an_evaluation_ends_early_if_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "asked_to_stop", 2, str(tmp_path)))
     assert "Evaluation interrupted" in outs[0]

@@ -89,7 +89,7 @@ def flat(state: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{name} {key}": value for name, one in both.items() for key, value in one.items()}
 
 
-def test_field_40_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
+def test_field_40_their_optimizer_resumes_from_our_file(tmp_path: Path) -> None:
     """Steps after the change are those that ours would have made."""
     model, optimizer = trained()
     other = baseline_of(model)
@@ -103,7 +103,7 @@ def test_field_40_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
     close(weights(model), weights(other), 2e-3)
 
 
-def test_field_40_ours_goes_on_from_theirs(tmp_path: Path) -> None:
+def test_field_40_our_optimizer_resumes_from_their_file(tmp_path: Path) -> None:
     model = model_of()
     other = baseline_of(model)
     their = theirs(other)
@@ -122,7 +122,7 @@ def test_field_40_ours_goes_on_from_theirs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_files_of_several_ranks_are_split_as_theirs(world: int, tmp_path: Path) -> None:
+def test_the_files_of_several_ranks_are_split_like_theirs(world: int, tmp_path: Path) -> None:
     dummy, optimizer = trained()
     state = optimizer.state_dict()
     files = [through_disk(OptimizerLayout.of(optimizer, world).file(state, rank), tmp_path) for rank in range(world)]
@@ -172,14 +172,14 @@ def whole_size(layout: OptimizerLayout, state: dict[str, Any], folder: Path) -> 
     return (folder / "optim.pt").stat().st_size
 
 
-def test_the_parts_of_all_ranks_take_the_room_of_one_whole(tmp_path: Path) -> None:
+def test_the_parts_of_all_ranks_are_as_large_as_one_whole(tmp_path: Path) -> None:
     dummy, optimizer = trained()
     state = optimizer.state_dict()
     one, four = (whole_size(OptimizerLayout.of(optimizer, world), state, tmp_path) for world in (1, 4))
     assert four < 1.3 * one, "what is not split may be there again, and matrices are filled up to whole parts"
 
 
-def test_what_is_not_this_models_state_is_told(tmp_path: Path) -> None:
+def test_the_state_of_another_model_is_refused_with_a_reason(tmp_path: Path) -> None:
     dummy, optimizer = trained()
     layout, state = OptimizerLayout.of(optimizer, 1), optimizer.state_dict()
     file = layout.file(state, 0)

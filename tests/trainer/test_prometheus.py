@@ -89,14 +89,14 @@ def test_steps_are_written_at_most_once_a_second_and_the_end_at_once(tmp_path: P
     assert values_of(file.path.read_text())["running"] == 0
 
 
-def test_nothing_but_the_whole_file_is_ever_there(tmp_path: Path) -> None:
+def test_no_temporary_file_is_left(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 0)
     file.take(step(0))
     assert [path.name for path in tmp_path.iterdir()] == ["nanochat_d4_rank0.prom"]
     assert file.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_loss_that_is_no_number_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_loss_of_null_changes_nothing(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 0, now=lambda: 0.0)
     file.take(step(0))
     file.take(step(1, loss=None))
@@ -104,14 +104,14 @@ def test_a_loss_that_is_no_number_is_left_as_it_was(tmp_path: Path) -> None:
     assert values_of(file.text())["step"] == 1
 
 
-def test_a_folder_that_refuses_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_folder_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = Textfile(tmp_path / "missing", "d4", 0, now=lambda: 0.0)
     file.take({"kind": "eval", "time": 1.0, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "eval", "time": 2.0, "step": 0, "val_bpb": 1.0})
     assert capsys.readouterr().err.count("training continues") == 1
 
 
-def test_without_a_folder_nobody_listens(tmp_path: Path) -> None:
+def test_there_is_a_listener_only_with_a_folder(tmp_path: Path) -> None:
     assert listener({}, "d4", 0) is None
     take = listener({FOLDER: str(tmp_path)}, "d4", 0)
     assert take is not None

@@ -64,7 +64,7 @@ def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | No
     return results + ranks.finish(processes[1:])
 
 
-def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_ranks_that_lost_each_other_resume_as_if_uninterrupted(tmp_path: Path) -> None:
     """The link breaks and both save: the weights at the end are those of an uninterrupted run, to the bit."""
     whole = Job(tmp_path / "whole", 2)
     whole.run()
@@ -84,7 +84,7 @@ def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> Non
     assert job.final_digest() == whole.final_digest()
 
 
-def test_a_request_to_hang_up_that_a_dead_rank_did_not_find_is_not_meant_for_the_next_one(tmp_path: Path) -> None:
+def test_a_stale_request_to_hang_up_is_removed_at_start(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.environment(1)
     (job.base(1) / "hang-up-rank1").touch()
@@ -93,7 +93,7 @@ def test_a_request_to_hang_up_that_a_dead_rank_did_not_find_is_not_meant_for_the
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.Signals, tmp_path: Path) -> None:
+def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Signals, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     results = lose(job, number=number, hang_up=(0,) if number == signal.SIGSTOP else ())
     assert results[0].code == 2, results
@@ -157,7 +157,7 @@ def lose_within_a_message(comm: Comm, folder: str, hang_up: bool) -> None:
 @pytest.mark.parametrize(
     ("hang_up", "why"), [(True, "lost the others (the attic is not heard)"), (False, "no heartbeat from rank 1")]
 )
-def test_a_rank_that_has_a_part_of_a_message_learns_that_its_connection_was_closed(
+def test_a_rank_that_received_part_of_a_message_notices_a_closed_connection(
     hang_up: bool, why: str, tmp_path: Path
 ) -> None:
     job = Job(tmp_path, 2)
@@ -179,7 +179,7 @@ def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
     assert message.tolist() == [1] * 10
 
 
-def test_a_rank_whose_connections_are_there_waits_for_a_late_one(tmp_path: Path) -> None:
+def test_a_rank_with_open_connections_waits_for_a_late_one(tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "wait_for_a_late_rank", 2, str(tmp_path)))
 
 
@@ -209,7 +209,7 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
 
 @pytest.mark.parametrize("sync", ["exact", "int8"])
 @pytest.mark.parametrize("method", ["_take_others", "_update_small", "_block_sum"])
-def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
+def test_an_interrupted_update_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
     whole, job = Job(tmp_path / "whole", 2), Job(tmp_path / "lost", 2)
     ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder), sync, method))
     if (sync, method) == ("exact", "_take_others"):
@@ -271,7 +271,7 @@ def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: i
 
 
 @pytest.mark.parametrize("save_at", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_a_fine_tuning_that_lost_a_rank_goes_on(save_at: int, tmp_path: Path) -> None:
+def test_a_fine_tuning_that_lost_a_rank_resumes(save_at: int, tmp_path: Path) -> None:
     """Whoever lost whom, it goes on with the next conversations; where both have saved, to the bit."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")
     places = {}

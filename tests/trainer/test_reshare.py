@@ -74,7 +74,7 @@ def change_by_hand(comm: Comm, folder: str) -> None:
         assert torch.equal(values, left[name] if kept[name] else torch.zeros_like(values)), name
 
 
-def test_a_change_keeps_what_each_rank_has_to_itself(tmp_path: Path) -> None:
+def test_a_change_of_shares_keeps_each_ranks_own_state(tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "change_by_hand", 2, str(tmp_path)))
 
 
@@ -83,7 +83,7 @@ def losses(job: Job) -> list[float]:
 
 
 @pytest.mark.parametrize("way", [("--head", "shared"), ("--head", "whole", "--sync", "int8")])
-def test_a_slowed_rank_is_given_less_and_the_run_stays_the_same(tmp_path: Path, way: tuple[str, ...]) -> None:
+def test_a_slowed_rank_gets_fewer_rows_and_the_losses_stay_the_same(tmp_path: Path, way: tuple[str, ...]) -> None:
     even = Job(tmp_path / "even", 2)
     even.run(*FLAGS[:4], *way)
     job = Job(tmp_path / "slowed", 2)

@@ -101,7 +101,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("kind", [Job, SharedFolder])
-def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, packed: str) -> None:
+def test_error_feedback_is_resumed_bit_for_bit(kind: type[Job], tmp_path: Path, packed: str) -> None:
     job = kind(tmp_path, 2)
     job.run("--sync", "int8", "--save-every", "4")
     job.damage(STEPS)
@@ -110,7 +110,7 @@ def test_error_feedback_is_resumed_to_the_bit(kind: type[Job], tmp_path: Path, p
     assert job.final_digest() == packed
 
 
-def test_error_feedback_that_is_not_there_starts_at_zero(tmp_path: Path, packed: str) -> None:
+def test_missing_error_feedback_starts_at_zero(tmp_path: Path, packed: str) -> None:
     job = Job(tmp_path, 2)
     job.run("--sync", "int8", "--num-iterations", "6")
     shutil.rmtree(job.checkpoints(1))
@@ -130,7 +130,7 @@ def test_a_width_that_does_not_divide_into_blocks_is_refused(tmp_path: Path) -> 
         assert "--sync int8: a model 30 wide cannot be divided into blocks of 16; use bf16." in result.err
 
 
-def test_sigterm_on_one_rank_saves_and_ends_all_well(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
+def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterrupted: dict[int, str]) -> None:
     job = Job(tmp_path, 2)
     processes = job.start("--num-iterations", str(STEPS), slow=True)
     job.wait_for_step(3)
@@ -170,7 +170,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     assert "has n_layer 3, but this run has 4" in result.err
 
 
-def test_a_checkpoint_of_another_trainer_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_run_resumes_from_another_trainers_checkpoint(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
     job.run("--num-iterations", "6")
     (result,) = job.fails("--resume", "--num-iterations", "5")
@@ -198,7 +198,7 @@ def as_theirs(job: Job, step: int) -> None:
             (folder / f"meta_{step:06d}.json").unlink()
 
 
-def test_a_checkpoint_of_another_trainer_is_gone_on_from_with_momentum(tmp_path: Path) -> None:
+def test_a_run_resumes_from_another_trainers_checkpoint_with_momentum(tmp_path: Path) -> None:
     job = Job(tmp_path / "ours", 2)
     job.run("--num-iterations", "6")
     for rank in range(2):
@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_trainer_is_gone_on_from_with_momentum(tmp_path:
     assert sole.events("start")[-1]["resumed_from"] == 6
 
 
-def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_records_its_progress(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
     job.run("--eval-every", "6", "--eval-tokens", "500")
     meta: dict[str, Any] = json.loads((job.checkpoints(0) / f"meta_{STEPS:06d}.json").read_text())
@@ -234,7 +234,7 @@ def test_a_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
     assert meta["total_batch_size"] == 768
 
 
-def test_error_feedback_of_matrices_that_change_hands_starts_at_zero(tmp_path: Path) -> None:
+def test_error_feedback_of_matrices_with_new_owners_starts_at_zero(tmp_path: Path) -> None:
     """Rounding errors of gradients and of updates are kept apart."""
     job, flags = Job(tmp_path, 2), ("--sync", "int4", "--head", "shared", "--rank-rows", "6,6")
     job.run(*flags, "--head-shares", "1,1", "--num-iterations", "4")

@@ -57,7 +57,7 @@ def test_a_rank_that_fails_says_why_and_torchrun_how(tmp_path: Path) -> None:
     assert re.fullmatch(r"torchrun: rank 0 \(pid \d+\) ended with exit code 2\.", lines[-1]), lines
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("0.0.0.0", 0))
         holder.listen()
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_path: Path) -> None:
+def test_the_agent_reports_a_killed_rank_and_passes_on_a_signal(sent: signal.Signals, tmp_path: Path) -> None:
     """SIGKILL to the rank, SIGTERM to the agent, which hands it on: the rank saves."""
     job = Job(tmp_path, 1)
     agent = start_training(job)
@@ -106,7 +106,7 @@ def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subpr
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
-def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
     """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
     agent = start_module(tmp_path, 1, "--shutdown-timeout=1")
     ranks.wait_until((tmp_path / "began").exists)
@@ -173,7 +173,7 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
         (("python", "-u", "-m", "scripts.base_train"), "/dev/null", False),
     ],
 )
-def test_only_what_is_known_to_stand_it_is_forked(
+def test_only_modules_whose_output_is_not_redirected_are_forked(
     words: tuple[str, ...], log: str | None, forked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchrun, "Forked", lambda module, more, environment: (module, *more))
@@ -187,7 +187,7 @@ def sockets(pid: int) -> set[str]:
     return {name for one in Path(f"/proc/{pid}/fd").iterdir() if (name := str(one.readlink())).startswith("socket:")}
 
 
-def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_stop_after_the_ranks_have_ended_delays_no_other_agent(tmp_path: Path) -> None:
     """The agent of a host whose rank is done gets SIGTERM; that of the other host would wait half a minute for it."""
     script, port = tmp_path / "script.py", ranks.free_port()
     script.write_text(
@@ -211,7 +211,7 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
     assert [agent.returncode for agent in agents] == [0, 0]
 
 
-def test_an_agent_does_not_wait_long_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_does_not_wait_long_for_a_killed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's own 300 s would keep a session open for as long."""
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", None)
     monkeypatch.setattr(torchrun, "parse_args", lambda argv: argparse.Namespace(log_dir=None, node_rank=0))

@@ -111,7 +111,7 @@ def test_a_server_that_hangs_does_not_hold_up_a_step(tmp_path: Path) -> None:
     assert len(recorder.points) == 1000
 
 
-def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
     track(Recorder(), tmp_path).close("stopped")
     again = Recorder()
     track(again, tmp_path).close("finished")
