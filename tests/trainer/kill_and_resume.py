@@ -40,9 +40,9 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
 
 SAVE_EVERY, EVAL_EVERY = 3, 4
-STEPS_BEFORE = 6  # an attempt makes at least one and at most so many before it is disturbed
-STEPS_A_KILL = 12  # more than an attempt can get on by, so that none comes to the end
-LIMIT_SECONDS = 300.0  # of a machine that has other things to do
+STEPS_BEFORE = 6  # maximum steps of an attempt before it is disturbed; the minimum is 1
+STEPS_A_KILL = 12  # more than an attempt can make, so that none reaches the end
+LIMIT_SECONDS = 300.0  # for busy machines
 TIMEOUT_SECONDS = 15
 DELAYS = {"import": 3.0, "resume": 0.02, "eval": 0.05, "save": 0.03, "any": 0.1}
 # Of ten kills these come in some order; fewer kills are drawn from them.
@@ -50,7 +50,7 @@ MOMENTS = ("import", "resume", "eval", "eval", "save", "save", "save", "any", "a
 
 
 class Failed(Exception):
-    """The run did not survive a kill as it must."""
+    """The run did not survive a kill."""
 
 
 class Kill(NamedTuple):
@@ -82,7 +82,7 @@ class Trial:
     def _agent(self, rank: int, port: int) -> subprocess.Popen[str]:
         self.told(rank).unlink(missing_ok=True)
         words = ["--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:]]
-        # Whichever library a busy machine takes for the faster one, a run must go on as it began.
+        # A resumed run must keep the library that it began with, although this machine now prefers another.
         route = "mkl" if self.newest_whole() is None else "onednn"
         told = {"TOLD_PHASE": str(self.told(rank)), "TEST_ROUTE": route}
         environ = ranks.agent_environment(self.job.environment(rank) | told)
@@ -102,7 +102,7 @@ class Trial:
         return int(pid), phase, int(step)
 
     def wait_for(self, rank: int, moment: str, steps: int) -> None:
-        """Until a rank is in a phase of that name, and, if it has to train for that, has made so many steps."""
+        """Wait until a rank is in this phase and, if that comes after the first step, has made this many steps."""
         made, until = len(self.job.events("step", rank)), time.monotonic() + LIMIT_SECONDS
         early = moment in ("import", "resume")
         while True:
@@ -115,7 +115,7 @@ class Trial:
             time.sleep(0.0005)
 
     def kill(self, rank: int) -> tuple[str, int]:
-        """SIGKILL; where the rank was. Stopped first, so that what is read is where it dies."""
+        """Kill a rank and return its phase and step. It is stopped first, so that these are current."""
         pid = self.at(rank)[0]
         os.kill(pid, signal.SIGSTOP)
         dummy, phase, step = self.at(rank)
@@ -123,14 +123,14 @@ class Trial:
         return phase, step
 
     def finish(self) -> list[int]:
-        """Wait until both have ended by themselves; exit codes of their agents."""
+        """Wait until both have ended by themselves; returns the exit codes of their agents."""
         try:
             return [agent.wait(LIMIT_SECONDS) for agent in self.agents]
         except subprocess.TimeoutExpired:
             raise Failed("a rank did not end by itself") from None
 
     def clear(self) -> None:
-        """End what still runs of ours."""
+        """Kill the remaining processes."""
         for rank, agent in enumerate(self.agents):
             if agent.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ class Trial:
         return (self.job.base(rank) / "log").read_text(encoding="utf-8", errors="replace")
 
     def newest_whole(self) -> int | None:
-        """The newest step that is whole on either host."""
+        """The newest step that is complete on either host."""
         folders = [folder for folder in map(self.job.checkpoints, (0, 1)) if folder.exists()]
         whole = [s for f in folders for s in checkpoints.steps_in(f) if resume.writer_of(f, s) is not None]
         return max(whole, default=None)
@@ -152,7 +152,7 @@ class Trial:
 
 
 def disturb(trial: Trial, number: int, moment: str, chance: random.Random) -> Kill:
-    """Start, kill one rank, watch the other end; the step it must go on from is checked by the next start."""
+    """Start, kill one rank, and wait for the other's end; the next start checks which step it resumes from."""
     expected = trial.newest_whole()
     trial.start()
     victim = chance.randrange(2)
@@ -169,7 +169,7 @@ def disturb(trial: Trial, number: int, moment: str, chance: random.Random) -> Ki
 
 
 def check_start(trial: Trial, expected: int | None) -> None:
-    """Whoever got as far as to say what it goes on from has gone on from there."""
+    """Every rank that recorded a start has resumed from the expected step."""
     for rank in (0, 1):
         starts = trial.job.events("start", rank)
         begun = starts[len(starts) - 1 :]
@@ -178,7 +178,7 @@ def check_start(trial: Trial, expected: int | None) -> None:
 
 
 def last_word(trial: Trial, rank: int) -> tuple[str, float]:
-    """The one sentence of the rank that was left, and when it ended."""
+    """The remaining rank's error sentence, and when it ended."""
     sentences = [line for line in trial.log(rank).splitlines() if line.startswith("error: ")]
     ends = trial.job.events("end", rank)
     if len(sentences) != 1 or "a bug in nanochat.ddp" in sentences[0]:
@@ -188,11 +188,11 @@ def last_word(trial: Trial, rank: int) -> tuple[str, float]:
     return sentences[0].removeprefix("error: "), ends[-1]["time"]
 
 
-# -- what is left in the end
+# -- the result
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal to the bit, through all containers."""
+    """Whether two values are equal bit for bit, in all containers."""
     if isinstance(left, torch.Tensor):
         return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, dict):
@@ -203,7 +203,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def check_equal(trial: Trial, whole: Trial, steps: int) -> None:
-    """Weights and optimizer of both ranks are those of the run that nobody disturbed."""
+    """Weights and optimizer of both ranks must be those of the undisturbed run."""
     for rank in (0, 1):
         for name in (checkpoints.model_name(steps), checkpoints.optimizer_name(steps, rank)):
             ours, theirs = (torch.load(one.job.checkpoints(rank) / name, weights_only=True) for one in (trial, whole))
@@ -212,7 +212,7 @@ def check_equal(trial: Trial, whole: Trial, steps: int) -> None:
 
 
 def check_tidy(trial: Trial) -> None:
-    """Every file belongs to a checkpoint that is whole."""
+    """Every file must belong to a complete checkpoint."""
     for rank in (0, 1):
         folder = trial.job.checkpoints(rank)
         whole = checkpoints.whole_steps(folder, rank)
@@ -221,7 +221,7 @@ def check_tidy(trial: Trial) -> None:
                 raise Failed(f"{path} belongs to no whole checkpoint")
 
 
-# -- all of it
+# -- the whole trial
 
 
 def moments(kills: int, chance: random.Random) -> list[str]:
@@ -243,7 +243,7 @@ def trial_in(folder: Path, steps: int, timeout: int, flags: Sequence[str]) -> It
 def endure(
     folder: Path, kills: int, seed: int, flags: Sequence[str] = (), timeout: int = TIMEOUT_SECONDS, tell: Any = print
 ) -> list[Kill]:
-    """The whole trial; raises Failed where the run did not survive as it must."""
+    """The whole trial; raises Failed if the run did not survive a kill."""
     chance = random.Random(seed)
     steps = STEPS_A_KILL * (kills + 1)
     found: list[Kill] = []

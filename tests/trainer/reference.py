@@ -78,7 +78,7 @@ def baseline_gradients(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> tupl
 
 
 def trained(model: GPT, batches: list[tuple[Tensor, Tensor]], matmul: str = "fp32") -> tuple[float, dict[str, Tensor]]:
-    """The same through the training pass; the rows of the tables put back where they belong."""
+    """The same through the training pass, with gradients of whole tables."""
     training = TrainingPass(model, matmul)
     training.start_step(unique_ids([ids for ids, dummy in batches]))
     scale = 1 / sum(int((targets >= 0).sum()) for dummy, targets in batches)

@@ -57,7 +57,7 @@ BROKEN = st.sampled_from([b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]"
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Works, or is refused in one sentence that does not only quote what was given."""
+    """The block works, or fails with one sentence that says more than the input."""
     try:
         yield
     except UserError as error:
@@ -114,7 +114,7 @@ def test_any_horizon(
 def test_any_environment(environ: dict[str, str]) -> None:
     with told():
         common.read_ranks(environ)
-    # Nobody is waited for: without a port that can be one, no connection is tried.
+    # Without a valid port, no connection is tried.
     port = environ.get("MASTER_PORT", "")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):
         with pytest.raises(UserError):
@@ -169,7 +169,7 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
 
 
 def take_meta(folder: Path) -> TrainingProgress:
-    """Spoil the meta file of step 5."""
+    """Load the meta file of step 5 as resuming does."""
     meta, progress = checkpoints.load_meta(folder, 5), TrainingProgress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
     restore.check_same_model(config, meta, folder, 5)
@@ -180,7 +180,7 @@ def take_meta(folder: Path) -> TrainingProgress:
 
 
 def test_a_valid_meta_file_is_accepted(tmp_path: Path) -> None:
-    """By the same calls, of which any may be refused above."""
+    """By the same calls as above."""
     loop = {"min_val_bpb": 1.5, "smooth_train_loss": 2.5, "total_training_time": 3.5}
     place = {"pq_idx": 1, "rg_idx": 2, "epoch": 1}
     meta = {"model_config": MODEL, "loop_state": loop, "val_bpb": 1.75, "dataloader_state_dict": place}

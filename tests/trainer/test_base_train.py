@@ -55,7 +55,7 @@ def test_every_step_has_its_line_in_the_log_of_each_host(job: Job) -> None:
     assert [int(line[0]) for line in lines] == list(range(STEPS))
     assert {int(line[1]) for line in lines} == {STEPS}
     assert lines[3][2] == "25.00"
-    # These ranks share a host, where one of them speaks for all.
+    # These ranks share a host, so only the first one prints.
     assert not LINE.findall(second)
 
 
@@ -118,7 +118,7 @@ def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_field_07_tokenizers_with_different_byte_counts_are_refused(tmp_path: Path) -> None:
-    """The same words, but another table of how many bytes each has: bits per byte would differ, and nothing else."""
+    """The tokens are the same, but not their numbers of bytes: only bits per byte would differ."""
     job = Job(tmp_path, 2)
     shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
     path = job.base(1) / "tokenizer" / "token_bytes.pt"

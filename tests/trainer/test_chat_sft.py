@@ -48,7 +48,7 @@ def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_
     for one, two in zip(alone, together, strict=True):
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert whole.position()["epoch"] > 1
-    # From its place alone a loader goes on with the same rows.
+    # A new loader continues with the same rows from the position alone.
     again = ChatLoader(talks, [6], 0, LENGTH, whole.position())
     assert torch.equal(again.step([6])[0][0], torch.cat([ids for ids, dummy in whole.step([2, 2, 2])]))
 
@@ -188,7 +188,7 @@ class Measured(Job):
 def test_an_evaluation_run_gives_the_training_runs_figure(tmp_path: Path) -> None:
     Job(tmp_path, 2).run("--num-iterations", "2", "--eval-every", "9", "--eval-tokens", "1024")
     job = Measured(tmp_path, 2)
-    # Who lacks the base model is given it.
+    # A rank without the base model receives it.
     shutil.rmtree(job.checkpoints(1))
     job.run()
     wanted, found = (event["val_bpb"] for event in job.events("eval"))

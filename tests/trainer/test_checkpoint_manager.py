@@ -96,7 +96,7 @@ def test_field_18_a_torn_checkpoint_does_not_count(tmp_path: Path, name: str, sp
     save(tmp_path, 10)
     save(tmp_path, 20)
     spoil(tmp_path / name)
-    # Without its list a checkpoint counts by what its files themselves say; only these are damaged then.
+    # Without a list, the files' own formats decide, and these files are undamaged.
     whole_by_itself = name.startswith("ckpt") and spoil is Path.unlink
     assert checkpoints.whole_steps(tmp_path, 0) == ([10, 20] if whole_by_itself else [10])
 
@@ -110,7 +110,7 @@ def test_a_damaged_file_of_upstream_does_not_count(tmp_path: Path, name: str) ->
 
 
 class Full:
-    """A file on a disk that takes so many more bytes and no more."""
+    """A file on a disk with this many bytes left."""
 
     def __init__(self, file: BinaryIO, room: list[int]) -> None:
         self.file, self.room = file, room
@@ -169,7 +169,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         saving.save(run, final=False)
         room = 3
         assert checkpoints.whole_steps(tmp_path, 0)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
-        # Only now is it known that these weights are sound.
+        # Only a later step shows that these weights are sound.
         saving.prove_checkpoint(run)
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
     assert sum(line.startswith("Saved checkpoint") for line in said) == 3

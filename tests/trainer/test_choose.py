@@ -29,7 +29,7 @@ META = {"step": 1, "model_config": {"n_layer": 3}}
 
 
 class ThreadComm(Comm):
-    """A rank among threads: what one says lies on a table when all have come to it."""
+    """A rank in a thread: all put their values into a table and meet at a barrier."""
 
     def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
         super().__init__(Ranks(rank, rank, len(table)), 5.0)
@@ -155,7 +155,7 @@ def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -
     for folder in hosts.folders:
         for path in folder.glob("ckpt_*"):
             path.unlink()
-    # What a process leaves behind that was killed while it saved never was a checkpoint.
+    # Files without a list are remains of a save that was killed, and not a checkpoint.
     assert hosts.choose() == [None, None]
 
 
@@ -191,7 +191,7 @@ def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: H
 def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts: Hosts) -> None:
     hosts.save(12, 1)
     hosts.save(10, 0)
-    # Nobody knows better.
+    # No checkpoint has an id.
     assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1, True)]
     assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
     hosts.save(6, 0, training=NEW)
@@ -251,7 +251,7 @@ def test_a_received_optimizer_file_stays_as_it_is_without_this_ranks_part_or_dis
     save = torch.save
 
     def full(value: Any, file: Any) -> None:
-        # What torch makes of a write that fails; the file keeps the disk's own error.
+        # This is how torch reports a failed write; the file keeps the disk's own error.
         file.failure = OSError(errno.ENOSPC, "No space left on device")
         raise RuntimeError("[enforce fail] . unexpected pos")
 
@@ -277,7 +277,7 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
 
 
 def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
-    """Rank 0 wrote the weights, every rank its own file of the optimizer, and nobody a list."""
+    """Rank 0 wrote the weights and every rank its optimizer file, without lists."""
     hosts.save(10, 0, 1)
     for folder in hosts.folders:
         for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
@@ -306,7 +306,7 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
     assert found == [ChosenStep(10, 0, True), ChosenStep(10, 0, False)]
     assert together(2, lambda comm: resume.fetch(comm, folder, ChosenStep(10, 0), 0)) == [0, 0]
-    # What a rank keeps of its own lies beside the leader's.
+    # A rank's own part is beside the leader's.
     checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
     assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [ChosenStep(10, 0, True)] * 2
 

@@ -27,7 +27,7 @@ def wait_for_the_other(comm: Comm) -> None:
     print("met", flush=True)
     if comm.rank == 0:
         time.sleep(20)
-    # The word of rank 1 for the first may still arrive.
+    # Rank 1's message for the first barrier may still arrive.
     for what in ("the cut", "what never comes"):
         comm.barrier(what)
 

@@ -39,7 +39,7 @@ def steps(
     after: Mapping[str, float] | None = None,
     eval_steps: float = 0.0,
 ) -> tuple[list[int], float]:
-    """The places of all steps until the last one, and when that ends. A step takes so long; ahead: each is told of in the middle
+    """The places of all steps, and when the last one ends. takes: the seconds of each step; ahead: ask for each step's place in the middle
     of the one before; after: what follows the last."""
     clock, places = Clock(), []
     deadline = Deadline(seconds, place, eval_steps=eval_steps, now=clock)
@@ -109,7 +109,7 @@ def test_the_end_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
 
 
 def ends_in(job: Job, seconds: float) -> float:
-    """Have the job's hosts know when it ends; the second one's clock is an hour off, and does not count."""
+    """Tell the job's hosts when it ends; the second one's clock is an hour off, but does not count."""
     ends = time.time() + seconds
     for rank in range(job.world):
         job.base(rank).mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_real_ranks_stop_resume_and_end_on_time(tmp_path: Path) -> None:
     processes[0].send_signal(signal.SIGTERM)
     ranks.passed(ranks.finish(processes))
     first = [event["share"] for event in job.events("step")]
-    # The later end: as if the run had rested meanwhile, only less is left.
+    # A later end, as if the run had paused.
     ends = ends_in(job, 12.0)
     job.run(*flags)
     each = [

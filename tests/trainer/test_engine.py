@@ -22,7 +22,7 @@ from scripts import sample
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    """Short enough to pass its windows."""
+    """A model with windows shorter than the generated text."""
     return talkative(3, 128, "SL")
 
 

@@ -100,11 +100,11 @@ def test_after_different_weights_no_record_says_identical(tmp_path: Path) -> Non
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 2
 
 
-# -- weights that are spoilt
+# -- weights that give no finite loss
 
 
 def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """From this step on, every loss is no number."""
+    """From this step on, every loss is NaN."""
     from nanochat.parallel.sync import Sync
 
     make = Sync.step
@@ -140,11 +140,11 @@ def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, m
     spoil_after(monkeypatch, 0)
     with pytest.raises(UserError, match=r"are those of the checkpoint; resume from --resume-from-step 3"):
         run_alone(alone, "--resume")
-    # They were sound when they were saved, and may be so with other settings.
+    # They were sound when saved, and may be again with other settings.
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
 
 
-# -- whose checkpoints these are
+# -- checkpoints of earlier runs
 
 
 def test_a_start_from_scratch_sets_older_checkpoints_aside(alone: Job) -> None:
@@ -154,13 +154,13 @@ def test_a_start_from_scratch_sets_older_checkpoints_aside(alone: Job) -> None:
     assert {path.name for path in (alone.checkpoints(0) / "earlier-1").iterdir()} == older
     run = run_alone(alone, "--num-iterations", "3", "--matrix-lr", "0.01", "--resume")
     assert run.progress.resumed_from == 2
-    # The same from a step that was named.
+    # The same from a named step.
     run_alone(alone, "--num-iterations", "3", "--resume-from-step", "2")
     assert checkpoints.steps_in(alone.checkpoints(0) / "earlier-2") == [3]
     assert checkpoints.steps_in(alone.checkpoints(0)) == [2, 3]
 
 
-# -- what is restored is what was saved
+# -- restoring
 
 
 def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
@@ -206,13 +206,13 @@ def test_after_a_change_of_ranks_all_resume_at_one_position_in_the_data(tmp_path
     job = Job(tmp_path, 2)
     job.run("--rank-rows", "10,2")
     metas = [json.loads((job.checkpoints(rank) / "meta_000012.json").read_text()) for rank in (0, 1)]
-    # Each rank has read up to another place, but the checkpoint names one, whichever folder holds it.
+    # Each rank has read up to a different position, but the checkpoints in all folders name the same one.
     assert metas[0]["dataloader_state_dict"] == metas[1]["dataloader_state_dict"]
     outs = ranks.passed(ranks.call(HERE, "tell_place", 3, str(tmp_path), "--resume"))
     places = [ranks.last_json(out) for out in outs]
-    # First comes what the old ranks left unread, each its share; where the new ones' own documents begin is one place for all.
+    # First each rank reads its share of what the old ranks left unread; then all continue from one position.
     assert places == [places[0]] * 3 and len(places[0]) == 1
-    # Not before the place that the checkpoint names for other trainers: some rank has read further.
+    # Not before the position that the checkpoint names for other trainers, because some rank has read further.
     named = metas[0]["dataloader_state_dict"]
     assert all((place["epoch"], place["pq_idx"]) >= (named["epoch"], named["pq_idx"]) for place in places[0])
 
@@ -295,7 +295,7 @@ def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, ca
     assert alone.events("end")[-1]["cause"] == "bug"
 
 
-# -- a disk that is full while a checkpoint comes
+# -- a disk that is full while a checkpoint is received
 
 
 def take_from_another(comm: Comm, folder: str, fails: str) -> None:

@@ -76,7 +76,7 @@ class Checkout:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one rank that makes all rows of a step itself."""
+    """The losses of a single rank with all rows of a step."""
     checkout = Checkout(tmp_path_factory.mktemp("alone"))
     checkout.run(1, "--device-batch-size=4")
     return checkout.losses()
@@ -84,7 +84,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkout]:
-    """Whole runs of two ranks, by the way of exchange."""
+    """Whole runs of two ranks by --sync method."""
     checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "dense", "int8")}
     for sync, checkout in checkouts.items():
         outs = checkout.run(2, "--eval-every=4", own=["--sync", sync])
@@ -118,14 +118,14 @@ def test_packed_gradients_train_nearly_as_one_rank_would(alone: list[float], tog
     told = [checkout.events("digest", rank)[-1] for rank in range(2)]
     assert told[0]["digest"] == told[1]["digest"] and told[0]["step"] == STEPS
     sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
-    # The rows of tables travel in 16 bits, the gradients of matrices in 8, and what Muon has updated in 32.
+    # Rows of tables are sent in 16 bits, gradients of matrices in 8, and Muon's updated matrices in 32.
     assert sent["int8"] < 0.6 * sent["exact"]
 
 
 def test_rows_of_embeddings_are_sent_instead_of_tables(together: dict[str, Checkout]) -> None:
     sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
     tables = 4 * 64 * 1920 * 3
-    # dense: half of all gradients and half of all that was updated; exact: of the tables only the rows of some tokens.
+    # dense sends half of all gradients and half of all updated tensors; exact sends only some rows of the tables.
     assert sent["dense"] - sent["exact"] == pytest.approx(tables, rel=0.4)
 
 
@@ -141,7 +141,7 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
     stopped = cut.events("checkpoint")[-1]["step"]
     assert 2 <= stopped < STEPS
     assert "Stopping after step" in outs[0]
-    # The second host has lost its files, and is given those of the first.
+    # The second host has lost its files and receives those of the first.
     shutil.rmtree(cut.checkpoints(1))
     cut.run(2, "--eval-every=4", "--depth=3", own=["--resume"])
     assert cut.events("start")[-1]["resumed_from"] == stopped
@@ -150,7 +150,7 @@ def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path,
 
 
 def test_field_39_the_files_are_those_of_the_checkout_itself(tmp_path: Path) -> None:
-    """Without the launcher the checkout goes on from a checkpoint of one rank, and the launcher from the checkout's."""
+    """The checkout alone resumes from a checkpoint of one joined rank, and joined ranks from the checkout's."""
     checkout = Checkout(tmp_path)
     checkout.run(1, "--num-iterations=4")
     plain = [sys.executable, "-m", "scripts.base_train", "--resume-from-step=4", "--num-iterations=6", "--save-every=5"]
@@ -172,7 +172,7 @@ AFTER_BASE = (
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout]) -> dict[int, Checkout]:
-    """Fine-tunings of the same base model, which lies on the first host only, by the number of ranks."""
+    """Fine-tunings of the same base model, which only the first host has, by number of ranks."""
     found = {}
     for world in (1, 2):
         found[world] = Checkout(tmp_path_factory.mktemp("tuned"), "scripts.chat_sft")
@@ -186,27 +186,27 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, together: dict[str, Checkout
 def test_the_stage_after_the_base_model_is_trained_together_too(tuned: dict[int, Checkout]) -> None:
     checkout = tuned[2]
     assert len(checkout.losses()) == 4
-    # With half of the rows on each rank, and the momentum of the base model on both.
+    # Each rank has half of the rows, and both have the base model's momentum.
     assert checkout.losses() == pytest.approx(tuned[1].losses(), rel=1e-4)
     digests = [checkout.events("digest", rank)[-1]["digest"] for rank in range(2)]
     assert digests[0] == digests[1] and [event["step"] for event in checkout.events("eval")] == [0, 2, 4]
     for rank in range(2):
         assert (checkout.folder / f"host{rank}/chatsft_checkpoints/d3/model_000004.pt").exists()
-        # Only found there, and no checkpoint of this run.
+        # Only a link, not a checkpoint of this run.
         assert (checkout.folder / f"host{rank}/base_checkpoints/d3").is_symlink()
     assert not (checkout.folder / "host0-mid").exists()
 
 
 @pytest.mark.long
 def test_ranks_wait_for_a_task_that_takes_longer_than_the_timeout(tmp_path: Path) -> None:
-    """The tasks of CORE, at whose end the ranks meet."""
+    """CORE's tasks end with a barrier."""
     flags = ["--num-iterations=2", "--core-metric-every=2", "--core-seconds=20"]
     out, dummy = Checkout(tmp_path).run(2, *flags, own=["--timeout-seconds", "15"])
     assert out.count("CORE metric: 1.0000") == 1
 
 
 def fill_disk(checkout: Checkout, step: int) -> None:
-    """Let no save from this step on succeed on the last host."""
+    """Make all saves from this step on fail on the last host."""
     script = checkout.script.replace(".", "/") + ".py"
     fills = f"if step == {step} and ddp_rank: shutil.disk_usage = lambda folder: argparse.Namespace(free=0)"
     checkout.edit(script, "    step += 1\n", f"    step += 1\n    {fills}\n")
@@ -214,7 +214,7 @@ def fill_disk(checkout: Checkout, step: int) -> None:
 
 
 def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: dict[str, Checkout]) -> None:
-    """A script that knows its steps, and one that saves but once and whose end nobody can tell."""
+    """A script with a known number of steps, and one without, which saves once at its end."""
     base = Checkout(tmp_path / "base")
     fill_disk(base, 2)
     for result in base.fails(2, "--num-iterations=4", "--save-every=1"):

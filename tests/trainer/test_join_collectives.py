@@ -20,7 +20,7 @@ STEPS = 30
 
 
 class Post:
-    """A Comm whose messages lie in a letter box until whoever waits for them comes."""
+    """A Comm that keeps messages in a dictionary until they are received."""
 
     world, phase = WORLD, "sync"
     letters: ClassVar[dict[tuple[int, int, int], Tensor]] = {}
@@ -45,14 +45,14 @@ def ranks_of(sync: str) -> list[Collectives]:
 
 
 def gradients(step: int, *shape: int) -> list[Tensor]:
-    """Of each rank; some blocks far smaller than others."""
+    """Each rank's gradients, with some blocks far smaller than others."""
     generator = torch.Generator().manual_seed(step)
     sizes = torch.logspace(-4, 0, shape[0]).view(-1, *[1] * (len(shape) - 1))
     return [torch.randn(*shape, generator=generator) * sizes for dummy in range(WORLD)]
 
 
 def scattered(ranks: list[Collectives], each: list[Tensor]) -> Tensor:
-    """The mean as reduce_scatter_tensor gives it, the shares of all ranks one after the other."""
+    """The mean from reduce_scatter_tensor: the shares of all ranks concatenated."""
     outputs = [torch.empty(len(each[0]) // WORLD, *each[0].shape[1:]) for dummy in ranks]
     works = [
         rank.reduce_scatter_tensor(output, mine, op=dist.ReduceOp.AVG, async_op=True)
@@ -81,10 +81,10 @@ def test_rounding_errors_are_sent_with_the_next_step() -> None:
         worst = max(worst, float((once - sum(each) / WORLD).abs().max()))
         wanted += sum(each) / WORLD
         found += once
-        # A second matrix of the step has a place of its own.
+        # A second matrix of the step has its own feedback.
         scattered(ranks, gradients(step + 1000, 8, 64))
     assert worst > 0
-    # Without it the errors of thirty steps would add up.
+    # Without feedback, the errors of thirty steps would add up.
     assert float((found - wanted).abs().max()) <= 1.5 * worst
 
 

@@ -30,7 +30,7 @@ HERE = "test_loss_eval"
 
 
 class Even:
-    """A model to which every token is as likely as any other."""
+    """A model that gives every token the same probability."""
 
     def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
         assert reduction == "none"
@@ -64,7 +64,7 @@ def test_every_row_is_dealt_out_once_and_in_equal_parts(world: int, batches: int
 
 
 def fixed(run: Run) -> Run:
-    """Weights that depend on nothing but this line."""
+    """Replace the weights by fixed ones."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for dummy, weight in sorted(run.weights.items()):
@@ -73,7 +73,7 @@ def fixed(run: Run) -> Run:
 
 
 def evaluated(comm: Comm, folder: str) -> None:
-    """Of five batches of two rows, so that two and three ranks have rows left over; and of conversations."""
+    """Evaluate five batches of two rows, which two and three ranks cannot share evenly, and then conversations."""
     run = fixed(ready(comm, folder, "--eval-tokens", str(5 * 2 * 64)))
     told = []
     for stage in (run.stage, FineTuning(parse_chat(Chat(Path(folder), comm.world).argv([])[2:], lambda *dummy: {}))):
@@ -83,7 +83,7 @@ def evaluated(comm: Comm, folder: str) -> None:
     print(json.dumps(told))
 
 
-# By one rank, of the very rows that upstream's loader gives one (golden/loader.json).
+# As evaluated by one rank on upstream's rows (golden/loader.json).
 GOLDEN = (2.6350925859, 8.5609157933)
 
 
@@ -94,7 +94,7 @@ def test_an_evaluation_gives_the_same_figure_for_any_number_of_ranks(world: int,
 
 
 def asked_to_stop(comm: Comm, folder: str) -> None:
-    """The last rank is asked to stop in its second batch, when the first one has far more to do than there is time for."""
+    """The last rank is asked to stop in its second batch, long before the others would be done."""
     training.LOOK_SECONDS = 0.0
     run = ready(comm, folder, "--eval-tokens", str(10**8))
     evaluating = run.journal.heartbeat.evaluating

@@ -31,7 +31,7 @@ def stand_in() -> Any:
 
 
 def theirs(model: nn.Module) -> Any:
-    """Upstream's groups of a model: by kind in its order, matrices by their shapes, numbers as at its start."""
+    """Upstream's optimizer of a model, with its groups in its order and its initial settings."""
     named = dict(model.named_parameters())
     adamw = [["lm_head.weight"], ["transformer.wte.weight"], [n for n in named if n.startswith("value_embeds.")]]
     adamw += [["resid_lambdas"], ["x0_lambdas"], ["smear_gate.weight", "smear_lambda", "backout_lambda"]]
@@ -55,7 +55,7 @@ def theirs(model: nn.Module) -> Any:
 
 
 def their_step(model: Any, optimizer: Any, number: int) -> None:
-    """One step of theirs on the tokens that reference.train has for this number."""
+    """One step of upstream's optimizer on the same tokens as reference.train with this number."""
     now, (ids, targets) = schedule(number), tokens(model, 1, 8, seed=number)
     model(ids, targets).backward()
     for group in optimizer.param_groups:
@@ -90,7 +90,7 @@ def flat(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def test_field_40_their_optimizer_resumes_from_our_file(tmp_path: Path) -> None:
-    """Steps after the change are those that ours would have made."""
+    """It makes the steps that our optimizer would have made."""
     model, optimizer = trained()
     other = baseline_of(model)
     their = theirs(other)
@@ -137,7 +137,7 @@ def test_the_files_of_several_ranks_are_split_like_theirs(world: int, tmp_path: 
         assert all(number not in file["state"] for file in files for number in group["params"][1:])
     smear = groups[5]["params"][0]
     assert all(torch.equal(f["state"][smear]["exp_avg"], files[0]["state"][smear]["exp_avg"]) for f in files)
-    # What torch's load_state_dict checks, and puts into the optimizer, group by group.
+    # torch's load_state_dict checks and loads the groups.
     their = theirs(baseline_of(model_of()))
     their.load_state_dict(files[-1])
     assert [group["lr"] for group in their.param_groups] == [group["lr"] for group in groups]
@@ -155,7 +155,7 @@ def test_one_file_of_ours_is_enough_and_theirs_are_read_together(world: int, tmp
         assert read["share"] == ["a"]
         close(flat(read), flat(state), 0.0)
     parts = {r: {"state": file["state"], "param_groups": file["param_groups"]} for r, file in files.items()}
-    # Three ranks cannot share these tables out: each has the file of a run of one.
+    # These tables cannot be split among three ranks, so each has the file of a single-rank run.
     alone = world == 3
     close(flat(layout.state({0: parts[0]} if alone else parts)), flat(state), 0.0)
     if world in (2, 4):

@@ -11,7 +11,7 @@ import pytest
 
 from nanochat.record.prometheus import FOLDER, SERIES, Textfile, listener
 
-# The text format as node_exporter's parser knows it (version 0.0.4), and nothing that it would only put up with.
+# The text format (version 0.0.4) in its strict form.
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
 SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} ([-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|Inf|NaN))")
@@ -20,7 +20,7 @@ TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge)")
 
 
 def families(text: str) -> Iterator[tuple[str, str, str, float]]:
-    """Name, type, labels and value of each metric; anything that is not the format's is an error."""
+    """Name, type, labels and value of each metric; fails on anything outside the format."""
     assert text.endswith("\n")
     lines, seen = text[:-1].split("\n"), set()
     assert len(lines) % 3 == 0

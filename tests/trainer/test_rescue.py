@@ -65,7 +65,7 @@ def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | No
 
 
 def test_ranks_that_lost_each_other_resume_as_if_uninterrupted(tmp_path: Path) -> None:
-    """The link breaks and both save: the weights at the end are those of an uninterrupted run, to the bit."""
+    """The link breaks and both save; the final weights equal those of an uninterrupted run bit for bit."""
     whole = Job(tmp_path / "whole", 2)
     whole.run()
     for attempt in range(TRIES):
@@ -104,7 +104,7 @@ def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Si
     assert re.search(r"Momentum of \d+ of \d+ matrices was lost", out)
     assert alone.events("start")[-1]["resumed_from"] == step
     assert sorted(event["step"] for event in alone.events("step")) == list(range(STEPS))
-    # The lost rank comes back with nothing, and takes part.
+    # The lost rank returns without checkpoints and joins.
     shutil.rmtree(job.checkpoints(1), ignore_errors=True)
     back = Job(job.folder, 2)
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
@@ -118,7 +118,7 @@ def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(t
         ranks.passed(ranks.call(HERE, "train_a_step_and_lose_the_other", 2, str(tmp_path)))
     assert job.events("start", 1)[-1]["resumed_from"] == 4
     for rank in (0, 1):
-        # Two that both have, and the newest, of which a rank alone does not know that.
+        # Two that all ranks have, and the newest: a rank alone cannot know that others have it.
         assert sorted(path.name for path in job.checkpoints(rank).glob("model*")) == [
             f"model_00000{n}.pt" for n in (3, 4, 5)
         ]
@@ -184,7 +184,7 @@ def test_a_rank_with_open_connections_waits_for_a_late_one(tmp_path: Path) -> No
 
 
 class LostError(Exception):
-    """In place of a lost connection."""
+    """Stands for a lost connection."""
 
 
 def lost(*dummy: object) -> None:
@@ -192,8 +192,8 @@ def lost(*dummy: object) -> None:
 
 
 def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
-    """In the fourth step every rank is lost to the others while it changes weights."""
-    # As in the runs that go on from what is saved here.
+    """In the fourth step every rank loses the others while it changes weights."""
+    # The same library as in the runs that resume from this.
     numerics.choose = always("mkl")  # type: ignore[assignment]
     run = ready(comm, folder, "--save-on-loss", "--head", "whole", "--sync", sync)
     for dummy in range(3):
@@ -254,9 +254,9 @@ def test_saves_by_time(tmp_path: Path) -> None:
 
 
 def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: int) -> None:
-    """Steps of a fine-tuning, of which the last are lost with the ranks that do not save alone."""
+    """Train until a step; then the `savers` save alone."""
     torch.set_num_threads(1)
-    # As in the runs that go on from what is saved here.
+    # The same library as in the runs that resume from this.
     numerics.choose = always("mkl")  # type: ignore[assignment]
     enter_folder(folder, comm.rank)
     argv = Chat(Path(folder), comm.world).argv(["--head", "whole", "--save-on-loss"])[2:]
@@ -272,7 +272,7 @@ def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: i
 
 @pytest.mark.parametrize("save_at", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_fine_tuning_that_lost_a_rank_resumes(save_at: int, tmp_path: Path) -> None:
-    """Whoever lost whom, it goes on with the next conversations; where both have saved, to the bit."""
+    """It continues with the next conversations, whichever rank was lost; bit for bit if both saved."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")
     places = {}
     for name, world, savers in (("whole", 2, []), ("both", 2, [0, 1]), ("one", 1, [1])):

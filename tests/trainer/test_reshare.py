@@ -57,7 +57,7 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
 
 
 def change_by_hand(comm: Comm, folder: str) -> None:
-    """State that a change of shares must not touch, besides weights and positions: everything of this rank's own."""
+    """A change of shares must keep this rank's own state, besides weights and positions."""
     run = ready(comm, folder, "--sync", "int8")
     for dummy in range(3):
         train_step(run)
@@ -99,7 +99,7 @@ def test_a_slowed_rank_gets_fewer_rows_and_the_losses_stay_the_same(tmp_path: Pa
     assert [event["step"] for event in job.events("step")] == list(range(16))
     if "whole" in way:
         return
-    # What is resumed has the shares of the checkpoint, and comes to the same weights to the bit.
+    # A resumed run uses the checkpoint's shares, and reaches the same weights bit for bit.
     digest = job.events("digest")[-1]["digest"]
     job.damage(16)
     out = job.run(*FLAGS, *way, "--resume")[0]

@@ -68,7 +68,7 @@ def test_field_18_a_rank_that_lost_its_checkpoints_gets_them_from_another(
 @pytest.mark.long
 def test_an_older_training_on_a_host_that_was_away_does_not_win(tmp_path: Path) -> None:
     Job(tmp_path, 2).run()
-    # The laptop is off while the desktop begins again.
+    # Host 1 is off while host 0 starts over.
     Job(tmp_path, 1).run("--num-iterations", "6")
     job = Job(tmp_path, 2)
     old, new = (job.events("start", rank)[-1]["training"] for rank in (1, 0))
@@ -94,7 +94,7 @@ class SharedFolder(Job):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest at the end of a whole run of two ranks with 8 bits on the wire."""
+    """The digest at the end of a whole run of two ranks with --sync int8."""
     job = Job(tmp_path_factory.mktemp("packed"), 2)
     job.run("--sync", "int8")
     return job.final_digest()
@@ -116,7 +116,7 @@ def test_missing_error_feedback_starts_at_zero(tmp_path: Path, packed: str) -> N
     shutil.rmtree(job.checkpoints(1))
     out = job.run("--sync", "int8", "--resume")[0]
     assert "Error feedback starts at zero on rank 1, because none was saved for these ranks and rows" in out
-    # The rest is as it was, so that the loss hardly shows it, but the bits do.
+    # Everything else is restored, so only the bits differ.
     assert job.final_digest() != packed
     three = Job(tmp_path, 3)
     assert (
@@ -187,7 +187,7 @@ def test_a_run_resumes_from_another_trainers_checkpoint(tmp_path: Path) -> None:
 
 
 def as_theirs(job: Job, step: int) -> None:
-    """Turn our checkpoint into what upstream leaves on hosts of their own: weights on the first, each rank's part."""
+    """Turn our checkpoint into upstream's on separate hosts: the weights on the first, and each rank's optimizer part."""
     for rank in range(job.world):
         folder = job.checkpoints(rank)
         (folder / f"ckpt_{step:06d}_rank{rank}.json").unlink()
@@ -204,7 +204,7 @@ def test_a_run_resumes_from_another_trainers_checkpoint_with_momentum(tmp_path: 
     for rank in range(2):
         path = job.checkpoints(rank) / f"optim_000006_rank{rank}.pt"
         file = torch.load(path)
-        # Theirs has no such thing, so ours is to go on at the same place in the data.
+        # Upstream does not store the loader's state, so remove ours: both resume at the same position in the data.
         torch.save({key: value for key, value in file.items() if key != "nanochat_ddp_loader"}, path)
         (job.checkpoints(rank) / f"ckpt_000006_rank{rank}.json").unlink()
     other = Job(tmp_path / "theirs", 2)

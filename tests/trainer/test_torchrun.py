@@ -43,7 +43,7 @@ def rank_of(job: Job) -> int:
 
 
 def lines_of(agent: subprocess.Popen[str]) -> list[str]:
-    """The agent's standard error, and its ranks."""
+    """The lines that the agent and its ranks wrote to standard error."""
     error = agent.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
     assert "Traceback" not in error, error
     return error.strip().splitlines()
@@ -68,7 +68,7 @@ def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_the_agent_reports_a_killed_rank_and_passes_on_a_signal(sent: signal.Signals, tmp_path: Path) -> None:
-    """SIGKILL to the rank, SIGTERM to the agent, which hands it on: the rank saves."""
+    """The rank gets SIGKILL, or the agent SIGTERM, on which the rank saves."""
     job = Job(tmp_path, 1)
     agent = start_training(job)
     if sent == signal.SIGKILL:
@@ -94,7 +94,7 @@ while not (here / "end").exists(): time.sleep(0.05)
 
 
 def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subprocess.Popen[str]:
-    """One agent with ranks that end when they want; torch's limit of 30 s is one of a second here."""
+    """One agent whose ranks ignore signals; torch's limit of 30 s is 1 s here."""
     (folder / "stubborn.py").write_text(STUBBORN)
     environment = ranks.agent_environment({"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
     del environment["OMP_NUM_THREADS"]
@@ -107,7 +107,7 @@ def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subpr
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
 def test_a_stop_waits_for_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
-    """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
+    """A Ctrl-C after the first signal ends them; other signals change nothing."""
     agent = start_module(tmp_path, 1, "--shutdown-timeout=1")
     ranks.wait_until((tmp_path / "began").exists)
     agent.send_signal(sent)
@@ -125,7 +125,7 @@ def test_a_stop_waits_for_the_ranks(sent: signal.Signals, tmp_path: Path) -> Non
 
 
 def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:
-    """Also where nobody reads what they print."""
+    """Also with closed output."""
     (tmp_path / "end").touch()
     agent = start_module(tmp_path, 2, preexec_fn=lambda: os.closerange(0, 2))
     lines = lines_of(agent)
@@ -188,7 +188,7 @@ def sockets(pid: int) -> set[str]:
 
 
 def test_a_stop_after_the_ranks_have_ended_delays_no_other_agent(tmp_path: Path) -> None:
-    """The agent of a host whose rank is done gets SIGTERM; that of the other host would wait half a minute for it."""
+    """An agent whose rank has ended gets SIGTERM; the other host's agent would wait half a minute for it."""
     script, port = tmp_path / "script.py", ranks.free_port()
     script.write_text(
         "import os, pathlib, time\n"

@@ -21,7 +21,7 @@ from nanochat.record.tracker import Point, ThreadedTracker, Tracker, open_tracke
 
 
 class Recorder:
-    """A backend that remembers, and fails or waits when told to."""
+    """A backend that records calls, and fails or waits on request."""
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}

@@ -15,7 +15,7 @@ import ranks
 DATA = ranks.HERE / "golden" / "data"
 STEPS = 12
 FLAGS = {
-    "--kernels": "torch",  # those that are faster at the moment would differ from job to job
+    "--kernels": "torch",  # auto would choose other kernels from job to job
     "--depth": 3, "--aspect-ratio": 32, "--head-dim": 32, "--max-seq-len": 64, "--device-batch-size": 2,
     "--total-batch-size": 768, "--num-iterations": STEPS, "--eval-every": -1, "--sample-every": -1,
     "--core-metric-every": -1, "--timeout-seconds": 20,
@@ -23,7 +23,7 @@ FLAGS = {
 
 
 class Job:
-    """A job in a folder, with as many ranks as there shall be now."""
+    """A job in a folder, with a given number of ranks."""
 
     def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
         self.folder, self.world, self.data = folder, world, data
@@ -47,19 +47,19 @@ class Job:
         if not (base / "tokenizer").exists():
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
         folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
-        # All jobs with one library of matrix products, so that they can be compared to the bit (routes.py).
+        # All jobs use one library of matrix products, so that they can be compared bit for bit (routes.py).
         return {**folders, "TEST_ROUTE": "mkl", **self.more.get(rank, {})}
 
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
     ) -> list[forked.Python]:
-        """All ranks; slow: with samples in between, so that there is time to do something to them."""
+        """Start all ranks; slow: with samples after each step, which leave time to disturb them."""
         pace = ("--sample-every", "1") if slow else ()
         argvs = {rank: self.argv([*flags, *pace, *(extra or {}).get(rank, ())]) for rank in range(self.world)}
         return ranks.start_each([argvs[rank] for rank in range(self.world)], self.environment)
 
     def run(self, *flags: str) -> list[str]:
-        """A run that ends well; what each rank printed."""
+        """A whole run without errors; returns what each rank printed."""
         return ranks.passed(ranks.finish(self.start(*flags)))
 
     def fails(self, *flags: str, extra: Mapping[int, Sequence[str]] | None = None) -> list[ranks.Result]:
