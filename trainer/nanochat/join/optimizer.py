@@ -209,17 +209,16 @@ class Joined:
         layout, parameters = self._layout()
         states = self.optimizer.state
         adamw, muon, steps = {}, {}, 0
-        for group in layout.groups:
-            members = [parameters[int(name)] for name in group["params"]]
-            if group["kind"] == "muon":
-                # Each rank has a part of the matrices.
-                stacked = {key: torch.cat(self._from_all(states[members[0]][key])) for key in MUON}
-                for n, name in enumerate(group["params"]):
-                    muon[name] = {key: value[n] for key, value in stacked.items()}
-                continue
-            for name, p in zip(group["params"], members, strict=True):
-                adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
-                steps = int(states[p]["step"])
+        for name in layout.adamw:
+            p = parameters[int(name)]
+            adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
+            steps = int(states[p]["step"])
+        for names in layout.muon:
+            # Each rank has a part of the matrices.
+            state = states[parameters[int(names[0])]]
+            stacked = {key: torch.cat(self._from_all(state[key])) for key in MUON}
+            for n, name in enumerate(names):
+                muon[name] = {key: value[n] for key, value in stacked.items()}
         return layout.file({"steps": steps, "adamw": adamw, "muon": muon}, self.comm.rank)
 
     def _all_rows(self, moment: Tensor, parameter: Tensor) -> Tensor:
@@ -238,9 +237,8 @@ class Joined:
         except Unusable as why:
             raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
         shards: list[dict[int, dict[str, Any]]] = [{} for dummy in range(self.comm.world)]
-        for group in layout.groups:
-            if group["kind"] == "muon":
-                layout.split_muon(group["params"], state["muon"], shards)
+        for names in layout.muon:
+            layout.split_muon(names, state["muon"], shards)
         mine = shards[self.comm.rank]
         for name, moments in state["adamw"].items():
             mine[int(name)] = {"step": state["steps"], **self._own_rows(moments, parameters[int(name)])}
