@@ -40,23 +40,29 @@ def answer(process: forked.Python) -> dict[str, Any]:
     return dict(json.loads(out.splitlines()[-1]), code=process.returncode)
 
 
-def ranks(world: int, present: int, timeout: str) -> list[dict[str, Any]]:
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = ["--timeout", timeout, "--bytes", "65536"]
-    return [
-        answer(one) for one in [start("scripts.gloo_check", *words, RANK=str(rank), **place) for rank in range(present)]
-    ]
+def meeting(world: int) -> dict[str, str]:
+    return {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
+def start_check(rank: int, timeout: int, place: dict[str, str]) -> forked.Python:
+    words = ["--timeout", str(timeout), "--bytes", "65536"]
+    return start("scripts.gloo_check", *words, RANK=str(rank), **place)
+
+
+def ranks(world: int, present: int, timeout: int) -> list[dict[str, Any]]:
+    place = meeting(world)
+    return [answer(one) for one in [start_check(rank, timeout, place) for rank in range(present)]]
 
 
 def test_all_ranks_meet_add_up_and_are_measured():
-    results = ranks(3, 3, "20")
+    results = ranks(3, 3, 20)
     assert [result["code"] for result in results] == [0, 0, 0]
     assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 for result in results)
     assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
 
 
 def test_field_20_a_missing_rank_is_reported_soon():
-    [result] = ranks(2, 1, "2")
+    [result] = ranks(2, 1, 2)
     assert result["code"] == 1
     assert (result["ok"], result["phase"]) == (False, "rendezvous")
     assert "1/2" in result["error"]
@@ -64,17 +70,11 @@ def test_field_20_a_missing_rank_is_reported_soon():
 
 
 def test_ranks_wait_for_a_late_one():
-    place = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "NANOCHAT_START_SECONDS": "55",
-    }
-    words = ["--timeout", "1", "--bytes", "65536"]
-    first = start("scripts.gloo_check", *words, RANK="0", **place)
+    place = {**meeting(2), "NANOCHAT_START_SECONDS": "55"}
+    first = start_check(0, 1, place)
     with pytest.raises(subprocess.TimeoutExpired):
         first.wait(8)
-    second = start("scripts.gloo_check", *words, RANK="1", **place)
+    second = start_check(1, 1, place)
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
 
 

@@ -258,6 +258,8 @@ def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> N
     assert (checkout.checkpoints(0) / "optim_000002_rank0.pt").exists()
     (result,) = checkout.fails(1, own=["--resume"])
     assert "set --depth or --model-tag, so that" in result.err
+    (result,) = checkout.fails(1, own=["--run-dir", "/proc/none"])
+    assert result.err.startswith("error: cannot write to /proc/none, the folder for metrics")
     (checkout.path / "scripts" / "base_train.py").unlink()
     (result,) = checkout.fails(1)
     assert "has no scripts/base_train.py: run this in the folder of a nanochat checkout" in result.err

@@ -22,8 +22,9 @@ def main() -> int:
     # The checkout's package has the same name, and takes its place before the script runs.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from nanochat.join.launch import launch
+    from nanochat.kit.common import exit_code
 
-    return launch((__doc__ or "").split("\n\n", maxsplit=1)[0])
+    return exit_code(lambda: launch((__doc__ or "").split("\n\n", maxsplit=1)[0]))
 
 
 if __name__ == "__main__":
