@@ -26,7 +26,6 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
-from nanochat.run.machinery import Machinery
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
 from nanochat.run.resume import (
@@ -102,7 +101,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
         load_weights(run.model, folder, found.step)
         if base.optimizer:
-            restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
+            restore_optimizer(run, folder, found, files)
     run.base = {"training": training.id or None, "step": found.step}
     if not run.stage.trains:
         run.progress.step = found.step
@@ -130,7 +129,7 @@ def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, found.step)
     restore_shares(run, meta)
-    loaders = restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
+    loaders = restore_optimizer(run, folder, found, files)
     states = positions_of_ranks(comm, run.stage, run.reader, loaders)
     restore_progress(run.progress, meta, found.step)
     if run.plan.timed:
@@ -203,12 +202,10 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
-def restore_optimizer(
-    machinery: Machinery, rows: list[int], folder: Path, found: ChosenStep, files: int, say: Say
-) -> dict[str, Any] | None:
+def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
-    training, optimizer, sync = machinery
-    comm, layout = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world)
+    comm, optimizer, say = run.comm, run.optimizer, run.journal.say
+    layout = OptimizerLayout.of(optimizer, comm.world)
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
     held = {files: file}
@@ -217,8 +214,7 @@ def restore_optimizer(
         held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
-        weights = {name: p.detach() for name, p in training.model.named_parameters()}
-        if lost := merge_momentum(comm, state, weights, optimizer.matrix_names):
+        if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):
             say(
                 f"Momentum of {len(lost)} of {len(optimizer.matrix_names)} matrices was lost with absent ranks "
                 "and starts from zero"
@@ -226,7 +222,7 @@ def restore_optimizer(
         optimizer.load_state_dict(state)
     except Unusable as why:
         say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
-    restore_feedback(sync, rows, own.get(FEEDBACK_KEY), say)
+    restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
     return loaders
 
 

@@ -65,17 +65,17 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     model = GPT(config).to(device)
     model.init_weights()
     begun = first_shares(settings, shares)
-    machinery = make_machinery(settings, comm, model, plan, begun, matmul)
     run = Run(
         settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
-        folder_leader(comm, folder), begun, plan, model, machinery, TrainingProgress(), Feed(), new_balancer(model, begun),
+        folder_leader(comm, folder), begun, plan, model, *make_machinery(settings, comm, model, plan, begun, matmul),
+        TrainingProgress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, f"{matmul} through {route}")
-    if settings.save_on_loss and machinery.sync.undoable and machinery.optimizer.undo is None:
-        size = machinery.optimizer.undo_bytes() / 2**20
+    if settings.save_on_loss and run.sync.undoable and run.optimizer.undo is None:
+        size = run.optimizer.undo_bytes() / 2**20
         run.journal.say(
             f"A rank lost during an update costs steps: too little memory is free to copy what it changes ({size:.0f} MiB)"
         )

@@ -30,7 +30,7 @@ from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
-from nanochat.run.machinery import Machinery, make_machinery, new_balancer
+from nanochat.run.machinery import make_machinery, new_balancer
 from nanochat.run.stage import Reader, RunStage
 
 SMOOTHING = 0.9
@@ -81,7 +81,9 @@ class Run:
     shares: Shares
     plan: TrainingPlan
     model: GPT
-    machinery: Machinery
+    training: TrainingPass
+    optimizer: Optimizer
+    sync: Sync
     progress: TrainingProgress
     feed: Feed
     balancer: Balancer
@@ -150,18 +152,6 @@ class Run:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @property
-    def training(self) -> TrainingPass:
-        return self.machinery.training
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.machinery.optimizer
-
-    @property
-    def sync(self) -> Sync:
-        return self.machinery.sync
-
-    @property
     def reader(self) -> Reader:
         """This rank's means of reading its data."""
         return Reader(
@@ -183,7 +173,9 @@ class Run:
     def rebuild(self, shares: Shares) -> None:
         """Rebuild everything that depends on the shares, without its state."""
         self.shares = shares
-        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
+        self.training, self.optimizer, self.sync = make_machinery(
+            self.settings, self.comm, self.model, self.plan, shares, self.matmul
+        )
         self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
