@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import pytest
 import torch
+from trainings import flip
 
 from nanochat.kit.common import Ranks, UserError
 from nanochat.parallel.comm import connect
@@ -80,12 +81,6 @@ def test_upstreams_checkpoints_count_without_our_list(tmp_path: Path) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("spoil", [cut, flip, Path.unlink])

@@ -22,6 +22,13 @@ FLAGS = {
 }  # fmt: skip
 
 
+def flip(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 class Job:
     """A job in a folder, with a given number of ranks."""
 
@@ -85,8 +92,6 @@ class Job:
         ranks.wait_until(lambda: len(self.events("step")) > step)
 
     def damage(self, step: int, *ranks: int) -> None:
-        """Flip one byte in the weights of a checkpoint of these ranks, by default of all."""
+        """Damage the weights of a checkpoint of these ranks, by default of all."""
         for path in {self.checkpoints(rank) / f"model_{step:06d}.pt" for rank in ranks or range(self.world)}:
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+            flip(path)
