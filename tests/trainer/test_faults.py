@@ -58,7 +58,7 @@ def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR"):
+    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "TEST_ROUTE"):
         monkeypatch.setenv(name, "")
     return Job(tmp_path, 1)
 
