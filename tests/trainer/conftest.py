@@ -19,7 +19,17 @@ settings.load_profile("any-machine")
 
 from nanochat.data import tokenizer
 
+GOLDEN = HERE / "golden/data/tokenizer"
+
 
 @pytest.fixture(scope="session")
 def tokens() -> tokenizer.Tokenizer:
-    return tokenizer.load(HERE / "golden/data/tokenizer")
+    return tokenizer.load(GOLDEN)
+
+
+@pytest.fixture
+def base_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The base folder of what this process runs, with a tokenizer."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    (tmp_path / "tokenizer").symlink_to(GOLDEN)
+    return tmp_path

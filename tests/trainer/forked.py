@@ -113,8 +113,10 @@ def _server(number: int) -> socket.socket:
 
 
 def serve(control: socket.socket) -> list[str] | None:
-    """Fork whenever asked. In what was forked: its arguments. In the server, when nobody can ask any more: None."""
-    living: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> its number, who waits for it
+    """Fork on request. Returns its arguments in a forked process, and None in the server when the tests have ended."""
+    living: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # descriptor of a process -> its number, the socket of the test that waits for it
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -148,13 +150,13 @@ def _tell_end(handle: int, pid: int, waits: socket.socket) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.close(handle)
     with waits:
-        # Who started it may be gone.
+        # The test that started it may be gone.
         if select.select([waits], [], [], 0)[0] == []:
             waits.send(str(code).encode())
 
 
 def _become(request: int, out: int, err: int, status: int) -> list[str]:
-    """Be a process that was started with this environment, in this folder, printing to these files."""
+    """Take on the requested environment, folder and output files."""
     with open(request, "rb") as file:
         file.seek(0)
         wanted: Wanted = json.load(file)

@@ -34,7 +34,7 @@ FLAGS = (
     "--num-iterations", "4", "--save-every", "2", "--eval-every", "2", "--eval-tokens", "400", "--sample-every", "2",
     "--timeout-seconds", str(TIMEOUT), "--resume",
 )  # fmt: skip
-# The phase of a case, and what it means in the trainer's own words: phase, and the first step in which it counts.
+# By the phase in a case's name: the trainer's phase, and the first step in which it freezes.
 PHASES = {
     "rendezvous": ("rendezvous", 0), "agree": ("agree", 0), "resume": ("resume", 0), "data": ("data", 1),
     "step": ("forward_backward", 1), "sync": ("sync", 1), "eval": ("eval", 1), "sample": ("sample", 1),
@@ -43,7 +43,7 @@ PHASES = {
 
 
 class Case(NamedTuple):
-    """A run: the process of each rank, the one that freezes, and since when all others should have ended."""
+    """A run: the process of each rank, and the rank that freezes."""
 
     name: str
     job: Job

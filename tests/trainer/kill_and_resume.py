@@ -4,7 +4,7 @@
 """Two ranks, one of them killed at ten random moments, and what became of the run.
 
     python tests/trainer/kill_and_resume.py
-    python tests/trainer/kill_and_resume.py --kills 3 --seed 7 --write kills.json -- --sync bf16
+    python tests/trainer/kill_and_resume.py --kills 3 --seed 7 -- --sync bf16
 
 Each rank runs under an agent of torchrun of its own, as on two hosts. A rank drawn by lot gets SIGKILL at a moment drawn
 by lot: while its Python starts, while it resumes, while it evaluates or saves, or whenever it happens to be. Then the other
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import random
 import shutil
@@ -41,9 +40,9 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
 
 SAVE_EVERY, EVAL_EVERY = 3, 4
-STEPS_BEFORE = 6  # an attempt makes at least one and at most so many before it is disturbed
-STEPS_A_KILL = 12  # more than an attempt can get on by, so that none comes to the end
-LIMIT_SECONDS = 300.0  # of a machine that has other things to do
+STEPS_BEFORE = 6  # maximum steps of an attempt before it is disturbed; the minimum is 1
+STEPS_A_KILL = 12  # more than an attempt can make, so that none reaches the end
+LIMIT_SECONDS = 300.0  # for busy machines
 TIMEOUT_SECONDS = 15
 DELAYS = {"import": 3.0, "resume": 0.02, "eval": 0.05, "save": 0.03, "any": 0.1}
 # Of ten kills these come in some order; fewer kills are drawn from them.
@@ -51,7 +50,7 @@ MOMENTS = ("import", "resume", "eval", "eval", "save", "save", "save", "any", "a
 
 
 class Failed(Exception):
-    """The run did not survive a kill as it must."""
+    """The run did not survive a kill."""
 
 
 class Kill(NamedTuple):
@@ -59,11 +58,9 @@ class Kill(NamedTuple):
 
     number: int
     rank: int
-    moment: str
     phase: str
     step: int
     seconds: float
-    said: str
     went_on_from: int | None
 
 
@@ -84,18 +81,14 @@ class Trial:
 
     def _agent(self, rank: int, port: int) -> subprocess.Popen[str]:
         self.told(rank).unlink(missing_ok=True)
-        argv = [
-            sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
-            "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
-            "--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:],
-        ]  # fmt: skip
-        # Whichever library a busy machine takes for the faster one, a run must go on as it began.
+        words = ["--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:]]
+        # A resumed run must keep the library that it began with, although this machine now prefers another.
         route = "mkl" if self.newest_whole() is None else "onednn"
         told = {"TOLD_PHASE": str(self.told(rank)), "TEST_ROUTE": route}
-        environ = ranks.environment(rank, 2, port, self.job.environment(rank) | told)
-        given = {name: value for name, value in environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        environ = ranks.agent_environment(self.job.environment(rank) | told)
         with (self.job.base(rank) / "log").open("w") as log:
-            return subprocess.Popen(argv, cwd=ranks.TRAINER, env=given, stdout=log, stderr=log, text=True)
+            argv = ranks.agent(rank, 2, port, *words)
+            return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environ, stdout=log, stderr=log, text=True)
 
     def told(self, rank: int) -> Path:
         return self.job.base(rank) / "told-phase"
@@ -109,7 +102,7 @@ class Trial:
         return int(pid), phase, int(step)
 
     def wait_for(self, rank: int, moment: str, steps: int) -> None:
-        """Until a rank is in a phase of that name, and, if it has to train for that, has made so many steps."""
+        """Wait until a rank is in this phase and, if that comes after the first step, has made this many steps."""
         made, until = len(self.job.events("step", rank)), time.monotonic() + LIMIT_SECONDS
         early = moment in ("import", "resume")
         while True:
@@ -122,7 +115,7 @@ class Trial:
             time.sleep(0.0005)
 
     def kill(self, rank: int) -> tuple[str, int]:
-        """SIGKILL; where the rank was. Stopped first, so that what is read is where it dies."""
+        """Kill a rank and return its phase and step. It is stopped first, so that these are current."""
         pid = self.at(rank)[0]
         os.kill(pid, signal.SIGSTOP)
         dummy, phase, step = self.at(rank)
@@ -130,14 +123,14 @@ class Trial:
         return phase, step
 
     def finish(self) -> list[int]:
-        """Wait until both have ended by themselves; exit codes of their agents."""
+        """Wait until both have ended by themselves; returns the exit codes of their agents."""
         try:
             return [agent.wait(LIMIT_SECONDS) for agent in self.agents]
         except subprocess.TimeoutExpired:
             raise Failed("a rank did not end by itself") from None
 
     def clear(self) -> None:
-        """End what still runs of ours."""
+        """Kill the remaining processes."""
         for rank, agent in enumerate(self.agents):
             if agent.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -149,7 +142,7 @@ class Trial:
         return (self.job.base(rank) / "log").read_text(encoding="utf-8", errors="replace")
 
     def newest_whole(self) -> int | None:
-        """The newest step that is whole on either host."""
+        """The newest step that is complete on either host."""
         folders = [folder for folder in map(self.job.checkpoints, (0, 1)) if folder.exists()]
         whole = [s for f in folders for s in checkpoints.steps_in(f) if resume.writer_of(f, s) is not None]
         return max(whole, default=None)
@@ -159,7 +152,7 @@ class Trial:
 
 
 def disturb(trial: Trial, number: int, moment: str, chance: random.Random) -> Kill:
-    """Start, kill one rank, watch the other end; the step it must go on from is checked by the next start."""
+    """Start, kill one rank, and wait for the other's end; the next start checks which step it resumes from."""
     expected = trial.newest_whole()
     trial.start()
     victim = chance.randrange(2)
@@ -172,11 +165,11 @@ def disturb(trial: Trial, number: int, moment: str, chance: random.Random) -> Ki
     said, ended = last_word(trial, 1 - victim)
     if f"rank {victim}" not in said:
         raise Failed(f"kill {number}: rank {1 - victim} did not name rank {victim}, but said: {said!r}")
-    return Kill(number, victim, moment, phase, step, ended - killed, said, trial.newest_whole())
+    return Kill(number, victim, phase, step, ended - killed, trial.newest_whole())
 
 
 def check_start(trial: Trial, expected: int | None) -> None:
-    """Whoever got as far as to say what it goes on from has gone on from there."""
+    """Every rank that recorded a start has resumed from the expected step."""
     for rank in (0, 1):
         starts = trial.job.events("start", rank)
         begun = starts[len(starts) - 1 :]
@@ -185,7 +178,7 @@ def check_start(trial: Trial, expected: int | None) -> None:
 
 
 def last_word(trial: Trial, rank: int) -> tuple[str, float]:
-    """The one sentence of the rank that was left, and when it ended."""
+    """The remaining rank's error sentence, and when it ended."""
     sentences = [line for line in trial.log(rank).splitlines() if line.startswith("error: ")]
     ends = trial.job.events("end", rank)
     if len(sentences) != 1 or "a bug in nanochat.ddp" in sentences[0]:
@@ -195,11 +188,11 @@ def last_word(trial: Trial, rank: int) -> tuple[str, float]:
     return sentences[0].removeprefix("error: "), ends[-1]["time"]
 
 
-# -- what is left in the end
+# -- the result
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal to the bit, through all containers."""
+    """Whether two values are equal bit for bit, in all containers."""
     if isinstance(left, torch.Tensor):
         return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, dict):
@@ -210,7 +203,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def check_equal(trial: Trial, whole: Trial, steps: int) -> None:
-    """Weights and optimizer of both ranks are those of the run that nobody disturbed."""
+    """Weights and optimizer of both ranks must be those of the undisturbed run."""
     for rank in (0, 1):
         for name in (checkpoints.model_name(steps), checkpoints.optimizer_name(steps, rank)):
             ours, theirs = (torch.load(one.job.checkpoints(rank) / name, weights_only=True) for one in (trial, whole))
@@ -219,7 +212,7 @@ def check_equal(trial: Trial, whole: Trial, steps: int) -> None:
 
 
 def check_tidy(trial: Trial) -> None:
-    """Every file belongs to a checkpoint that is whole."""
+    """Every file must belong to a complete checkpoint."""
     for rank in (0, 1):
         folder = trial.job.checkpoints(rank)
         whole = checkpoints.whole_steps(folder, rank)
@@ -228,7 +221,7 @@ def check_tidy(trial: Trial) -> None:
                 raise Failed(f"{path} belongs to no whole checkpoint")
 
 
-# -- all of it
+# -- the whole trial
 
 
 def moments(kills: int, chance: random.Random) -> list[str]:
@@ -250,7 +243,7 @@ def trial_in(folder: Path, steps: int, timeout: int, flags: Sequence[str]) -> It
 def endure(
     folder: Path, kills: int, seed: int, flags: Sequence[str] = (), timeout: int = TIMEOUT_SECONDS, tell: Any = print
 ) -> list[Kill]:
-    """The whole trial; raises Failed where the run did not survive as it must."""
+    """The whole trial; raises Failed if the run did not survive a kill."""
     chance = random.Random(seed)
     steps = STEPS_A_KILL * (kills + 1)
     found: list[Kill] = []
@@ -286,7 +279,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill one of two ranks at random moments, and resume each time.")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--write", type=Path, help="file for the kills as JSON")
     parser.add_argument("flags", nargs="*", help="further flags of the trainer, after --")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
@@ -294,13 +286,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     try:
         tell = functools.partial(print, flush=True)
-        kills = endure(folder, arguments.kills, seed, arguments.flags, tell=tell)
+        endure(folder, arguments.kills, seed, arguments.flags, tell=tell)
     except Failed as failure:
         print(f"\nfailed: {failure}\nwhat is left is in {folder}", file=sys.stderr)
         return 1
     print("\nWeights and optimizer are those of a run that nobody disturbed, to the bit; nothing torn is left.")
-    if arguments.write:
-        arguments.write.write_text(json.dumps({"seed": seed, "kills": [k._asdict() for k in kills]}, indent=1) + "\n")
     shutil.rmtree(folder)
     return 0
 

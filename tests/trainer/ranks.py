@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import forked
 
@@ -45,6 +45,20 @@ def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> d
     return kept | paths | quiet | {name: str(value) for name, value in place.items()} | dict(extra)
 
 
+def agent(node: int, nodes: int, port: int, *words: str) -> list[str]:
+    """The command line of the torchrun agent of one of these nodes, each with a rank."""
+    return [
+        sys.executable, "-m", "scripts.torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",
+        "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", *words,
+    ]  # fmt: skip
+
+
+def agent_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Without what torchrun sets itself."""
+    own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in environment(0, 1, 0, extra).items() if name not in own}
+
+
 def start_each(
     argvs: Sequence[Sequence[str]], extra: Callable[[int], Mapping[str, str]] = lambda rank: {}
 ) -> list[forked.Python]:
@@ -64,7 +78,7 @@ def start(argv: Sequence[str], world: int) -> list[forked.Python]:
 def finish(
     processes: Sequence[forked.Python | subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS
 ) -> list[Result]:
-    """Wait for all; whoever is late is killed, which shows as code -9."""
+    """Wait for all; those that are late are killed, which gives code -9."""
     begun, results = time.monotonic(), []
     for process in processes:
         left = max(0.1, begun + seconds - time.monotonic())
@@ -104,7 +118,7 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
 
 
 def passed(results: Sequence[Result]) -> list[str]:
-    """Standard output of each rank, all of which ended well."""
+    """Standard output of each rank; fails unless all exited 0."""
     assert [r.code for r in results] == [0] * len(results), "\n".join(r.err[-2000:] for r in results)
     return [r.out for r in results]
 
@@ -113,4 +127,15 @@ def wait_until(reached: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while not reached():
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(0.01)
+
+
+def events(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind in a metrics file, which may still be written to."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def last_json(result: str) -> Any:
+    """The last line that a rank printed."""
+    return json.loads(result.splitlines()[-1])

@@ -23,6 +23,7 @@ from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
+from nanochat.run import checkpoint_manager
 
 TINY = ModelConfig(sequence_len=40, vocab_size=100, n_layer=4, n_head=2, n_kv_head=2, n_embd=32, window_pattern="L")
 
@@ -48,6 +49,12 @@ def talkative(depth: int, length: int, windows: str) -> GPT:
     return model
 
 
+def save_model(folder: Path, step: int, model: GPT, **meta: Any) -> None:
+    """A checkpoint of a model that was not trained."""
+    known = {"model_config": dataclasses.asdict(model.config) | {"a_key_of_tomorrow": 1}, **meta}
+    checkpoint_manager.save(folder, step, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), known)
+
+
 def baseline_of(model: GPT) -> BaselineGPT:
     baseline = BaselineGPT(model.config)
     baseline.load_state_dict(model.state_dict())
@@ -71,7 +78,7 @@ def baseline_gradients(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> tupl
 
 
 def trained(model: GPT, batches: list[tuple[Tensor, Tensor]], matmul: str = "fp32") -> tuple[float, dict[str, Tensor]]:
-    """The same through the training pass; the rows of the tables put back where they belong."""
+    """The same through the training pass, with gradients of whole tables."""
     training = TrainingPass(model, matmul)
     training.start_step(unique_ids([ids for ids, dummy in batches]))
     scale = 1 / sum(int((targets >= 0).sum()) for dummy, targets in batches)

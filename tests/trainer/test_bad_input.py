@@ -31,7 +31,7 @@ from nanochat.record.metrics import Metrics
 from nanochat.rules import schedule
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore, resume
-from nanochat.run.state import Progress
+from nanochat.run.state import TrainingProgress
 
 FLAGS = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Settings)]
 EDGES = st.sampled_from(
@@ -57,7 +57,7 @@ BROKEN = st.sampled_from([b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]"
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Works, or is refused in one sentence that does not only quote what was given."""
+    """The block works, or fails with one sentence that says more than the input."""
     try:
         yield
     except UserError as error:
@@ -114,7 +114,7 @@ def test_any_horizon(
 def test_any_environment(environ: dict[str, str]) -> None:
     with told():
         common.read_ranks(environ)
-    # Nobody is waited for: without a port that can be one, no connection is tried.
+    # Without a valid port, no connection is tried.
     port = environ.get("MASTER_PORT", "")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):
         with pytest.raises(UserError):
@@ -164,23 +164,23 @@ def test_any_meta_file(content: Any, broken: bytes | None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / checkpoints.meta_name(5)).write_bytes(spoilt(content, broken))
-        with told(), restore.understood(folder, 5):
+        with told(), restore.refusing_bad_content(folder, 5):
             take_meta(folder)
 
 
-def take_meta(folder: Path) -> Progress:
-    """Spoil the meta file of step 5."""
-    meta, progress = checkpoints.load_meta(folder, 5), Progress()
+def take_meta(folder: Path) -> TrainingProgress:
+    """Load the meta file of step 5 as resuming does."""
+    meta, progress = checkpoints.load_meta(folder, 5), TrainingProgress()
     config = dataclasses.make_dataclass("Config", [("depth", int)])(3)
     restore.check_same_model(config, meta, folder, 5)
     restore.restore_progress(progress, meta, 5)
     assert isinstance(progress.smooth_loss, float)
-    dataloader._checked(restore.place_in_data(meta, []), 3, folder)
+    dataloader._checked(restore.approximate_position(meta, []), 3, folder)
     return progress
 
 
-def test_a_sound_meta_file_is_taken_as_it_is(tmp_path: Path) -> None:
-    """By the same calls, of which any may be refused above."""
+def test_a_valid_meta_file_is_accepted(tmp_path: Path) -> None:
+    """By the same calls as above."""
     loop = {"min_val_bpb": 1.5, "smooth_train_loss": 2.5, "total_training_time": 3.5}
     place = {"pq_idx": 1, "rg_idx": 2, "epoch": 1}
     meta = {"model_config": MODEL, "loop_state": loop, "val_bpb": 1.75, "dataloader_state_dict": place}
@@ -220,14 +220,14 @@ def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
         state |= {"lengths": torch.tensor([3, -2]), "tokens": torch.tensor([1, 2])}
     files = [path.name for path in sorted(SHARDS.iterdir())][:-1]
     state["files"] = files if state["files"] == ["shard_00000.parquet"] else state["files"]
-    with told(), restore.understood(SHARDS, 5):
+    with told(), restore.refusing_bad_content(SHARDS, 5):
         loader = dataloader.Loader(TOKENS, SHARDS, "train", 1, 16, 0, 1, {"pq_idx": 0, "rg_idx": 0, "epoch": 1}, state)
         loader.close()
 
 
 @cases(400)
 @given(st.binary(max_size=50) | BROKEN, JSON)
-def test_any_metrics_file_is_gone_on_with(before: bytes, value: Any) -> None:
+def test_any_metrics_file_is_appended_to(before: bytes, value: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "metrics-rank0.jsonl"
         path.write_bytes(before)

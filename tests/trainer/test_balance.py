@@ -14,7 +14,7 @@ from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.machinery import new_balancer
-from nanochat.run.state import SMOOTHING, Progress
+from nanochat.run.state import SMOOTHING, TrainingProgress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
@@ -147,7 +147,7 @@ def test_the_head_counts_where_it_is_shared_out() -> None:
 
 
 def test_the_smooth_loss_of_a_loss_that_stands_still_is_that_loss() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     for step in range(3):
         progress.step = step
         assert progress.add_loss(4.0) == pytest.approx(4.0)

@@ -23,7 +23,7 @@ from nanochat.kit import common
 from nanochat.kit.settings import parse
 from nanochat.parallel.agreement import agree
 from nanochat.run.setup import facts
-from nanochat.run.stage import Stage
+from nanochat.run.stage import RunStage
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
@@ -55,7 +55,7 @@ def test_every_step_has_its_line_in_the_log_of_each_host(job: Job) -> None:
     assert [int(line[0]) for line in lines] == list(range(STEPS))
     assert {int(line[1]) for line in lines} == {STEPS}
     assert lines[3][2] == "25.00"
-    # These ranks share a host, where one of them speaks for all.
+    # These ranks share a host, so only the first one prints.
     assert not LINE.findall(second)
 
 
@@ -107,33 +107,23 @@ def test_field_09_settings_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_field_07_data_that_differ_are_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2, tmp_path / "data0")
-    shutil.copytree(DATA, tmp_path / "data0")
+    job = Job(tmp_path, 2)
     shutil.copytree(DATA, tmp_path / "data1")
-    shards = sorted((tmp_path / "data1" / "base_data_climbmix").iterdir())
-    shards[0].unlink()
-
-    def environment(rank: int) -> dict[str, str]:
-        shared = Job.environment(job, rank)
-        return shared | {"NANOCHAT_DATA_DIR": str(tmp_path / f"data{rank}" / "base_data_climbmix")}
-
-    argv = job.argv([])
-    for result in ranks.finish(ranks.start_each([argv, argv], environment)):
-        assert result.code == 2
-        assert re.search(
-            rf"differ in shard {shards[0].name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err
-        )
+    folder = tmp_path / "data1" / "base_data_climbmix"
+    job.more[1] = {"NANOCHAT_DATA_DIR": str(folder)}
+    missing = min(folder.iterdir())
+    missing.unlink()
+    for result in job.fails():
+        assert re.search(rf"differ in shard {missing.name}: rank 0 .* has \d+ bytes, rank 1 .* has nothing", result.err)
 
 
-def test_field_07_tokenizers_that_count_otherwise_are_refused(tmp_path: Path) -> None:
-    """The same words, but another table of how many bytes each has: bits per byte would differ, and nothing else."""
+def test_field_07_tokenizers_with_different_byte_counts_are_refused(tmp_path: Path) -> None:
+    """The tokens are the same, but not their numbers of bytes: only bits per byte would differ."""
     job = Job(tmp_path, 2)
     shutil.copytree(DATA / "tokenizer", job.base(1) / "tokenizer")
     path = job.base(1) / "tokenizer" / "token_bytes.pt"
     torch.save(torch.load(path) + 1, path)
-    argv = job.argv([])
-    for result in ranks.finish(ranks.start_each([argv, argv], job.environment)):
-        assert result.code == 2
+    for result in job.fails():
         assert "differ in tokenizer sizes" in result.err
 
 
@@ -141,7 +131,7 @@ def compare_devices(comm: Comm, folder: str) -> None:
     """The facts of a rank on a CPU and of one on a GPU; there is no GPU here."""
     os.environ.update(Job(Path(folder), comm.rank + 1).environment(comm.rank))
     device = "cuda" if comm.rank else "cpu"
-    agree(comm, facts(parse([]), Stage(), device, common.choose_dtype("cpu"), "fp32", common.data_dir()))
+    agree(comm, facts(parse([]), RunStage(), device, common.choose_dtype("cpu"), "fp32", common.data_dir()))
 
 
 def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: Path) -> None:
@@ -154,17 +144,12 @@ def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: P
 
 def test_field_21_unlike_processors_hold_the_same_weights(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    lesser = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
-
-    def environment(rank: int) -> dict[str, str]:
-        return job.environment(rank) | (lesser if rank else {})
-
-    argv = job.argv(["--rank-rows", "8,4"])
-    ranks.passed(ranks.finish(ranks.start_each([argv, argv], environment)))
+    job.more[1] = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
+    job.run("--rank-rows", "8,4")
     assert job.final_digest()
 
 
-def test_a_loss_that_is_no_number_stops_all_ranks(tmp_path: Path) -> None:
+def test_a_loss_of_nan_stops_all_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for result in job.fails("--matrix-lr", "1e30", "--warmup-steps", "0"):
         assert "the loss is nan at step" in result.err
@@ -185,9 +170,7 @@ def test_no_data_is_refused(tmp_path: Path) -> None:
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
-    environment = ranks.environment(0, 2, 0, job.environment(0))
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del environment[name]
+    environment = ranks.agent_environment(job.environment(0))
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     argv = [sys.executable, "-m", *torchrun, *job.argv(["--num-iterations", "2"])]
     done = subprocess.run(

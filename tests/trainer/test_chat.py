@@ -5,45 +5,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reference import talkative
+from reference import save_model, talkative
 
 from nanochat.data import conversation
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, exit_code
 from nanochat.model.gpt import GPT
-from nanochat.run import checkpoint_manager, engine
+from nanochat.run import engine
 from scripts import chat_cli
 
-GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 ASKED = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(base_folder: Path) -> Path:
     """A run folder with a small model of random weights."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
     model = talkative(2, 64, "L")
-    for name, told in (
-        ("base_checkpoints/d2", {}),
-        ("chatsft_checkpoints/d2", {}),
-        ("base_checkpoints/t", {"conversations": "x"}),
-    ):
-        meta = {"model_config": dataclasses.asdict(model.config), "user_config": told}
-        checkpoint_manager.save(
-            tmp_path / name, 5, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
-        )
-    return tmp_path
+    for name in ("base_checkpoints/d2", "chatsft_checkpoints/d2", "base_checkpoints/t"):
+        settings = {"conversations": "x"} if name.endswith("/t") else {}
+        save_model(base_folder / name, 5, model, user_config=settings)
+    return base_folder
 
 
-def test_what_the_assistant_says_is_to_be_learnt_and_nothing_else(tokens: Tokenizer) -> None:
+def test_only_the_assistants_part_is_learnt(tokens: Tokenizer) -> None:
     ids, said = conversation.render(tokens, [{"role": "system", "content": "Be brief."}, *ASKED])
     question, answer = tokens.encode("Be brief.\n\nWhere is it?"), tokens.encode("Here.")
     special = tokens.special
@@ -98,7 +88,7 @@ def test_files_without_conversations(tmp_path: Path) -> None:
     assert [conversation.read_at(path, at) for at in found] == [ASKED, ASKED * 2]
 
 
-def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:
+def test_a_base_model_continues_the_text(base: Path, capsys: pytest.CaptureFixture[str], tokens: Tokenizer) -> None:
     flags = ["-i", "base", "-g", "d2", "-p", "import sys", "--max-tokens=9", "--seed=3"]
     chat_cli.main(flags)
     first = capsys.readouterr().out
@@ -109,7 +99,7 @@ def test_a_base_model_goes_on_with_the_text(base: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("flags", [["-i", "sft"], ["-i", "base", "-g", "t"]])
-def test_one_that_was_fine_tuned_answers(
+def test_a_fine_tuned_model_answers(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     prompts = []
@@ -141,7 +131,7 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
     assert capsys.readouterr().out.count(" [stopped]") == 2
 
 
-def test_a_model_says_nothing_that_a_terminal_would_obey(
+def test_control_characters_are_not_printed(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tokens: Tokenizer
 ) -> None:
     said = tokens.encode("a\x1b]52;c;ZXZpbA==\x07\u202eb\n")
@@ -153,20 +143,18 @@ def test_a_model_says_nothing_that_a_terminal_would_obey(
 def test_a_long_conversation_is_cut_to_what_the_model_sees(base: Path, tokens: Tokenizer) -> None:
     args = chat_cli._arguments(["--max-tokens=20"])
     model = engine.load_model(base / "chatsft_checkpoints/d2", 5, tokens)
-    talk = chat_cli.Talk(model, tokens, args, answers=True)
+    talk = chat_cli.Dialogue(model, tokens, args, answers=True)
     for number in range(20):
         ids = talk.prompt(f"question {number}")
         talk.messages.append({"role": "assistant", "content": "yes"})
         assert len(ids) <= 64 - 20 and ids[0] == tokens.bos and ids[-1] == tokens.special("<|assistant_start|>")
     assert len(talk.prompt("word " * 100)) == 64 - 20
-    assert len(chat_cli.Talk(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
+    assert len(chat_cli.Dialogue(model, tokens, args, answers=False).prompt("word " * 100)) == 64 - 20
 
 
-def test_what_cannot_be_talked_to_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_checkpoints_and_bad_flags_are_refused(
+    base_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
     for flags, told in (
         ([], "there is no checkpoint in"),
         (["-g", "d9"], "there is no checkpoint named d9"),

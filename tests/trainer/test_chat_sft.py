@@ -48,7 +48,7 @@ def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_
     for one, two in zip(alone, together, strict=True):
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
     assert whole.position()["epoch"] > 1
-    # From its place alone a loader goes on with the same rows.
+    # A new loader continues with the same rows from the position alone.
     again = ChatLoader(talks, [6], 0, LENGTH, whole.position())
     assert torch.equal(again.step([6])[0][0], torch.cat([ids for ids, dummy in whole.step([2, 2, 2])]))
 
@@ -77,7 +77,7 @@ def test_an_epoch_has_as_many_steps_as_it_takes_to_read_all_conversations(talks:
     assert epochs[:-1] == [1] * (steps - 1) and loader.step([2]) and loader.position()["epoch"] == 2
 
 
-def test_a_text_that_no_tokenizer_takes_is_named(talks: Talks, tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_tokenized_is_named(talks: Talks, tmp_path: Path) -> None:
     path = tmp_path / "blanks.jsonl"
     path.write_text(TALKS.read_text().splitlines()[0] + "\n" + json.dumps(
         [{"role": "user", "content": " " * 1_200_000}, {"role": "assistant", "content": "Yes."}]
@@ -87,7 +87,7 @@ def test_a_text_that_no_tokenizer_takes_is_named(talks: Talks, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("counted", "wanted"), [(9, 9), (0, 1)])
-def test_a_loss_is_the_mean_over_what_is_learnt(counted: int, wanted: int) -> None:
+def test_a_loss_is_the_mean_over_the_targets(counted: int, wanted: int) -> None:
     batch = ChatBatch(Cursor(0, 0, 1, 0), counted)
     assert FineTuning.targets(object.__new__(FineTuning), 3, batch) == wanted
 
@@ -155,7 +155,7 @@ def losses(job: Job) -> list[float]:
     return [event["loss"] for event in job.events("step")][-STEPS:]
 
 
-def test_two_ranks_learn_what_one_learns_and_go_on_to_the_bit(base: Path, tmp_path: Path) -> None:
+def test_two_ranks_learn_as_one_does_and_resume_bit_for_bit(base: Path, tmp_path: Path) -> None:
     for world in (1, 2):
         shutil.copytree(base, tmp_path / str(world), symlinks=True)
     alone, job = Chat(tmp_path / "1", 1), Chat(tmp_path / "2", 2)
@@ -168,8 +168,7 @@ def test_two_ranks_learn_what_one_learns_and_go_on_to_the_bit(base: Path, tmp_pa
     )
     assert losses(job)[-1] < losses(job)[0]
     digest = {job.events("digest", rank)[-1]["digest"] for rank in range(2)}
-    for rank in range(2):
-        job.damage(rank, STEPS)
+    job.damage(STEPS)
     job.run("--resume")
     assert job.events("start")[-1]["resumed_from"] == 3
     base_id = job.events("start")[0]["training"]
@@ -186,10 +185,10 @@ class Measured(Job):
         return ["-m", "scripts.base_eval", *Chat.model_flags(), "--eval-tokens", "1024", *flags]
 
 
-def test_an_evaluation_measures_what_the_training_measured(tmp_path: Path) -> None:
+def test_an_evaluation_run_gives_the_training_runs_figure(tmp_path: Path) -> None:
     Job(tmp_path, 2).run("--num-iterations", "2", "--eval-every", "9", "--eval-tokens", "1024")
     job = Measured(tmp_path, 2)
-    # Who lacks the base model is given it.
+    # A rank without the base model receives it.
     shutil.rmtree(job.checkpoints(1))
     job.run()
     wanted, found = (event["val_bpb"] for event in job.events("eval"))
@@ -200,7 +199,7 @@ def test_an_evaluation_measures_what_the_training_measured(tmp_path: Path) -> No
     assert not list(tmp_path.glob("host*/evaluated_checkpoints/*/model_*"))
 
 
-def test_what_cannot_be_learnt_from_is_refused(base: Path, tmp_path: Path) -> None:
+def test_bad_conversations_and_base_models_are_refused(base: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text(TALKS.read_text() + '[{"role": "user", "content": "x"}]\n')
     shutil.copytree(base, tmp_path / "run", symlinks=True)

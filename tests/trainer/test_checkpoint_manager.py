@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import pytest
 import torch
+from trainings import flip
 
 from nanochat.kit.common import Ranks, UserError
 from nanochat.parallel.comm import connect
@@ -82,12 +83,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("spoil", [cut, flip, Path.unlink])
 @pytest.mark.parametrize(
     "name", ["model_000020.pt", "meta_000020.json", "optim_000020_rank0.pt", "ckpt_000020_rank0.json"]
@@ -96,7 +91,7 @@ def test_field_18_a_torn_checkpoint_does_not_count(tmp_path: Path, name: str, sp
     save(tmp_path, 10)
     save(tmp_path, 20)
     spoil(tmp_path / name)
-    # Without its list a checkpoint counts by what its files themselves say; only these are damaged then.
+    # Without a list, the files' own formats decide, and these files are undamaged.
     whole_by_itself = name.startswith("ckpt") and spoil is Path.unlink
     assert checkpoints.whole_steps(tmp_path, 0) == ([10, 20] if whole_by_itself else [10])
 
@@ -110,10 +105,13 @@ def test_a_damaged_file_of_upstream_does_not_count(tmp_path: Path, name: str) ->
 
 
 class Full:
-    """A file on a disk that takes so many more bytes and no more."""
+    """A file on a disk with this many bytes left."""
 
     def __init__(self, file: BinaryIO, room: list[int]) -> None:
-        self.file, self.room, self.flush = file, room, file.flush
+        self.file, self.room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
     def write(self, data: Any) -> int:
         self.room[0] -= memoryview(data).nbytes
@@ -128,8 +126,14 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
 ) -> None:
     save(tmp_path, 10)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    hashing, left = checkpoints._Hashing, [room]
-    monkeypatch.setattr(checkpoints, "_Hashing", lambda file: hashing(cast(BinaryIO, Full(file, left))))
+    left = [room]
+
+    class OnFullDisk(checkpoints.NewFile):
+        def __init__(self, folder: Path, name: str, rank: int) -> None:
+            super().__init__(folder, name, rank)
+            self.file = cast(BinaryIO, Full(self.file, left))
+
+    monkeypatch.setattr(checkpoints, "NewFile", OnFullDisk)
     with pytest.raises(NotSaved, match=r"rank 0 could not save step 20 to .*: No space left on device\.") as caught:
         save(tmp_path, 20)
     assert caught.value.cause is Cause.DISK_FULL
@@ -160,7 +164,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
         saving.save(run, final=False)
         room = 3
         assert checkpoints.whole_steps(tmp_path, 0)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
-        # Only now is it known that these weights are sound.
+        # Only a later step shows that these weights are sound.
         saving.prove_checkpoint(run)
     assert checkpoints.whole_steps(tmp_path, 0) == [20, 30]
     assert sum(line.startswith("Saved checkpoint") for line in said) == 3
@@ -169,7 +173,7 @@ def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
     saving.save(run, final=False)
     assert checkpoints.whole_steps(tmp_path, 0) == [30]
     assert said[-1].endswith("Training continues; the checkpoint of step 30 is still intact.")
-    assert saving.goes_on_without(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
+    assert saving.save_failed_warning(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
     with pytest.raises(NotSaved):
         saving.save(run, final=True)
 
@@ -184,7 +188,7 @@ def test_a_disk_known_to_be_too_small_is_not_even_tried(tmp_path: Path, monkeypa
     assert names(tmp_path) == []
 
 
-def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
+def test_older_checkpoints_are_pruned_once_all_ranks_have_newer_ones(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
         save(tmp_path, step, rank=1)
@@ -198,7 +202,7 @@ def test_only_what_all_ranks_have_lets_older_ones_go(tmp_path: Path) -> None:
     assert not any("000010" in name for name in names(tmp_path))
 
 
-def test_a_host_whose_number_changes_leaves_no_checkpoints_behind(tmp_path: Path) -> None:
+def test_a_host_whose_rank_changes_leaves_no_checkpoints_behind(tmp_path: Path) -> None:
     made = []
     for step, rank in ((10, 2), (20, 1), (30, 0), (40, 1), (50, 2)):
         save(tmp_path, step, rank=rank)
@@ -215,7 +219,7 @@ def test_checkpoints_of_upstream_are_never_removed(tmp_path: Path) -> None:
     assert checkpoints.whole_steps(tmp_path, 0) == [10, 20]
 
 
-def test_what_interrupted_saves_left_is_swept_whichever_number_the_rank_had(tmp_path: Path) -> None:
+def test_leftovers_of_interrupted_saves_are_swept_for_any_rank(tmp_path: Path) -> None:
     save(tmp_path, 10)
     kept = set(names(tmp_path))
     for rank in (0, 12):
@@ -230,7 +234,7 @@ def interrupted(*dummy: object, **more: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     kept = {name for name in names(tmp_path) if "10" not in name}
@@ -242,18 +246,18 @@ def test_a_removal_that_was_interrupted_is_swept(tmp_path: Path, monkeypatch: py
     assert set(names(tmp_path)) == kept
 
 
-def test_a_file_from_another_rank_appears_only_if_it_came_as_it_left(tmp_path: Path) -> None:
+def test_a_received_file_appears_only_if_it_is_intact(tmp_path: Path) -> None:
     save(tmp_path / "there", 10)
     name = checkpoints.model_name(10)
     sent = (tmp_path / "there" / name).read_bytes()
     promised = checkpoints.file_digest(tmp_path / "there" / name)
-    coming = checkpoints.Incoming(tmp_path / "here", name, rank=1)
+    coming = checkpoints.NewFile(tmp_path / "here", name, rank=1)
     coming.write(sent[:100])
     assert not (tmp_path / "here" / name).exists()
     coming.write(sent[100:])
     coming.finish(promised)
     assert (tmp_path / "here" / name).read_bytes() == sent
-    broken = checkpoints.Incoming(tmp_path / "here", checkpoints.meta_name(10), rank=1)
+    broken = checkpoints.NewFile(tmp_path / "here", checkpoints.meta_name(10), rank=1)
     broken.write(b"{}")
     with pytest.raises(UserError, match="was corrupted in transit"):
         broken.finish(promised)
@@ -303,7 +307,7 @@ def test_a_save_whose_list_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_what_is_set_aside_is_numbered_and_nothing_is_replaced(tmp_path: Path) -> None:
+def test_set_aside_folders_are_numbered_and_replace_nothing(tmp_path: Path) -> None:
     assert checkpoints.set_aside(tmp_path, [10]) is None
     for dummy in range(2):
         save(tmp_path, 10)

@@ -40,64 +40,64 @@ def answer(process: forked.Python) -> dict[str, Any]:
     return dict(json.loads(out.splitlines()[-1]), code=process.returncode)
 
 
-def ranks(world: int, present: int, timeout: str) -> list[dict[str, Any]]:
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = ["--timeout", timeout, "--bytes", "65536"]
-    return [
-        answer(one) for one in [start("scripts.gloo_check", *words, RANK=str(rank), **place) for rank in range(present)]
-    ]
+def meeting(world: int) -> dict[str, str]:
+    return {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
+def start_check(rank: int, timeout: int, place: dict[str, str]) -> forked.Python:
+    words = ["--timeout", str(timeout), "--bytes", "65536"]
+    return start("scripts.gloo_check", *words, RANK=str(rank), **place)
+
+
+def ranks(world: int, present: int, timeout: int) -> list[dict[str, Any]]:
+    place = meeting(world)
+    return [answer(one) for one in [start_check(rank, timeout, place) for rank in range(present)]]
 
 
 def test_all_ranks_meet_add_up_and_are_measured():
-    results = ranks(3, 3, "20")
+    results = ranks(3, 3, 20)
     assert [result["code"] for result in results] == [0, 0, 0]
     assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 for result in results)
     assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
 
 
-def test_field_20_a_rank_that_never_comes_is_told_soon():
-    [result] = ranks(2, 1, "2")
+def test_field_20_a_missing_rank_is_reported_soon():
+    [result] = ranks(2, 1, 2)
     assert result["code"] == 1
     assert (result["ok"], result["phase"]) == (False, "rendezvous")
     assert "1/2" in result["error"]
     assert result["seconds"] < 15
 
 
-def test_a_rank_that_starts_late_is_waited_for():
-    place = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "NANOCHAT_START_SECONDS": "55",
-    }
-    words = ["--timeout", "1", "--bytes", "65536"]
-    first = start("scripts.gloo_check", *words, RANK="0", **place)
+def test_ranks_wait_for_a_late_one():
+    place = {**meeting(2), "NANOCHAT_START_SECONDS": "55"}
+    first = start_check(0, 1, place)
     with pytest.raises(subprocess.TimeoutExpired):
         first.wait(8)
-    second = start("scripts.gloo_check", *words, RANK="1", **place)
+    second = start_check(1, 1, place)
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
 
 
-def test_the_slowest_start_gives_the_time_that_all_have_to_connect():
+def test_the_slowest_start_sets_the_time_to_connect():
     store = HashStore()
     store.set("started-1", "7.5")
     assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5  # type: ignore[arg-type]
     assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_of_what_gloo_says_its_guesses_are_left_out() -> None:
+def test_gloos_guesses_are_left_out() -> None:
     said = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:21395."
     guess = "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
     assert gloo_check.first_line(RuntimeError(f"{said} {guess}")) == "Connection closed by peer [10.0.0.2]:21395"
 
 
-def test_what_torchrun_would_set_is_asked_for():
+def test_missing_variables_are_named():
     result = answer(start("scripts.gloo_check", RANK="0"))
     assert result["code"] == 1
     assert "WORLD_SIZE" in result["error"]
 
 
-def test_a_measured_step_tells_its_parts():
+def test_a_measured_step_has_all_parts():
     result = answer(start("scripts.measure_step", "--vocab-size", "300", "--seconds", "5", "--steps", "2", "--", *TINY))
     assert result["code"] == 0
     assert result["steps"] == 2
@@ -121,7 +121,7 @@ def test_avx2_is_taken_where_it_is_clearly_faster_than_avx512(flags, default, av
     assert environ.get("ATEN_CPU_CAPABILITY") == chosen
 
 
-def test_a_flag_that_is_wrong_is_told_in_json():
+def test_a_wrong_flag_is_reported_in_json():
     result = answer(start("scripts.measure_step", "--", "--depth=x"))
     assert result["code"] == 1
     assert "depth" in result["error"]

@@ -21,15 +21,15 @@ from nanochat.parallel import comm as comm_module
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.optim_file import OURS_KEY, turned
-from nanochat.run.resume import Found
+from nanochat.run.optim_file import OURS_KEY, as_written_by
+from nanochat.run.resume import ChosenStep
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
 
 
-class Talk(Comm):
-    """A rank among threads: what one says lies on a table when all have come to it."""
+class ThreadComm(Comm):
+    """A rank in a thread: all put their values into a table and meet at a barrier."""
 
     def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
         super().__init__(Ranks(rank, rank, len(table)), 5.0)
@@ -53,14 +53,14 @@ class Talk(Comm):
         self.exchange(what, None)
 
 
-def together(world: int, work: Callable[[Talk], T]) -> list[T]:
+def together(world: int, work: Callable[[ThreadComm], T]) -> list[T]:
     """Every rank's result, or the error of the first one that fails."""
     table: list[Any] = [None] * world
     meeting = threading.Barrier(world, timeout=60)
 
     def one(rank: int) -> T:
         try:
-            return work(Talk(rank, table, meeting))
+            return work(ThreadComm(rank, table, meeting))
         except threading.BrokenBarrierError:
             raise
         except BaseException:
@@ -95,8 +95,8 @@ class Hosts:
             path = self.folders[rank] / checkpoints.model_name(step)
             path.write_bytes(path.read_bytes()[:-10])
 
-    def choose(self, wanted: int = -1, training: str = "") -> list[Found | None]:
-        def one(comm: Talk) -> Found | None:
+    def choose(self, wanted: int = -1, training: str = "") -> list[ChosenStep | None]:
+        def one(comm: ThreadComm) -> ChosenStep | None:
             folder = self.folders[comm.rank]
             return resume.choose_step(comm, folder, wanted, resume.find_training(comm, folder, training))
 
@@ -105,7 +105,7 @@ class Hosts:
     def fetch(self) -> list[int]:
         found = self.choose()
 
-        def one(comm: Talk) -> int:
+        def one(comm: ThreadComm) -> int:
             mine = found[comm.rank]
             assert mine is not None
             return resume.fetch(comm, self.folders[comm.rank], mine, comm.rank)
@@ -121,22 +121,22 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path, 2)
 
 
-def test_the_newest_step_that_any_rank_has_whole_is_taken(hosts: Hosts) -> None:
+def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0, 1)
-    assert hosts.choose() == [Found(20, 0, True), Found(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, 0, True), ChosenStep(20, 1, True)]
     hosts.spoil(20, 0)
-    assert hosts.choose() == [Found(20, None), Found(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1, True)]
     hosts.spoil(20, 1)
-    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
     hosts.save(30, 1)
-    assert hosts.choose() == [Found(30, None), Found(30, 1, True)]
+    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1, True)]
 
 
-def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
+def test_a_requested_step_is_chosen_or_refused(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 1)
-    assert hosts.choose(10) == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose(10) == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
     hosts.spoil(20, 1)
     with pytest.raises(
         BadCheckpoint, match=r"--resume-from-step 20: no rank has a complete .* there are files of steps 10"
@@ -144,7 +144,7 @@ def test_only_the_step_that_was_asked_for_is_taken(hosts: Hosts) -> None:
         hosts.choose(20)
 
 
-def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
+def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:
     assert hosts.choose() == [None, None]
     hosts.save(10, 0, 1)
     hosts.save(20, 0)
@@ -155,24 +155,24 @@ def test_damaged_checkpoints_are_no_reason_to_begin_again(hosts: Hosts) -> None:
     for folder in hosts.folders:
         for path in folder.glob("ckpt_*"):
             path.unlink()
-    # What a process leaves behind that was killed while it saved never was a checkpoint.
+    # Files without a list are remains of a save that was killed, and not a checkpoint.
     assert hosts.choose() == [None, None]
 
 
-def test_the_newest_is_taken_also_where_a_rank_lacks_its_own_part_of_it(hosts: Hosts) -> None:
+def test_the_newest_step_is_chosen_although_a_rank_lacks_its_part(hosts: Hosts) -> None:
     hosts.save(6, 0, 1)
     hosts.save(12, 0)
-    assert hosts.choose() == [Found(12, 0, True), Found(12, None)]
+    assert hosts.choose() == [ChosenStep(12, 0, True), ChosenStep(12, None)]
 
 
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def test_an_older_training_of_a_higher_step_does_not_win(hosts: Hosts) -> None:
+def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(12, 1, training=OLD)
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose(training=NEW) == [Found(6, 0, True), Found(6, None)]
-    assert hosts.choose(training=OLD) == [Found(12, None), Found(12, 1, True)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
+    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
     with pytest.raises(
         BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
     ):
@@ -182,24 +182,24 @@ def test_an_older_training_of_a_higher_step_does_not_win(hosts: Hosts) -> None:
 def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     hosts.save(6, 1, training=OLD)
-    assert hosts.choose(training=NEW) == [Found(6, 0, True), Found(6, None)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
     hosts.spoil(6, 0)
     with pytest.raises(BadCheckpoint, match="damaged: 6"):
         hosts.choose(training=NEW)
 
 
-def test_checkpoints_without_an_id_are_of_the_training_in_their_folder(hosts: Hosts) -> None:
+def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts: Hosts) -> None:
     hosts.save(12, 1)
     hosts.save(10, 0)
-    # Nobody knows better.
-    assert hosts.choose() == [Found(12, None), Found(12, 1, True)]
-    assert hosts.choose(training=NEW) == [Found(12, None), Found(12, 1, True)]
+    # No checkpoint has an id.
+    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1, True)]
+    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose() == [Found(10, 0, True), Found(10, None)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
 
 
-def test_all_ranks_must_be_told_the_same_training(hosts: Hosts) -> None:
-    def choose(comm: Talk) -> Any:
+def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
+    def choose(comm: ThreadComm) -> Any:
         return resume.find_training(comm, hosts.folders[comm.rank], (OLD, NEW)[comm.rank])
 
     with pytest.raises(UserError, match=f"NANOCHAT_TRAINING differs: {OLD} on rank 0, {NEW} on rank 1"):
@@ -212,7 +212,7 @@ def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
     assert [list(folder.iterdir()) for folder in folders] == [[], [], []]
 
 
-def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_the_step_receives_and_keeps_it(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "CHUNK_BYTES", 300)
     monkeypatch.setattr(comm_module, "CHUNK_BYTES", 300)
     hosts.save(10, 1)
@@ -221,10 +221,10 @@ def test_whoever_lacks_a_step_gets_it_and_has_it_for_good(hosts: Hosts, monkeypa
     for name in ("model_000010.pt", "meta_000010.json"):
         assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 0)[1] == {"cursor": [1]}
-    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_a_file_that_came_from_another_rank_is_as_this_one_would_have_written_it(tmp_path: Path) -> None:
+def test_a_received_optimizer_file_is_as_this_rank_would_have_written_it(tmp_path: Path) -> None:
     hosts, wrote = Hosts(tmp_path, 3), 1
     parts = [{0: {"exp_avg": torch.full((4,), float(rank))}} for rank in range(3)]
 
@@ -237,21 +237,21 @@ def test_a_file_that_came_from_another_rank_is_as_this_one_would_have_written_it
     for rank, folder in enumerate(hosts.folders):
         found, loader = checkpoints.load_optimizer(folder, 10, rank)
         assert str(found) == str(file(rank)) and loader == {"cursor": [1]}
-    assert hosts.choose() == [Found(10, rank, True) for rank in range(3)]
+    assert hosts.choose() == [ChosenStep(10, rank, True) for rank in range(3)]
 
 
-def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
+def test_a_received_optimizer_file_stays_as_it_is_without_this_ranks_part_or_disk_space(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = {"state": {0: {"step": 1}}, "param_groups": [], OURS_KEY: {"others": {}}}
-    assert turned(alone, 1) is alone
+    assert as_written_by(alone, 1) is alone
     both = {**alone, OURS_KEY: {"others": {1: {0: {"step": 2}}}}}
-    assert turned(both, 0) is both and turned(both, 2) is both
+    assert as_written_by(both, 0) is both and as_written_by(both, 2) is both
     checkpoints.save(hosts.folders[0], 10, 0, both, None, {"w": torch.ones(5)}, META)
     save = torch.save
 
     def full(value: Any, file: Any) -> None:
-        # What torch makes of a write that fails; the file keeps the disk's own error.
+        # This is how torch reports a failed write; the file keeps the disk's own error.
         file.failure = OSError(errno.ENOSPC, "No space left on device")
         raise RuntimeError("[enforce fail] . unexpected pos")
 
@@ -259,44 +259,44 @@ def test_a_file_without_a_part_of_this_rank_or_room_to_turn_it_stays_as_it_came(
     assert hosts.fetch() == [0, 1]
     monkeypatch.setattr(torch, "save", save)
     assert checkpoints.load_optimizer(hosts.folders[1], 10, 1)[0] == both
-    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_nothing_is_sent_where_all_have_the_same(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_if_all_ranks_have_the_same_files(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.save(10, 0, 1)
-    monkeypatch.setattr(Talk, "broadcast_bytes", None)
+    monkeypatch.setattr(ThreadComm, "broadcast_bytes", None)
     assert hosts.fetch() == [0, 1]
 
 
-def test_parts_of_a_run_that_went_on_apart_take_the_weights_of_one(hosts: Hosts) -> None:
+def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     hosts.save(10, 0)
     hosts.save(10, 1, weight=5.0)
     assert hosts.fetch() == [0, 1]
     assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
-    assert hosts.choose() == [Found(10, 0, True), Found(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
 
 
-def test_a_checkpoint_of_upstream_is_gathered_from_the_folders_of_its_ranks(hosts: Hosts) -> None:
-    """Rank 0 wrote the weights, every rank its own file of the optimizer, and nobody a list."""
+def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
+    """Rank 0 wrote the weights and every rank its optimizer file, without lists."""
     hosts.save(10, 0, 1)
     for folder in hosts.folders:
         for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
             path.unlink()
-    assert hosts.choose() == [Found(10, 0, True), Found(10, None)]
+    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
     assert hosts.fetch() == [0, 0]
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
 
 
-def test_a_damaged_optimizer_of_upstream_is_not_handed_on(hosts: Hosts) -> None:
+def test_upstreams_damaged_optimizer_file_is_not_shared(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     folder = hosts.folders[0]
     for path in folder.glob("ckpt_*"):
         path.unlink()
-    whole = {name for name, *dummy in resume._held(folder, Found(10, 0)).files}
+    whole = {name for name, *dummy in resume._held(folder, ChosenStep(10, 0)).files}
     (folder / "optim_000010_rank0.pt").write_bytes(b"half")
-    assert whole - {name for name, *dummy in resume._held(folder, Found(10, 0)).files} == {"optim_000010_rank0.pt"}
+    assert whole - {name for name, *dummy in resume._held(folder, ChosenStep(10, 0)).files} == {"optim_000010_rank0.pt"}
 
 
 def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> None:
@@ -304,14 +304,14 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     hosts.save(10, 0)
     [folder] = hosts.folders
     found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
-    assert found == [Found(10, 0, True), Found(10, 0, False)]
-    assert together(2, lambda comm: resume.fetch(comm, folder, Found(10, 0), 0)) == [0, 0]
-    # What a rank keeps of its own lies beside the leader's.
+    assert found == [ChosenStep(10, 0, True), ChosenStep(10, 0, False)]
+    assert together(2, lambda comm: resume.fetch(comm, folder, ChosenStep(10, 0), 0)) == [0, 0]
+    # A rank's own part is beside the leader's.
     checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
-    assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [Found(10, 0, True)] * 2
+    assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [ChosenStep(10, 0, True)] * 2
 
 
-def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
+def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
     hosts.save(10, 0)
     [folder] = hosts.folders[:1]
     shutil.copy(folder / "optim_000010_rank0.pt", folder / "optim_000010_rank1.pt")
@@ -320,8 +320,8 @@ def test_a_list_that_is_none_makes_nobody_the_writer(hosts: Hosts) -> None:
     assert resume.writer_of(folder, 10) is None
 
 
-def test_every_rank_knows_where_all_are_in_the_data() -> None:
-    def state(comm: Talk) -> Any:
+def test_every_rank_gathers_all_positions_in_the_data() -> None:
+    def state(comm: ThreadComm) -> Any:
         lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
         return resume.gather_states(comm, {"cursor": [comm.rank, 0, 1, 0], "lengths": lengths})
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ from trainings import Job
 
 from nanochat.kit.common import UserError
 from nanochat.rules.schedule import WHOLE, StepSchedule, plan_training
-from nanochat.run.deadline import Deadline, told_end
+from nanochat.run.deadline import Deadline, end_of_run
+
+SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
 
 
 class Clock:
@@ -29,88 +31,85 @@ class Clock:
         return self.seconds
 
 
-def steps(clock: Clock, deadline: Deadline, seconds: Callable[[int], float], ahead: bool = False) -> list[int]:
-    """The places of all steps until the last one, which take so long; each told of in the middle of the one before."""
-    places: list[int] = []
+def steps(
+    seconds: float,
+    place: int = 0,
+    takes: Callable[[int], float] = lambda step: 1.0,
+    ahead: bool = False,
+    after: Mapping[str, float] | None = None,
+    eval_steps: float = 0.0,
+) -> tuple[list[int], float]:
+    """The places of all steps, and when the last one ends. takes: the seconds of each step; ahead: ask for each step's place in the middle
+    of the one before; after: what follows the last."""
+    clock, places = Clock(), []
+    deadline = Deadline(seconds, place, eval_steps=eval_steps, now=clock)
+    for what, took in (after or {}).items():
+        deadline.took(what, took)
     told = deadline.tell(ahead=False)
     while True:
         deadline.begin_step()
         places.append(told[0])
-        took, last = seconds(len(places)), told[1]
+        took, last = takes(len(places)), told[1]
         clock.seconds += took / 2
         early = deadline.tell(ahead=True) if ahead else None
         clock.seconds += took / 2
         deadline.end_step(took)
         if last:
-            return places
+            return places, clock.seconds
         told = early or deadline.tell(ahead=False)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_place_goes_with_the_time(ahead: bool) -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(100.0, 0, now=clock), lambda step: 1.0, ahead)
+def test_the_place_follows_the_time(ahead: bool) -> None:
+    places, end = steps(100.0, ahead=ahead)
     assert len(places) in (99, 100, 101)
     assert [place / WHOLE for place in places[::10]] == pytest.approx(
         [0.1 * n for n in range(len(places[::10]))], abs=0.02
     )
     assert places == sorted(places)
-    assert 97 <= clock.seconds <= 101
+    assert 97 <= end <= 101
 
 
 def test_slower_machine_ends_on_time_and_cools_down() -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(1000.0, 0, now=clock), lambda step: 2.0 if step < 200 else 6.0, ahead=True)
-    assert 985 <= clock.seconds <= 1001
+    places, end = steps(1000.0, takes=lambda step: 2.0 if step < 200 else 6.0, ahead=True)
+    assert 985 <= end <= 1001
     plan = dataclasses.replace(plan_training(**SIZES, num_iterations=500, total_batch_size=4096), timed=True)
     last = StepSchedule.at(plan, len(places), places[-1])
     assert last.lr_multiplier < 0.08
     assert last.muon_weight_decay < 0.001
 
 
-SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
-
-
-def test_what_follows_the_last_step_is_inside() -> None:
-    clock = Clock()
-    deadline = Deadline(100.0, 0, now=clock)
-    deadline.took("eval", 20.0)
-    deadline.took("save", 5.0)
-    steps(clock, deadline, lambda step: 1.0)
-    assert 73 <= clock.seconds <= 75
+def test_time_after_the_last_step_is_reserved() -> None:
+    assert 73 <= steps(100.0, after={"eval": 20.0, "save": 5.0})[1] <= 75
 
 
 def test_unmeasured_evaluation_counts_by_its_tokens() -> None:
-    clock = Clock()
-    steps(clock, Deadline(100.0, 0, eval_steps=30.0, now=clock), lambda step: 1.0)
-    assert 87 <= clock.seconds <= 90
+    assert 87 <= steps(100.0, eval_steps=30.0)[1] <= 90
 
 
 def test_resumed_run_cools_down_from_its_place() -> None:
-    clock = Clock()
-    places = steps(clock, Deadline(50.0, WHOLE // 2, now=clock), lambda step: 1.0)
+    places, dummy = steps(50.0, WHOLE // 2)
     assert places[0] == WHOLE // 2
     assert places[25] / WHOLE == pytest.approx(0.75, abs=0.01)
     assert places[-1] / WHOLE == pytest.approx(0.98, abs=0.015)
 
 
 def test_time_that_is_over_leaves_one_step() -> None:
-    clock = Clock()
-    assert steps(clock, Deadline(-3600.0, WHOLE // 2, now=clock), lambda step: 1.0) == [WHOLE - 1]
+    assert steps(-3600.0, WHOLE // 2)[0] == [WHOLE - 1]
 
 
-def test_end_of_the_environment_and_of_the_folder(tmp_path: Path) -> None:
+def test_the_end_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"ends": 1700000000.5}), encoding="utf-8")
-    assert told_end(tmp_path, {}) == 1700000000.5
-    assert told_end(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
+    assert end_of_run(tmp_path, {}) == 1700000000.5
+    assert end_of_run(tmp_path, {"NANOCHAT_ENDS": "1800000000"}) == 1800000000
     with pytest.raises(UserError, match="NANOCHAT_ENDS"):
-        told_end(tmp_path, {"NANOCHAT_ENDS": "07:30"})
+        end_of_run(tmp_path, {"NANOCHAT_ENDS": "07:30"})
     with pytest.raises(UserError, match="NANOCHAT_ENDS"):
-        told_end(tmp_path / "none", {})
+        end_of_run(tmp_path / "none", {})
 
 
 def ends_in(job: Job, seconds: float) -> float:
-    """Have the job's hosts know when it ends; the second one's clock is an hour off, and does not count."""
+    """Tell the job's hosts when it ends; the second one's clock is an hour off, but does not count."""
     ends = time.time() + seconds
     for rank in range(job.world):
         job.base(rank).mkdir(parents=True, exist_ok=True)
@@ -118,7 +117,7 @@ def ends_in(job: Job, seconds: float) -> float:
     return ends
 
 
-def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
+def test_real_ranks_stop_resume_and_end_on_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ends = ends_in(job, 40.0)
     flags = ("--timed", "--resume", "--num-iterations", "50", "--eval-every", "10000", "--eval-tokens", "128")
@@ -127,7 +126,7 @@ def test_real_ranks_stop_go_on_and_end_on_time(tmp_path: Path) -> None:
     processes[0].send_signal(signal.SIGTERM)
     ranks.passed(ranks.finish(processes))
     first = [event["share"] for event in job.events("step")]
-    # The later end: as if the run had rested meanwhile, only less is left.
+    # A later end, as if the run had paused.
     ends = ends_in(job, 12.0)
     job.run(*flags)
     each = [

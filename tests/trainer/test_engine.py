@@ -5,40 +5,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from reference import talkative
+from reference import save_model, talkative
 
 from nanochat.data import tokenizer
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError, exit_code
 from nanochat.model.gpt import GPT
-from nanochat.run import checkpoint_manager, engine
+from nanochat.run import engine
 from scripts import sample
-
-GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    """Short enough to pass its windows."""
+    """A model with windows shorter than the generated text."""
     return talkative(3, 128, "SL")
 
 
 @pytest.fixture
-def base(tmp_path: Path, model: GPT, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    (tmp_path / "tokenizer").symlink_to(GOLDEN)
-    meta = {"model_config": dataclasses.asdict(model.config) | {"a_key_of_tomorrow": 1}}
+def base(base_folder: Path, model: GPT) -> Path:
     for step in (5, 10):
-        checkpoint_manager.save(
-            tmp_path / "base_checkpoints/d3", step, 0, {"state": {}, "param_groups": []}, None, model.state_dict(), meta
-        )
-    return tmp_path
+        save_model(base_folder / "base_checkpoints/d3", step, model)
+    return base_folder
 
 
 def test_the_cache_changes_nothing(model: GPT, tokens: Tokenizer) -> None:
@@ -59,7 +51,7 @@ def test_sampling_follows_seed_and_top_k(model: GPT) -> None:
     assert draw(1, top_k=1) == list(engine.generate(model, [503, 1, 2], 20, temperature=0.0))
 
 
-def test_top_k_draws_among_the_likeliest_in_their_proportion() -> None:
+def test_top_k_draws_among_the_likeliest_by_probability() -> None:
     logits = torch.tensor([[0.0, math.log(3.0), -1.0, -5.0]]).expand(4000, 4)
     drawn = engine.choose(logits, 1.0, 2, torch.Generator().manual_seed(0))
     counts = torch.bincount(drawn, minlength=4).tolist()
@@ -73,14 +65,13 @@ def test_generation_ends_at_a_stop_token(model: GPT) -> None:
     assert list(engine.generate(model, [503, 7], 30, temperature=0.0, stops={stop})) == free[: free.index(stop)]
 
 
-def test_sample_goes_on_with_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0"])) == 0
+def test_sample_continues_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["-p", "def main", "--max-tokens", "8", "-t", "0"]
+    assert exit_code(lambda: sample.main(flags)) == 0
     newest = capsys.readouterr().out
     assert newest.startswith("def main")
     assert len(newest) > len("def main\n")
-    assert (
-        exit_code(lambda: sample.main(["-p", "def main", "--max-tokens", "8", "-t", "0", "-g", "d3", "-s", "5"])) == 0
-    )
+    assert exit_code(lambda: sample.main([*flags, "-g", "d3", "-s", "5"])) == 0
     assert capsys.readouterr().out == newest
 
 

@@ -21,8 +21,8 @@ from nanochat.parallel import agreement, sync
 from nanochat.parallel.comm import Comm, _beat, _farewell
 from nanochat.rules.causes import Cause
 from nanochat.run import rescue, restore, resume, saving
-from nanochat.run.resume import Found
-from nanochat.run.stage import Stage
+from nanochat.run.resume import ChosenStep
+from nanochat.run.stage import RunStage
 
 ENDLESS = "[" * 10**5
 
@@ -101,7 +101,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     (
         "who has step",
-        lambda comm, folder: resume.fetch(comm, folder, Found(5, None), 0),
+        lambda comm, folder: resume.fetch(comm, folder, ChosenStep(5, None), 0),
         [
             *(in_place_of(number, name) for number in range(3) for name in NAMES),
             *([True, False, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
@@ -155,7 +155,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     (
         "who knows which places",
-        lambda comm, folder: restore.places_of(comm, Stage(), READER, None),
+        lambda comm, folder: restore.positions_of_ranks(comm, RunStage(), READER, None),
         [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),

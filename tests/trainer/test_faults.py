@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ranks
 import torch
+from kill_and_resume import same
 from trainings import Job
 
 from nanochat.data import dataloader
@@ -29,7 +31,7 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import loop as training
 from nanochat.run import program, resume
 from nanochat.run.loop import train
-from nanochat.run.restore import place_in_data
+from nanochat.run.restore import approximate_position
 from nanochat.run.saving import prove_identical
 from nanochat.run.setup import set_up
 from nanochat.run.state import Run
@@ -45,16 +47,18 @@ def enter_folder(folder: str | Path, rank: int) -> None:
 
 
 def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
-    """A run of this rank that is set up."""
+    """A run of this rank that is set up; its loader's thread ends with this process."""
     torch.set_num_threads(1)
     enter_folder(folder, comm.rank)
     settings = parse(Job(Path(folder), comm.world).argv(flags)[2:])
-    return set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
+    run = set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
+    atexit.register(lambda: run.feed.loader.close())
+    return run
 
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR"):
+    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "TEST_ROUTE"):
         monkeypatch.setenv(name, "")
     return Job(tmp_path, 1)
 
@@ -86,7 +90,7 @@ def drift(comm: Comm, folder: str) -> None:
         program.fail(run.journal, comm, error)
 
 
-def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> None:
+def test_after_different_weights_no_record_says_identical(tmp_path: Path) -> None:
     for rank, result in enumerate(ranks.call(HERE, "drift", 2, str(tmp_path))):
         assert result.code == 2, result
         job = Job(tmp_path, 2)
@@ -96,11 +100,11 @@ def test_after_weights_that_differ_nothing_says_identical(tmp_path: Path) -> Non
     assert len({job.events("digest", rank)[-1]["digest"] for rank in (0, 1)}) == 2
 
 
-# -- weights that are spoilt
+# -- weights that give no finite loss
 
 
 def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """From this step on, every loss is no number."""
+    """From this step on, every loss is NaN."""
     from nanochat.parallel.sync import Sync
 
     make = Sync.step
@@ -112,7 +116,7 @@ def spoil_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Sync, "step", spoilt)
 
 
-def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_whose_weights_give_nan_is_removed(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         spoil_after(patch, 6)
         flags = ("--save-every", "3", "--keep-checkpoints", "1")
@@ -123,7 +127,7 @@ def test_a_checkpoint_whose_weights_give_no_loss_does_not_count(alone: Job, monk
     assert run_alone(alone, *flags, "--resume").progress.resumed_from == 3
 
 
-def test_older_checkpoints_go_once_the_newest_has_given_a_loss(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_checkpoints_are_pruned_once_the_newest_gave_a_loss(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         spoil_after(patch, 7)
         with pytest.raises(UserError, match=r"loss is nan at step 7, .*; resume from the last checkpoint"):
@@ -131,34 +135,32 @@ def test_older_checkpoints_go_once_the_newest_has_given_a_loss(alone: Job, monke
     assert checkpoints.steps_in(alone.checkpoints(0)) == [6]
 
 
-def test_a_resumed_run_that_gives_no_loss_names_an_older_checkpoint(
-    alone: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run_alone(alone, "--num-iterations", "6", "--save-every", "3")
     spoil_after(monkeypatch, 0)
     with pytest.raises(UserError, match=r"are those of the checkpoint; resume from --resume-from-step 3"):
         run_alone(alone, "--resume")
-    # They were sound when they were saved, and may be so with other settings.
+    # They were sound when saved, and may be again with other settings.
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
 
 
-# -- whose checkpoints these are
+# -- checkpoints of earlier runs
 
 
-def test_a_start_from_scratch_does_not_leave_its_successor_to_an_older_run(alone: Job) -> None:
+def test_a_start_from_scratch_sets_older_checkpoints_aside(alone: Job) -> None:
     run_alone(alone, "--num-iterations", "4", "--save-every", "2")
     older = {path.name for path in alone.checkpoints(0).iterdir()}
     run_alone(alone, "--num-iterations", "2", "--matrix-lr", "0.01")
     assert {path.name for path in (alone.checkpoints(0) / "earlier-1").iterdir()} == older
     run = run_alone(alone, "--num-iterations", "3", "--matrix-lr", "0.01", "--resume")
     assert run.progress.resumed_from == 2
-    # The same from a step that was named.
+    # The same from a named step.
     run_alone(alone, "--num-iterations", "3", "--resume-from-step", "2")
     assert checkpoints.steps_in(alone.checkpoints(0) / "earlier-2") == [3]
     assert checkpoints.steps_in(alone.checkpoints(0)) == [2, 3]
 
 
-# -- what is restored is what was saved
+# -- restoring
 
 
 def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
@@ -168,35 +170,21 @@ def train_and_keep(comm: Comm, folder: str, *flags: str) -> None:
     kept = {"weights": run.weights, "state": run.sync.whole_state()}
     if comm.rank == 0:
         torch.save(kept, Path(folder) / "kept.pt")
-    run.feed.loader.close()
-
-
-def same(left: Any, right: Any, at: str = "") -> None:
-    """Refuse any difference in nested dictionaries of tensors and plain values."""
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), (at, left.keys(), right.keys())
-        for key in left:
-            same(left[key], right[key], f"{at} {key}")
-    elif isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), at
-    else:
-        assert left == right, at
 
 
 def compare_restored(comm: Comm, folder: str, *flags: str) -> None:
     run = ready(comm, folder, *flags)
     kept = torch.load(Path(folder) / "kept.pt", weights_only=True)
-    same(run.weights, kept["weights"], "weights")
+    assert same(run.weights, kept["weights"])
     state = {key: kept["state"][key] for key in ("steps", "adamw", "muon")}
     now = run.optimizer.state_dict()
     # All rows are current in a checkpoint, so that only the last multiplier of the learning rate is needed.
     assert now.pop("history") == {state["steps"]: pytest.approx(kept["state"]["history"][state["steps"]])}
-    same(now, state, "optimizer")
-    run.feed.loader.close()
+    assert same(now, state)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_another_number_of_ranks_goes_on_with_all_that_was_saved(before: int, after: int, tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes_with_all_saved_state(before: int, after: int, tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "train_and_keep", before, str(tmp_path), "--num-iterations", "4"))
     ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
 
@@ -214,30 +202,30 @@ def tell_place(comm: Comm, folder: str, *flags: str) -> None:
     print(json.dumps(places))
 
 
-def test_after_a_change_of_ranks_all_go_on_from_one_place_in_the_data(tmp_path: Path) -> None:
+def test_after_a_change_of_ranks_all_resume_at_one_position_in_the_data(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.run("--rank-rows", "10,2")
     metas = [json.loads((job.checkpoints(rank) / "meta_000012.json").read_text()) for rank in (0, 1)]
-    # Each rank has read up to another place, but the checkpoint names one, whichever folder holds it.
+    # Each rank has read up to a different position, but the checkpoints in all folders name the same one.
     assert metas[0]["dataloader_state_dict"] == metas[1]["dataloader_state_dict"]
     outs = ranks.passed(ranks.call(HERE, "tell_place", 3, str(tmp_path), "--resume"))
-    places = [json.loads(out.splitlines()[-1]) for out in outs]
-    # First comes what the old ranks left unread, each its share; where the new ones' own documents begin is one place for all.
+    places = [ranks.last_json(out) for out in outs]
+    # First each rank reads its share of what the old ranks left unread; then all continue from one position.
     assert places == [places[0]] * 3 and len(places[0]) == 1
-    # Not before the place that the checkpoint names for other trainers: some rank has read further.
+    # Not before the position that the checkpoint names for other trainers, because some rank has read further.
     named = metas[0]["dataloader_state_dict"]
     assert all((place["epoch"], place["pq_idx"]) >= (named["epoch"], named["pq_idx"]) for place in places[0])
 
 
-def test_a_checkpoint_of_others_may_leave_out_the_epoch_but_not_the_place() -> None:
-    assert place_in_data({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
+def test_another_trainers_checkpoint_may_lack_the_epoch_but_not_the_position() -> None:
+    assert approximate_position({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
         "epoch": 1, "pq_idx": 1, "rg_idx": 2,
     }  # fmt: skip
     with pytest.raises(BadCheckpoint, match="does not contain its position in the data"):
-        place_in_data({"step": 3}, [])
+        approximate_position({"step": 3}, [])
 
 
-def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
+def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:
     run_alone(alone, "--num-iterations", "2")
     path = alone.checkpoints(0) / "model_000002.pt"
     weights = torch.load(path, weights_only=True)
@@ -250,7 +238,9 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(alone: Job) -> None:
 # -- stopping
 
 
-def test_a_stop_saves_and_leaves_what_is_due_to_the_next_start(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_saves_and_leaves_a_due_evaluation_to_the_next_start(
+    alone: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = training.train_step
     monkeypatch.setattr(training, "train_step", lambda run: step(run) or run.progress.step == 2)
     flags = ("--num-iterations", "4", "--eval-every", "2", "--eval-tokens", "512", "--save-every", "-1")
@@ -285,9 +275,8 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) ->
         assert Job(tmp_path / name, 1).events("end")[-1]["reason"] == "finished"
 
 
-def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: Job, capsys: Any) -> None:
+def test_a_bug_is_located_even_if_its_traceback_cannot_be_written(alone: Job, capsys: Any) -> None:
     run = ready(connect(Ranks(0, 0, 1), "cpu", 20.0, {}), alone.folder)
-    run.feed.loader.close()
     for folder, words in ((alone.folder, "the traceback is in"), (alone.folder / "gone", "cannot be written to")):
         run.journal.folder = folder
         told = None
@@ -306,7 +295,7 @@ def test_a_mistake_of_ours_tells_where_even_if_its_stack_cannot_be_kept(alone: J
     assert alone.events("end")[-1]["cause"] == "bug"
 
 
-# -- a disk that is full while a checkpoint comes
+# -- a disk that is full while a checkpoint is received
 
 
 def take_from_another(comm: Comm, folder: str, fails: str) -> None:
@@ -324,17 +313,16 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["space", "list"])
-def test_field_18_a_full_disk_is_told_where_a_checkpoint_cannot_arrive(fails: str, tmp_path: Path) -> None:
+def test_field_18_a_full_disk_of_a_receiving_rank_is_reported(fails: str, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     ranks.passed(ranks.call(HERE, "train_and_keep", 2, str(tmp_path), "--num-iterations", "2"))
     shutil.rmtree(job.checkpoints(1))
     first, second = ranks.call(HERE, "take_from_another", 2, str(tmp_path), fails)
-    words = "cannot be copied from rank 0 to .*: No space left on device; make room"
+    words = r"cannot be copied from rank 0 to .*: No space left on device; make room"
     for result in (first, second):
         assert result.code == 2, result
         assert "Traceback" not in result.err
-    assert json.loads(second.out.splitlines()[-1]) == {"cause": "disk-full", "blames": None}
-    assert json.loads(first.out.splitlines()[-1]) == {"cause": "disk-full", "blames": [1]}
-    assert re.search(words, second.err)
-    assert re.search(words, first.err)
+        assert re.search(words, result.err)
+    assert ranks.last_json(second.out) == {"cause": "disk-full", "blames": None}
+    assert ranks.last_json(first.out) == {"cause": "disk-full", "blames": [1]}
     assert [path.name for path in job.checkpoints(1).iterdir()] == []

@@ -15,7 +15,7 @@ import pytest
 import ranks
 
 PHASES = ("rendezvous", "agree", "resume", "data", "step", "sync", "eval", "sample", "save", "end")
-# Each phase with one of the ranks frozen, either in turn; the other one takes `long`.
+# Each phase with one rank frozen, alternately 0 and 1; the other rank's case is marked `long`.
 CASES = [
     pytest.param(f"{phase}:{rank}", marks=[] if number % 2 == rank else pytest.mark.long)
     for number, phase in enumerate(PHASES)
@@ -34,14 +34,14 @@ def freeze(folder: Path, *cases: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases that are to be tried by one process, since most of their time is waiting."""
+    """The results of all selected cases, run by one process because they mostly wait."""
     items = [one for one in request.session.items if isinstance(one, pytest.Function) and one.path == request.path]
     return freeze(tmp_path_factory.mktemp("frozen"), *(str(one.callspec.params["case"]) for one in items))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_field_19_a_rank_frozen_in_any_phase_holds_nobody(case: str, told: dict[str, Any], tmp_path: Path) -> None:
-    # A second attempt freezes anew.
+def test_field_19_a_rank_frozen_in_any_phase_blocks_no_other(case: str, told: dict[str, Any], tmp_path: Path) -> None:
+    # A repeated attempt freezes ranks again.
     one, frozen = told.pop(case, None) or freeze(tmp_path, case)[case], int(case[-1])
     assert one["froze"], one
     assert one["code"] == 2, one

@@ -20,7 +20,7 @@ STEPS = 30
 
 
 class Post:
-    """A Comm whose messages lie in a letter box until whoever waits for them comes."""
+    """A Comm that keeps messages in a dictionary until they are received."""
 
     world, phase = WORLD, "sync"
     letters: ClassVar[dict[tuple[int, int, int], Tensor]] = {}
@@ -45,14 +45,14 @@ def ranks_of(sync: str) -> list[Collectives]:
 
 
 def gradients(step: int, *shape: int) -> list[Tensor]:
-    """Of each rank; some blocks far smaller than others."""
+    """Each rank's gradients, with some blocks far smaller than others."""
     generator = torch.Generator().manual_seed(step)
     sizes = torch.logspace(-4, 0, shape[0]).view(-1, *[1] * (len(shape) - 1))
     return [torch.randn(*shape, generator=generator) * sizes for dummy in range(WORLD)]
 
 
 def scattered(ranks: list[Collectives], each: list[Tensor]) -> Tensor:
-    """The mean as reduce_scatter_tensor gives it, the shares of all ranks one after the other."""
+    """The mean from reduce_scatter_tensor: the shares of all ranks concatenated."""
     outputs = [torch.empty(len(each[0]) // WORLD, *each[0].shape[1:]) for dummy in ranks]
     works = [
         rank.reduce_scatter_tensor(output, mine, op=dist.ReduceOp.AVG, async_op=True)
@@ -65,13 +65,13 @@ def scattered(ranks: list[Collectives], each: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(("sync", "off"), [("exact", 0.0), ("bf16", 2**-8), ("int8", 2**-5)])
-def test_the_mean_arrives_as_well_as_the_way_can_carry_it(sync: str, off: float) -> None:
+def test_the_mean_is_as_precise_as_the_method(sync: str, off: float) -> None:
     each = gradients(0, 8, 16, 64)
     wanted, found = sum(each) / WORLD, scattered(ranks_of(sync), each)
     assert ((found - wanted).abs().amax((1, 2)) <= off * wanted.abs().amax((1, 2))).all()
 
 
-def test_what_packing_leaves_comes_with_the_next_step() -> None:
+def test_rounding_errors_are_sent_with_the_next_step() -> None:
     ranks, wanted, found, worst = ranks_of("int8"), torch.zeros(8, 64), torch.zeros(8, 64), 0.0
     for step in range(STEPS):
         each = gradients(step, 8, 64)
@@ -81,14 +81,14 @@ def test_what_packing_leaves_comes_with_the_next_step() -> None:
         worst = max(worst, float((once - sum(each) / WORLD).abs().max()))
         wanted += sum(each) / WORLD
         found += once
-        # A second matrix of the step has a place of its own.
+        # A second matrix of the step has its own feedback.
         scattered(ranks, gradients(step + 1000, 8, 64))
     assert worst > 0
-    # Without it the errors of thirty steps would add up.
+    # Without feedback, the errors of thirty steps would add up.
     assert float((found - wanted).abs().max()) <= 1.5 * worst
 
 
-def test_all_ranks_hold_the_same_bits_of_what_is_shared_out() -> None:
+def test_all_ranks_receive_the_same_bits() -> None:
     for sync in ("exact", "bf16", "int8"):
         mine = gradients(7, WORLD * 3, 128)[0]
         parts, found = in_blocks(mine.flatten(), WORLD), [torch.zeros(mine.numel()) for dummy in range(WORLD)]
@@ -102,7 +102,7 @@ def test_all_ranks_hold_the_same_bits_of_what_is_shared_out() -> None:
         assert torch.equal(found[0], mine.flatten()) is (sync == "exact")
 
 
-def test_where_too_few_values_would_share_a_scale_sixteen_bits_travel() -> None:
+def test_rows_too_short_for_a_scale_are_sent_in_16_bits() -> None:
     each = gradients(3, 8, 10)
     found = scattered(ranks_of("int8"), each)
     assert torch.equal(found, scattered(ranks_of("bf16"), each))

@@ -15,7 +15,7 @@ from nanochat.join.optimizer import Joined, Touched
 
 
 def collectives() -> Any:
-    """Those of a rank that is alone."""
+    """The collectives of a single rank."""
     done = SimpleNamespace(wait=lambda: None)
     return SimpleNamespace(
         comm=SimpleNamespace(rank=0, world=1), start_step=lambda optimizer: None, gather=lambda parts, flat: done
@@ -23,7 +23,7 @@ def collectives() -> Any:
 
 
 @pytest.mark.parametrize(("kind", "sync"), [({"kind": "adamw"}, "dense"), ({}, "exact")])
-def test_ids_that_nobody_asks_for_are_forgotten_with_each_step(
+def test_unused_token_ids_are_forgotten_with_each_step(
     kind: dict[str, str], sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.Embedding, "forward", torch.nn.Embedding.forward)
@@ -34,5 +34,5 @@ def test_ids_that_nobody_asks_for_are_forgotten_with_each_step(
         table(torch.arange(5)).sum().backward()
         other(torch.arange(5))
         joined.step(torch.zeros(1))
-    # What belongs to another optimizer is its to ask for.
+    # Ids of another optimizer's table are kept for it.
     assert list(touched.ids) == [other.weight]

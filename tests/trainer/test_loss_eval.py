@@ -30,7 +30,7 @@ HERE = "test_loss_eval"
 
 
 class Even:
-    """A model to which every token is as likely as any other."""
+    """A model that gives every token the same probability."""
 
     def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
         assert reduction == "none"
@@ -54,7 +54,7 @@ def test_an_evaluation_has_at_least_one_batch() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("batches", [1, 5, 6])
-def test_every_row_is_dealt_out_once_and_nobody_has_a_batch_more(world: int, batches: int) -> None:
+def test_every_row_is_dealt_out_once_and_in_equal_parts(world: int, batches: int) -> None:
     whole = [(torch.tensor([[2 * n], [2 * n + 1]]), torch.tensor([[-2 * n], [-2 * n - 1]])) for n in range(batches)]
     dealt = [list(deal_out(whole, rank, world)) for rank in range(world)]
     assert sorted(int(row) for one in dealt for ids, dummy in one for row in ids) == list(range(2 * batches))
@@ -64,7 +64,7 @@ def test_every_row_is_dealt_out_once_and_nobody_has_a_batch_more(world: int, bat
 
 
 def fixed(run: Run) -> Run:
-    """Weights that depend on nothing but this line."""
+    """Replace the weights by fixed ones."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for dummy, weight in sorted(run.weights.items()):
@@ -73,31 +73,28 @@ def fixed(run: Run) -> Run:
 
 
 def evaluated(comm: Comm, folder: str) -> None:
-    """Of five batches of two rows, so that two and three ranks have rows left over; and of conversations."""
+    """Evaluate five batches of two rows, which two and three ranks cannot share evenly, and then conversations."""
     run = fixed(ready(comm, folder, "--eval-tokens", str(5 * 2 * 64)))
     told = []
     for stage in (run.stage, FineTuning(parse_chat(Chat(Path(folder), comm.world).argv([])[2:], lambda *dummy: {}))):
         run.stage = stage
         assert training.evaluate(run) is False
         told.append(run.progress.val_bpb)
-    run.feed.loader.close()
     print(json.dumps(told))
 
 
-# By one rank, of the very rows that upstream's loader gives one (golden/loader.json).
+# As evaluated by one rank on upstream's rows (golden/loader.json).
 GOLDEN = (2.6350925859, 8.5609157933)
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_an_evaluation_gives_one_figure_however_many_ranks_share_it_out(world: int, tmp_path: Path) -> None:
+def test_an_evaluation_gives_the_same_figure_for_any_number_of_ranks(world: int, tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "evaluated", world, str(tmp_path)))
-    assert [json.loads(out.splitlines()[-1]) for out in outs] == [
-        [pytest.approx(one, rel=1e-6) for one in GOLDEN]
-    ] * world
+    assert [ranks.last_json(out) for out in outs] == [[pytest.approx(one, rel=1e-6) for one in GOLDEN]] * world
 
 
 def asked_to_stop(comm: Comm, folder: str) -> None:
-    """The last rank is asked to stop in its second batch, when the first one has far more to do than there is time for."""
+    """The last rank is asked to stop in its second batch, long before the others would be done."""
     training.LOOK_SECONDS = 0.0
     run = ready(comm, folder, "--eval-tokens", str(10**8))
     evaluating = run.journal.heartbeat.evaluating
@@ -109,9 +106,8 @@ def asked_to_stop(comm: Comm, folder: str) -> None:
     run.journal.heartbeat.evaluating = count  # type: ignore[method-assign, assignment]
     assert training.evaluate(run) is True
     assert run.progress.val_bpb is None
-    run.feed.loader.close()
 
 
-def test_an_evaluation_is_broken_off_where_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
+def test_an_evaluation_ends_early_if_any_rank_is_asked_to_stop(tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "asked_to_stop", 2, str(tmp_path)))
     assert "Evaluation interrupted" in outs[0]

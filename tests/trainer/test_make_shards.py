@@ -80,7 +80,7 @@ def test_every_text_is_in_the_shards_once(run: Run, tmp_path: Path, text: Path) 
     assert all(pq.ParquetFile(path).num_row_groups >= 16 for path in shards)
 
 
-def test_the_same_texts_give_the_same_bytes_wherever_they_lie(run: Run, tmp_path: Path, text: Path) -> None:
+def test_the_same_texts_give_the_same_bytes_in_any_folder(run: Run, tmp_path: Path, text: Path) -> None:
     run(make_shards, "--from", text, "--out", tmp_path / "one", "--shards", 2)
     (text / "sub").rename(tmp_path / "elsewhere")
     run(make_shards, "--from", tmp_path / "elsewhere", text, "--out", tmp_path / "two", "--shards", 2)
@@ -107,7 +107,7 @@ def test_long_texts_are_cut_at_lines_and_lose_nothing() -> None:
         (["--from", "{text}", "--out", "{text}/long.txt/x", "--shards", "2"], "cannot write"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
     run: Run, tmp_path: Path, text: Path, arguments: list[str], words: str
 ) -> None:
     places = {"empty": tmp_path / "empty", "text": text, "out": tmp_path / "out"}
@@ -138,7 +138,7 @@ def test_the_tokenizer_is_trained_on_the_training_shards_only(
     assert len(trained.encode("aaaa")) < 4
 
 
-def test_without_shards_no_tokenizer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_shards_are_reported(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     monkeypatch.delenv("NANOCHAT_DATA_DIR", raising=False)
     done = run(tok_train)

@@ -13,19 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import wait_until
 
 from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def wait_for(what: Any, seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.01)
 
 
 def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
@@ -40,7 +34,7 @@ def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
     assert (second["loss"], second["nested"]) == (None, {"a": [None, 1]})
 
 
-def test_a_resumed_run_appends_and_half_a_line_spoils_nothing(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_after_a_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics-rank0.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "st')
     metrics = Metrics(path)
@@ -68,7 +62,7 @@ def test_writers_at_the_same_time_do_not_mix_lines(tmp_path: Path) -> None:
     assert len(lines(path)) == 800
 
 
-def test_a_disk_that_refuses_is_told_of_once_and_training_goes_on(
+def test_a_full_disk_is_reported_once_and_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl")
@@ -91,27 +85,27 @@ def test_a_disk_that_refuses_is_told_of_once_and_training_goes_on(
     assert json.loads(metrics.path.read_text().splitlines()[-1])["step"] == 3
 
 
-def test_a_folder_that_cannot_be_made_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     metrics = Metrics(tmp_path / "file" / "metrics.jsonl")
     metrics.write("step", 1)
     assert capsys.readouterr().err.count("training continues") == 1
 
 
-def test_field_19_the_heartbeat_says_what_is_being_done_and_since_when(tmp_path: Path) -> None:
+def test_field_19_the_heartbeat_shows_the_phase_and_its_begin(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat-rank1.json"
     heart = Heartbeat(path, rank=1, world=2, every=0.02)
     assert json.loads(path.read_text())["phase"] == "start"
     heart.steps = 500
     heart.enter("sync", 7, 41)
-    wait_for(lambda: json.loads(path.read_text())["phase"] == "sync")
+    wait_until(lambda: json.loads(path.read_text())["phase"] == "sync")
     first = json.loads(path.read_text())
-    wait_for(lambda: json.loads(path.read_text())["time"] > first["time"])
+    wait_until(lambda: json.loads(path.read_text())["time"] > first["time"])
     second = json.loads(path.read_text())
     assert second["phase_since"] == first["phase_since"] <= first["time"]
     heart.enter("eval", 500)
     heart.evaluating(3, 40)
-    wait_for(lambda: json.loads(path.read_text())["batch"] == 3)
+    wait_until(lambda: json.loads(path.read_text())["batch"] == 3)
     batch = json.loads(path.read_text())
     assert (batch["phase"], batch["batches"]) == ("eval", 40) and batch["phase_since"] > first["phase_since"]
     heart.enter("end", 500)

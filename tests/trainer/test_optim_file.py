@@ -31,7 +31,7 @@ def stand_in() -> Any:
 
 
 def theirs(model: nn.Module) -> Any:
-    """Upstream's groups of a model: by kind in its order, matrices by their shapes, numbers as at its start."""
+    """Upstream's optimizer of a model, with its groups in its order and its initial settings."""
     named = dict(model.named_parameters())
     adamw = [["lm_head.weight"], ["transformer.wte.weight"], [n for n in named if n.startswith("value_embeds.")]]
     adamw += [["resid_lambdas"], ["x0_lambdas"], ["smear_gate.weight", "smear_lambda", "backout_lambda"]]
@@ -55,7 +55,7 @@ def theirs(model: nn.Module) -> Any:
 
 
 def their_step(model: Any, optimizer: Any, number: int) -> None:
-    """One step of theirs on the tokens that reference.train has for this number."""
+    """One step of upstream's optimizer on the same tokens as reference.train with this number."""
     now, (ids, targets) = schedule(number), tokens(model, 1, 8, seed=number)
     model(ids, targets).backward()
     for group in optimizer.param_groups:
@@ -89,8 +89,8 @@ def flat(state: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{name} {key}": value for name, one in both.items() for key, value in one.items()}
 
 
-def test_field_40_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
-    """Steps after the change are those that ours would have made."""
+def test_field_40_their_optimizer_resumes_from_our_file(tmp_path: Path) -> None:
+    """It makes the steps that our optimizer would have made."""
     model, optimizer = trained()
     other = baseline_of(model)
     their = theirs(other)
@@ -103,7 +103,7 @@ def test_field_40_their_optimizer_goes_on_from_our_file(tmp_path: Path) -> None:
     close(weights(model), weights(other), 2e-3)
 
 
-def test_field_40_ours_goes_on_from_theirs(tmp_path: Path) -> None:
+def test_field_40_our_optimizer_resumes_from_their_file(tmp_path: Path) -> None:
     model = model_of()
     other = baseline_of(model)
     their = theirs(other)
@@ -122,7 +122,7 @@ def test_field_40_ours_goes_on_from_theirs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_files_of_several_ranks_are_split_as_theirs(world: int, tmp_path: Path) -> None:
+def test_the_files_of_several_ranks_are_split_like_theirs(world: int, tmp_path: Path) -> None:
     dummy, optimizer = trained()
     state = optimizer.state_dict()
     files = [through_disk(OptimizerLayout.of(optimizer, world).file(state, rank), tmp_path) for rank in range(world)]
@@ -137,7 +137,7 @@ def test_the_files_of_several_ranks_are_split_as_theirs(world: int, tmp_path: Pa
         assert all(number not in file["state"] for file in files for number in group["params"][1:])
     smear = groups[5]["params"][0]
     assert all(torch.equal(f["state"][smear]["exp_avg"], files[0]["state"][smear]["exp_avg"]) for f in files)
-    # What torch's load_state_dict checks, and puts into the optimizer, group by group.
+    # torch's load_state_dict checks and loads the groups.
     their = theirs(baseline_of(model_of()))
     their.load_state_dict(files[-1])
     assert [group["lr"] for group in their.param_groups] == [group["lr"] for group in groups]
@@ -155,7 +155,7 @@ def test_one_file_of_ours_is_enough_and_theirs_are_read_together(world: int, tmp
         assert read["share"] == ["a"]
         close(flat(read), flat(state), 0.0)
     parts = {r: {"state": file["state"], "param_groups": file["param_groups"]} for r, file in files.items()}
-    # Three ranks cannot share these tables out: each has the file of a run of one.
+    # These tables cannot be split among three ranks, so each has the file of a single-rank run.
     alone = world == 3
     close(flat(layout.state({0: parts[0]} if alone else parts)), flat(state), 0.0)
     if world in (2, 4):
@@ -172,14 +172,14 @@ def whole_size(layout: OptimizerLayout, state: dict[str, Any], folder: Path) -> 
     return (folder / "optim.pt").stat().st_size
 
 
-def test_the_parts_of_all_ranks_take_the_room_of_one_whole(tmp_path: Path) -> None:
+def test_the_parts_of_all_ranks_are_as_large_as_one_whole(tmp_path: Path) -> None:
     dummy, optimizer = trained()
     state = optimizer.state_dict()
     one, four = (whole_size(OptimizerLayout.of(optimizer, world), state, tmp_path) for world in (1, 4))
     assert four < 1.3 * one, "what is not split may be there again, and matrices are filled up to whole parts"
 
 
-def test_what_is_not_this_models_state_is_told(tmp_path: Path) -> None:
+def test_the_state_of_another_model_is_refused_with_a_reason(tmp_path: Path) -> None:
     dummy, optimizer = trained()
     layout, state = OptimizerLayout.of(optimizer, 1), optimizer.state_dict()
     file = layout.file(state, 0)

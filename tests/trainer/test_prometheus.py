@@ -11,14 +11,7 @@ import pytest
 
 from nanochat.record.prometheus import FOLDER, SERIES, Textfile, listener
 
-LINE = re.compile(r'^nanochat_(\w+)\{run="((?:[^"\\]|\\.)*)",rank="(\d+)"\} (\S+)$')
-
-
-def values_of(text: str) -> dict[str, float]:
-    return {match[1]: float(match[4]) for match in map(LINE.match, text.splitlines()) if match}
-
-
-# The text format as node_exporter's parser knows it (version 0.0.4), and nothing that it would only put up with.
+# The text format (version 0.0.4) in its strict form.
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
 SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} ([-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|Inf|NaN))")
@@ -27,7 +20,7 @@ TYPE = re.compile(rf"# TYPE ({NAME}) (counter|gauge)")
 
 
 def families(text: str) -> Iterator[tuple[str, str, str, float]]:
-    """Name, type, labels and value of each metric; anything that is not the format's is an error."""
+    """Name, type, labels and value of each metric; fails on anything outside the format."""
     assert text.endswith("\n")
     lines, seen = text[:-1].split("\n"), set()
     assert len(lines) % 3 == 0
@@ -41,6 +34,10 @@ def families(text: str) -> Iterator[tuple[str, str, str, float]]:
         yield sample[1], type_[2], sample[2], float(sample[3])
 
 
+def values_of(text: str) -> dict[str, float]:
+    return {name.removeprefix("nanochat_"): value for name, dummy, labels, value in families(text)}
+
+
 def step(number: int, **more: object) -> dict[str, object]:
     return {"kind": "step", "time": 100.0 + number, "step": number, "loss": 5.0, "seconds": 0.5, "wait_seconds": 0.25,
             "bytes_sent": 1000, "tokens_per_second": 4096.0, "memory_bytes": 2**30, **more}  # fmt: skip
@@ -48,7 +45,8 @@ def step(number: int, **more: object) -> dict[str, object]:
 
 def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 1, now=lambda: 0.0)
-    file.take({"kind": "start", "time": 1.0, "step": 0, "steps": 10, "world": 2, "generation": 3, "settings": {}})
+    file.take({"kind": "start", "time": 1.0, "step": 0, "steps": 10, "world": 2, "generation": 3,
+               "settings": {"num_iterations": -1}})  # fmt: skip
     for number in range(3):
         file.take(step(number))
     file.take({"kind": "eval", "time": 105.0, "step": 3, "val_bpb": 1.25})
@@ -59,21 +57,19 @@ def test_events_become_series_with_type_and_help(tmp_path: Path) -> None:
         "wait_seconds_total": 0.75, "sent_bytes_total": 3000, "memory_bytes": 2**30, "checkpoint_step": 3,
         "last_event_timestamp_seconds": 106, "ranks": 2, "generation": 3,
     }  # fmt: skip
-    for name in SERIES:
-        assert text.count(f"# TYPE nanochat_{name} ") == 1
-        assert text.count(f"# HELP nanochat_{name} ") == 1
 
 
-@pytest.mark.parametrize("run", ["d4", 'a "quoted" \\ name', "two\nlines", "Zürich {}=,# 1"])
+@pytest.mark.parametrize("run", ["d4", 'a "quoted" \\ name', "two\nlines", 'a"b/../c', "Zürich {}=,# 1"])
 def test_the_text_is_valid_to_the_letter(tmp_path: Path, run: str) -> None:
     file = Textfile(tmp_path, run, 3, now=lambda: 0.0)
     file.take({"kind": "start", "time": 1.7e9, "step": 0, "steps": 10, "world": 2, "generation": 3, "settings": {}})
     file.take(step(0, loss=1e-12, bytes_sent=1e22, wait_seconds=0.0, tokens_per_second=12345678901.5))
     file.take({"kind": "eval", "time": 1.7e9, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "checkpoint", "time": 1.7e9, "step": 0})
-    found = {name: value for name, dummy, labels, value in families(file.path.read_text(encoding="utf-8"))}
-    assert set(found) == {f"nanochat_{name}" for name in SERIES}
-    assert (found["nanochat_loss"], found["nanochat_sent_bytes_total"]) == (1e-12, 1e22)
+    assert file.path.parent == tmp_path
+    found = values_of(file.path.read_text(encoding="utf-8"))
+    assert found.keys() == SERIES.keys()
+    assert (found["loss"], found["sent_bytes_total"]) == (1e-12, 1e22)
     (labels,) = {labels for dummy, kind, labels, value in families(file.text())}
     told = re.fullmatch(r'run="(.*)",rank="3"', labels)
     assert told
@@ -93,14 +89,14 @@ def test_steps_are_written_at_most_once_a_second_and_the_end_at_once(tmp_path: P
     assert values_of(file.path.read_text())["running"] == 0
 
 
-def test_nothing_but_the_whole_file_is_ever_there(tmp_path: Path) -> None:
+def test_no_temporary_file_is_left(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 0)
     file.take(step(0))
     assert [path.name for path in tmp_path.iterdir()] == ["nanochat_d4_rank0.prom"]
     assert file.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_loss_that_is_no_number_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_loss_of_null_changes_nothing(tmp_path: Path) -> None:
     file = Textfile(tmp_path, "d4", 0, now=lambda: 0.0)
     file.take(step(0))
     file.take(step(1, loss=None))
@@ -108,28 +104,16 @@ def test_a_loss_that_is_no_number_is_left_as_it_was(tmp_path: Path) -> None:
     assert values_of(file.text())["step"] == 1
 
 
-def test_names_with_quotes_stay_readable_and_below_the_folder(tmp_path: Path) -> None:
-    file = Textfile(tmp_path, 'a"b/../c', 0)
-    assert file.path.parent == tmp_path
-    assert 'run="a\\"b/../c"' in file.text()
-
-
-def test_a_folder_that_refuses_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_folder_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = Textfile(tmp_path / "missing", "d4", 0, now=lambda: 0.0)
     file.take({"kind": "eval", "time": 1.0, "step": 0, "val_bpb": 1.0})
     file.take({"kind": "eval", "time": 2.0, "step": 0, "val_bpb": 1.0})
     assert capsys.readouterr().err.count("training continues") == 1
 
 
-def test_without_a_folder_nobody_listens(tmp_path: Path) -> None:
+def test_there_is_a_listener_only_with_a_folder(tmp_path: Path) -> None:
     assert listener({}, "d4", 0) is None
     take = listener({FOLDER: str(tmp_path)}, "d4", 0)
     assert take is not None
     take(step(0))
     assert (tmp_path / "nanochat_d4_rank0.prom").exists()
-
-
-def test_the_number_of_steps_is_the_one_that_was_worked_out(tmp_path: Path) -> None:
-    textfile = Textfile(tmp_path, "d4", 0)
-    textfile.take({"kind": "start", "time": 1.0, "steps": 700, "settings": {"num_iterations": -1}})
-    assert textfile.values["steps"] == 700.0

@@ -26,8 +26,8 @@ from nanochat.kit.settings import BaseModelSettings, parse_later
 from nanochat.rules.stages import STAGES
 from nanochat.run.fine_tuning import inherited
 from nanochat.run.program import run_stage
-from nanochat.run.stage import BaseModel, Stage
-class More(Stage):
+from nanochat.run.stage import BaseModel, RunStage
+class More(RunStage):
     folder = STAGES["more"].folder
     def __init__(self, settings):
         self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=True)

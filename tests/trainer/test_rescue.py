@@ -14,11 +14,12 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import ranks
 import torch
+from kill_and_resume import same
 from routes import always
 from test_chat_sft import Chat
 from test_faults import enter_folder, ready
@@ -34,10 +35,9 @@ from nanochat.record.journal import Journal
 from nanochat.run import machinery, rescue
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
-from nanochat.run.opening import start_event
 from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
 from nanochat.run.saving import save
-from nanochat.run.setup import set_up
+from nanochat.run.setup import set_up, start_event
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
@@ -64,8 +64,8 @@ def lose(job: Job, *, hang_up: tuple[int, ...] = (), number: signal.Signals | No
     return results + ranks.finish(processes[1:])
 
 
-def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """The link breaks and both save: the weights at the end are those of an uninterrupted run, to the bit."""
+def test_ranks_that_lost_each_other_resume_as_if_uninterrupted(tmp_path: Path) -> None:
+    """The link breaks and both save; the final weights equal those of an uninterrupted run bit for bit."""
     whole = Job(tmp_path / "whole", 2)
     whole.run()
     for attempt in range(TRIES):
@@ -84,7 +84,7 @@ def test_who_lost_each_other_go_on_as_if_nothing_had_been(tmp_path: Path) -> Non
     assert job.final_digest() == whole.final_digest()
 
 
-def test_a_request_to_hang_up_that_a_dead_rank_did_not_find_is_not_meant_for_the_next_one(tmp_path: Path) -> None:
+def test_a_stale_request_to_hang_up_is_removed_at_start(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.environment(1)
     (job.base(1) / "hang-up-rank1").touch()
@@ -93,7 +93,7 @@ def test_a_request_to_hang_up_that_a_dead_rank_did_not_find_is_not_meant_for_the
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.Signals, tmp_path: Path) -> None:
+def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Signals, tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     results = lose(job, number=number, hang_up=(0,) if number == signal.SIGSTOP else ())
     assert results[0].code == 2, results
@@ -104,7 +104,7 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
     assert re.search(r"Momentum of \d+ of \d+ matrices was lost", out)
     assert alone.events("start")[-1]["resumed_from"] == step
     assert sorted(event["step"] for event in alone.events("step")) == list(range(STEPS))
-    # The lost rank comes back with nothing, and takes part.
+    # The lost rank returns without checkpoints and joins.
     shutil.rmtree(job.checkpoints(1), ignore_errors=True)
     back = Job(job.folder, 2)
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
@@ -115,11 +115,10 @@ def test_field_35_the_rank_that_is_left_saves_and_goes_on_alone(number: signal.S
 def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     for dummy in range(5):
-        job.environment(0), job.environment(1)
         ranks.passed(ranks.call(HERE, "train_a_step_and_lose_the_other", 2, str(tmp_path)))
     assert job.events("start", 1)[-1]["resumed_from"] == 4
     for rank in (0, 1):
-        # Two that both have, and the newest, of which a rank alone does not know that.
+        # Two that all ranks have, and the newest: a rank alone cannot know that others have it.
         assert sorted(path.name for path in job.checkpoints(rank).glob("model*")) == [
             f"model_00000{n}.pt" for n in (3, 4, 5)
         ]
@@ -130,7 +129,6 @@ def train_a_step_and_lose_the_other(comm: Comm, folder: str) -> None:
     start_event(run, {})
     train_step(run)
     assert str(rescue.save_alone(run)).startswith("saved step ")
-    run.feed.loader.close()
     run.journal.metrics.close()
 
 
@@ -159,11 +157,10 @@ def lose_within_a_message(comm: Comm, folder: str, hang_up: bool) -> None:
 @pytest.mark.parametrize(
     ("hang_up", "why"), [(True, "lost the others (the attic is not heard)"), (False, "no heartbeat from rank 1")]
 )
-def test_a_rank_that_has_a_part_of_a_message_learns_that_its_connection_was_closed(
+def test_a_rank_that_received_part_of_a_message_notices_a_closed_connection(
     hang_up: bool, why: str, tmp_path: Path
 ) -> None:
     job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
     receiver = ranks.call(HERE, "lose_within_a_message", 2, str(tmp_path), hang_up)[0]
     assert receiver.code == 2 and why in receiver.err
     assert f"saved step 1 to {job.checkpoints(0)} without the lost rank" in receiver.out
@@ -180,17 +177,14 @@ def wait_for_a_late_rank(comm: Comm, folder: str) -> None:
     else:
         comm.wait(comm.receive(message, 1, 1, "a message"))
     assert message.tolist() == [1] * 10
-    run.feed.loader.close()
 
 
-def test_a_rank_whose_connections_are_there_waits_for_a_late_one(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
+def test_a_rank_with_open_connections_waits_for_a_late_one(tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "wait_for_a_late_rank", 2, str(tmp_path)))
 
 
 class LostError(Exception):
-    """In place of a lost connection."""
+    """Stands for a lost connection."""
 
 
 def lost(*dummy: object) -> None:
@@ -198,8 +192,8 @@ def lost(*dummy: object) -> None:
 
 
 def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
-    """In the fourth step every rank is lost to the others while it changes weights."""
-    # As in the runs that go on from what is saved here.
+    """In the fourth step every rank loses the others while it changes weights."""
+    # The same library as in the runs that resume from this.
     numerics.choose = always("mkl")  # type: ignore[assignment]
     run = ready(comm, folder, "--save-on-loss", "--head", "whole", "--sync", sync)
     for dummy in range(3):
@@ -211,23 +205,12 @@ def lose_in_an_update(comm: Comm, folder: str, sync: str, method: str) -> None:
     assert run.sync.changing and not same(before[0], run.weights)
     assert str(rescue.save_alone(run)).startswith("saved step 3 ")
     assert same(before, [run.weights, run.optimizer.state_dict()])
-    run.feed.loader.close()
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two states are equal to the bit."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
 @pytest.mark.parametrize("sync", ["exact", "int8"])
 @pytest.mark.parametrize("method", ["_take_others", "_update_small", "_block_sum"])
-def test_an_update_that_was_interrupted_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
+def test_an_interrupted_update_is_taken_back(sync: str, method: str, tmp_path: Path) -> None:
     whole, job = Job(tmp_path / "whole", 2), Job(tmp_path / "lost", 2)
-    job.environment(0), job.environment(1)
     ranks.passed(ranks.call(HERE, "lose_in_an_update", 2, str(job.folder), sync, method))
     if (sync, method) == ("exact", "_take_others"):
         whole.run()
@@ -243,12 +226,9 @@ def run_short_of_memory(comm: Comm, folder: str) -> None:
     assert run.optimizer.undo is None and rescue.unsavable(run) is None
     run.sync.changing = True
     assert "had begun to change the weights" in str(rescue.save_alone(run))
-    run.feed.loader.close()
 
 
 def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.environment(0), job.environment(1)
     outs = ranks.passed(ranks.call(HERE, "run_short_of_memory", 2, str(tmp_path)))
     assert "A rank lost during an update costs steps: too little memory is free" in outs[0]
 
@@ -259,11 +239,9 @@ def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
     run.sync.changing = True
     said = str(rescue.save_alone(run))
     assert said == "step 1 is not saved: its successor had begun to change the weights when a rank was lost."
-    run.feed.loader.close()
 
 
 def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:
-    Job(tmp_path, 1).environment(0)
     ranks.passed(ranks.call(HERE, "lose_in_a_dense_update", 1, str(tmp_path)))
 
 
@@ -276,9 +254,9 @@ def test_saves_by_time(tmp_path: Path) -> None:
 
 
 def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: int) -> None:
-    """Steps of a fine-tuning, of which the last are lost with the ranks that do not save alone."""
+    """Train until a step; then the `savers` save alone."""
     torch.set_num_threads(1)
-    # As in the runs that go on from what is saved here.
+    # The same library as in the runs that resume from this.
     numerics.choose = always("mkl")  # type: ignore[assignment]
     enter_folder(folder, comm.rank)
     argv = Chat(Path(folder), comm.world).argv(["--head", "whole", "--save-on-loss"])[2:]
@@ -293,8 +271,8 @@ def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: i
 
 
 @pytest.mark.parametrize("save_at", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_a_fine_tuning_that_lost_a_rank_goes_on(save_at: int, tmp_path: Path) -> None:
-    """Whoever lost whom, it goes on with the next conversations; where both have saved, to the bit."""
+def test_a_fine_tuning_that_lost_a_rank_resumes(save_at: int, tmp_path: Path) -> None:
+    """It continues with the next conversations, whichever rank was lost; bit for bit if both saved."""
     Job(tmp_path / "base", 1).run("--num-iterations", "1")
     places = {}
     for name, world, savers in (("whole", 2, []), ("both", 2, [0, 1]), ("one", 1, [1])):

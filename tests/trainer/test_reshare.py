@@ -21,8 +21,8 @@ from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.feed import Feed
 from nanochat.run.loop import train, train_step
-from nanochat.run.opening import start_event
 from nanochat.run.reshare import change_shares
+from nanochat.run.setup import start_event
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
@@ -54,11 +54,10 @@ def train_slowed(comm: Comm, folder: str, *flags: str) -> None:
 
     run.balancer.hear = hear  # type: ignore[method-assign]
     run.journal.end(train(run))
-    run.feed.loader.close()
 
 
 def change_by_hand(comm: Comm, folder: str) -> None:
-    """State that a change of shares must not touch, besides weights and positions: everything of this rank's own."""
+    """A change of shares must keep this rank's own state, besides weights and positions."""
     run = ready(comm, folder, "--sync", "int8")
     for dummy in range(3):
         train_step(run)
@@ -73,10 +72,9 @@ def change_by_hand(comm: Comm, folder: str) -> None:
     for name, values in run.sync.feedback.items():
         assert left[name].any(), name
         assert torch.equal(values, left[name] if kept[name] else torch.zeros_like(values)), name
-    run.feed.loader.close()
 
 
-def test_a_change_keeps_what_each_rank_has_to_itself(tmp_path: Path) -> None:
+def test_a_change_of_shares_keeps_each_ranks_own_state(tmp_path: Path) -> None:
     ranks.passed(ranks.call(HERE, "change_by_hand", 2, str(tmp_path)))
 
 
@@ -85,7 +83,7 @@ def losses(job: Job) -> list[float]:
 
 
 @pytest.mark.parametrize("way", [("--head", "shared"), ("--head", "whole", "--sync", "int8")])
-def test_a_slowed_rank_is_given_less_and_the_run_stays_the_same(tmp_path: Path, way: tuple[str, ...]) -> None:
+def test_a_slowed_rank_gets_fewer_rows_and_the_losses_stay_the_same(tmp_path: Path, way: tuple[str, ...]) -> None:
     even = Job(tmp_path / "even", 2)
     even.run(*FLAGS[:4], *way)
     job = Job(tmp_path / "slowed", 2)
@@ -101,10 +99,9 @@ def test_a_slowed_rank_is_given_less_and_the_run_stays_the_same(tmp_path: Path, 
     assert [event["step"] for event in job.events("step")] == list(range(16))
     if "whole" in way:
         return
-    # What is resumed has the shares of the checkpoint, and comes to the same weights to the bit.
+    # A resumed run uses the checkpoint's shares, and reaches the same weights bit for bit.
     digest = job.events("digest")[-1]["digest"]
-    for rank in range(2):
-        job.damage(rank, 16)
+    job.damage(16)
     out = job.run(*FLAGS, *way, "--resume")[0]
     assert "as rebalanced before: " + ", ".join(map(str, change["rows"])) in out
     assert job.events("start")[-1]["resumed_from"] == 14

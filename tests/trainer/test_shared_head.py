@@ -307,8 +307,7 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
         assert float((weights(job)[name] - tensor).norm() / tensor.norm().clamp_min(1e-9)) < 0.02, name
     assert kill_and_resume.same(weights(job, 0), weights(job, 1))
     undisturbed = job.final_digest()
-    for rank in range(2):
-        job.damage(rank, STEPS)
+    job.damage(STEPS)
     job.run(*often, "--resume")
     assert job.events("start")[-1]["resumed_from"] == 8
     assert job.final_digest() == undisturbed
@@ -330,8 +329,7 @@ def test_a_rank_without_rows_has_its_part_of_the_head(tmp_path: Path) -> None:
     flags = ("--head", "shared", "--rank-rows", "0,12", "--eval-every", "6", "--eval-tokens", "500")
     job.run(*flags, "--save-every", "4")
     undisturbed = job.final_digest()
-    for rank in range(2):
-        job.damage(rank, STEPS)
+    job.damage(STEPS)
     job.run(*flags, "--resume")
     assert job.final_digest() == undisturbed
 

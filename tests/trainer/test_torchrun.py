@@ -26,15 +26,16 @@ from scripts import torchrun
 
 def start(job: Job, port: int, *flags: str) -> subprocess.Popen[str]:
     """One agent with one rank."""
-    environment = ranks.environment(0, 1, port, job.environment(0))
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del environment[name]
-    argv = [
-        sys.executable, "-m", "scripts.torchrun", "--nnodes=1", "--node-rank=0", "--nproc-per-node=1",
-        "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60",
-        "-m", "scripts.base_train", "--", *job.argv(flags)[2:],
-    ]  # fmt: skip
+    argv = ranks.agent(0, 1, port, "-m", "scripts.base_train", "--", *job.argv(flags)[2:])
+    environment = ranks.agent_environment(job.environment(0))
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def start_training(job: Job) -> subprocess.Popen[str]:
+    """An agent whose rank trains until it is stopped."""
+    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
+    job.wait_for_step(1)
+    return agent
 
 
 def rank_of(job: Job) -> int:
@@ -42,7 +43,7 @@ def rank_of(job: Job) -> int:
 
 
 def lines_of(agent: subprocess.Popen[str]) -> list[str]:
-    """The agent's standard error, and its ranks."""
+    """The lines that the agent and its ranks wrote to standard error."""
     error = agent.communicate(timeout=ranks.PATIENCE_SECONDS)[1]
     assert "Traceback" not in error, error
     return error.strip().splitlines()
@@ -56,7 +57,7 @@ def test_a_rank_that_fails_says_why_and_torchrun_how(tmp_path: Path) -> None:
     assert re.fullmatch(r"torchrun: rank 0 \(pid \d+\) ended with exit code 2\.", lines[-1]), lines
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("0.0.0.0", 0))
         holder.listen()
@@ -66,11 +67,10 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_ranks_end_with_what_happened_to_one_of_them(sent: signal.Signals, tmp_path: Path) -> None:
-    """SIGKILL to the rank, SIGTERM to the agent, which hands it on: the rank saves."""
+def test_the_agent_reports_a_killed_rank_and_passes_on_a_signal(sent: signal.Signals, tmp_path: Path) -> None:
+    """The rank gets SIGKILL, or the agent SIGTERM, on which the rank saves."""
     job = Job(tmp_path, 1)
-    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     if sent == signal.SIGKILL:
         os.kill(rank_of(job), sent)
         assert "was killed by signal 9 (SIGKILL, exitcode: -9)" in lines_of(agent)[-1]
@@ -94,22 +94,20 @@ while not (here / "end").exists(): time.sleep(0.05)
 
 
 def start_module(folder: Path, count: int, *flags: str, **options: Any) -> subprocess.Popen[str]:
-    """One agent with ranks that end when they want; torch's limit of 30 s is one of a second here."""
+    """One agent whose ranks ignore signals; torch's limit of 30 s is 1 s here."""
     (folder / "stubborn.py").write_text(STUBBORN)
-    environment = ranks.environment(0, 1, 0, {"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
+    environment = ranks.agent_environment({"PYTHONPATH": f"{ranks.TRAINER}{os.pathsep}{folder}"})
     del environment["OMP_NUM_THREADS"]
     code = "from scripts import torchrun; torchrun.SHUTDOWN_SECONDS = 1; torchrun.leave(torchrun.main())"
-    argv = [
-        sys.executable, "-c", code, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={count}", "--master-addr=127.0.0.1",
-        f"--master-port={ranks.free_port()}", "--local-addr=127.0.0.1", *flags, "-m", "stubborn", str(folder),
-    ]  # fmt: skip
+    words = [f"--nproc-per-node={count}", *flags, "-m", "stubborn", str(folder)]
+    argv = [sys.executable, "-c", code, *ranks.agent(0, 1, ranks.free_port(), *words)[3:]]
     options = {"stderr": subprocess.PIPE, **options}
     return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environment, text=True, **options)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
-def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp_path: Path) -> None:
-    """Until a Ctrl-C that comes after the first signal ends them; any other one changes nothing."""
+def test_a_stop_waits_for_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
+    """A Ctrl-C after the first signal ends them; other signals change nothing."""
     agent = start_module(tmp_path, 1, "--shutdown-timeout=1")
     ranks.wait_until((tmp_path / "began").exists)
     agent.send_signal(sent)
@@ -127,7 +125,7 @@ def test_ranks_have_all_the_time_that_their_stop_takes(sent: signal.Signals, tmp
 
 
 def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:
-    """Also where nobody reads what they print."""
+    """Also with closed output."""
     (tmp_path / "end").touch()
     agent = start_module(tmp_path, 2, preexec_fn=lambda: os.closerange(0, 2))
     lines = lines_of(agent)
@@ -137,8 +135,7 @@ def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp
 
 def test_a_rank_whose_agent_is_killed_saves_and_ends(tmp_path: Path) -> None:
     job = Job(tmp_path, 1)
-    agent = start(job, ranks.free_port(), "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     agent.kill()
     ranks.wait_until(lambda: bool(job.events("end")))
     assert job.events("end")[-1]["reason"] == "stopped"
@@ -151,11 +148,10 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
     """It has a name and a session, and nothing of the agent's store, whose port is free once the agent is gone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    job, port = Job(tmp_path, 1), ranks.free_port()
+    job = Job(tmp_path, 1)
     scratch = job.base(0) / "agent-0"
     (scratch / "of-one-that-was-killed").mkdir(parents=True)
-    agent = start(job, port, "--num-iterations", "100000")
-    job.wait_for_step(1)
+    agent = start_training(job)
     rank = rank_of(job)
     assert Path(f"/proc/{rank}/comm").read_text().strip() == torchrun.RANK_NAME
     assert os.getsid(rank) == rank
@@ -177,12 +173,12 @@ def test_a_forked_rank_is_a_process_of_its_own_and_leaves_nothing(
         (("python", "-u", "-m", "scripts.base_train"), "/dev/null", False),
     ],
 )
-def test_only_what_is_known_to_stand_it_is_forked(
+def test_only_modules_whose_output_is_not_redirected_are_forked(
     words: tuple[str, ...], log: str | None, forked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchrun, "Forked", lambda module, more, environment: (module, *more))
     monkeypatch.setattr(torchrun.SubprocessHandler, "_popen", lambda self, args, env: args)
-    rank = torchrun.Rank(words[0], words[1:], {}, log, None, 0, None)
+    rank = torchrun.RankHandler(words[0], words[1:], {}, log, None, 0, None)
     assert rank.proc == (words[3:] if forked else words)
 
 
@@ -191,8 +187,8 @@ def sockets(pid: int) -> set[str]:
     return {name for one in Path(f"/proc/{pid}/fd").iterdir() if (name := str(one.readlink())).startswith("socket:")}
 
 
-def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """The agent of a host whose rank is done gets SIGTERM; that of the other host would wait half a minute for it."""
+def test_a_stop_after_the_ranks_have_ended_delays_no_other_agent(tmp_path: Path) -> None:
+    """An agent whose rank has ended gets SIGTERM; the other host's agent would wait half a minute for it."""
     script, port = tmp_path / "script.py", ranks.free_port()
     script.write_text(
         "import os, pathlib, time\n"
@@ -201,15 +197,9 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
         "while os.environ['RANK'] == '0' and not (here / 'end').exists(): time.sleep(0.05)\n"
     )
     agents = [
-        subprocess.Popen(
-            [
-                sys.executable, "-m", "scripts.torchrun", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-                "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", str(script),
-            ],
-            cwd=ranks.TRAINER, stderr=subprocess.PIPE, text=True,
-        )
+        subprocess.Popen(ranks.agent(node, 2, port, str(script)), cwd=ranks.TRAINER, stderr=subprocess.PIPE, text=True)
         for node in (0, 1)
-    ]  # fmt: skip
+    ]
     ranks.wait_until(lambda: all((tmp_path / f"began-{node}").exists() for node in (0, 1)))
     waits = Path(f"/proc/{agents[1].pid}/status")
     ranks.wait_until(
@@ -221,7 +211,7 @@ def test_a_stop_that_comes_after_the_ranks_have_ended_keeps_nobody_waiting(tmp_p
     assert [agent.returncode for agent in agents] == [0, 0]
 
 
-def test_an_agent_does_not_wait_long_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_does_not_wait_long_for_a_killed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's own 300 s would keep a session open for as long."""
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", None)
     monkeypatch.setattr(torchrun, "parse_args", lambda argv: argparse.Namespace(log_dir=None, node_rank=0))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import wait_until
 
 from nanochat.kit.common import UserError
 from nanochat.record.metrics import Metrics
@@ -20,7 +21,7 @@ from nanochat.record.tracker import Point, ThreadedTracker, Tracker, open_tracke
 
 
 class Recorder:
-    """A backend that remembers, and fails or waits when told to."""
+    """A backend that records calls, and fails or waits on request."""
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}
@@ -90,9 +91,7 @@ def test_a_server_that_fails_for_a_while_costs_one_warning_and_no_points(
     tracker = track(recorder, tmp_path)
     for step in range(10):
         tracker.log(step, {"loss": 1.0})
-    until = time.monotonic() + 5
-    while len(recorder.points) < 10 and time.monotonic() < until:
-        time.sleep(0.005)
+    wait_until(lambda: len(recorder.points) >= 10)
     tracker.close("finished")
     assert [point.step for point in recorder.points] == list(range(10))
     told = capsys.readouterr().err
@@ -112,7 +111,7 @@ def test_a_server_that_hangs_does_not_hold_up_a_step(tmp_path: Path) -> None:
     assert len(recorder.points) == 1000
 
 
-def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
     track(Recorder(), tmp_path).close("stopped")
     again = Recorder()
     track(again, tmp_path).close("finished")
@@ -160,9 +159,5 @@ def test_wandb_keeps_a_run_for_later_without_a_network(tmp_path: Path, monkeypat
     tracker.close("finished")
     (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     # wandb's own process may still be writing when its finish() has returned.
-    until = time.monotonic() + 20
-    while b"train/loss" not in kept.read_bytes() and time.monotonic() < until:
-        time.sleep(0.05)
-    content = kept.read_bytes()
-    assert b"train/loss" in content
-    assert b"depth" in content
+    wait_until(lambda: b"train/loss" in kept.read_bytes())
+    assert b"depth" in kept.read_bytes()

@@ -23,7 +23,7 @@ def main() -> int:
     from nanochat.record import metrics
     from scripts import base_train
 
-    # A start with a checkpoint must not care.
+    # A run that resumes must get the same result with any choice.
     numerics.choose = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
 
     enter = metrics.Heartbeat.enter

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,26 @@ import ranks
 DATA = ranks.HERE / "golden" / "data"
 STEPS = 12
 FLAGS = {
-    "--kernels": "torch",  # those that are faster at the moment would differ from job to job
+    "--kernels": "torch",  # auto would choose other kernels from job to job
     "--depth": 3, "--aspect-ratio": 32, "--head-dim": 32, "--max-seq-len": 64, "--device-batch-size": 2,
     "--total-batch-size": 768, "--num-iterations": STEPS, "--eval-every": -1, "--sample-every": -1,
     "--core-metric-every": -1, "--timeout-seconds": 20,
 }  # fmt: skip
 
 
+def flip(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 class Job:
-    """A job in a folder, with as many ranks as there shall be now."""
+    """A job in a folder, with a given number of ranks."""
 
     def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
         self.folder, self.world, self.data = folder, world, data
-        self.port_environment: dict[str, str] = {}
+        self.more: dict[int, dict[str, str]] = {}  # in the environment of each rank
 
     def base(self, rank: int) -> Path:
         """NANOCHAT_BASE_DIR of a rank."""
@@ -49,19 +54,19 @@ class Job:
         if not (base / "tokenizer").exists():
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
         folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
-        # All jobs with one library of matrix products, so that they can be compared to the bit (routes.py).
-        return {**folders, "TEST_ROUTE": "mkl"}
+        # All jobs use one library of matrix products, so that they can be compared bit for bit (routes.py).
+        return {**folders, "TEST_ROUTE": "mkl", **self.more.get(rank, {})}
 
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
     ) -> list[forked.Python]:
-        """All ranks; slow: with samples in between, so that there is time to do something to them."""
+        """Start all ranks; slow: with samples after each step, which leave time to disturb them."""
         pace = ("--sample-every", "1") if slow else ()
         argvs = {rank: self.argv([*flags, *pace, *(extra or {}).get(rank, ())]) for rank in range(self.world)}
         return ranks.start_each([argvs[rank] for rank in range(self.world)], self.environment)
 
     def run(self, *flags: str) -> list[str]:
-        """A run that ends well; what each rank printed."""
+        """A whole run without errors; returns what each rank printed."""
         return ranks.passed(ranks.finish(self.start(*flags)))
 
     def fails(self, *flags: str, extra: Mapping[int, Sequence[str]] | None = None) -> list[ranks.Result]:
@@ -74,12 +79,7 @@ class Job:
         return results
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.base(rank) / f"metrics-rank{rank}.jsonl"
-        if not path.exists():
-            return []
-        # The last line may be half written while the run goes on.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return ranks.events(self.base(rank) / f"metrics-rank{rank}.jsonl", kind)
 
     def final_digest(self) -> str:
         """The digest of the weights of all ranks, which agree on it."""
@@ -89,17 +89,9 @@ class Job:
         return str(digests.pop())
 
     def wait_for_step(self, step: int) -> None:
-        self.wait_for_events("step", step + 1)
+        ranks.wait_until(lambda: len(self.events("step")) > step)
 
-    def wait_for_events(self, kind: str, count: int) -> None:
-        until = time.monotonic() + ranks.PATIENCE_SECONDS
-        while len(self.events(kind)) < count:
-            assert time.monotonic() < until, f"no {count} events {kind} in time"
-            time.sleep(0.01)
-
-    def damage(self, rank: int, step: int) -> None:
-        """Flip one byte in the weights of a checkpoint."""
-        path = self.checkpoints(rank) / f"model_{step:06d}.pt"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+    def damage(self, step: int, *ranks: int) -> None:
+        """Damage the weights of a checkpoint of these ranks, by default of all."""
+        for path in {self.checkpoints(rank) / f"model_{step:06d}.pt" for rank in ranks or range(self.world)}:
+            flip(path)

@@ -17,12 +17,12 @@ from nanochat.kit.common import exit_code, leave
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import parse
 from nanochat.run.program import run_stage
-from nanochat.run.stage import Stage
+from nanochat.run.stage import RunStage
 
 
 def main() -> int:
     pin()
-    return run_stage(parse(sys.argv[1:]), Stage)
+    return run_stage(parse(sys.argv[1:]), RunStage)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from nanochat.data import conversation, tokenizer
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.kit.settings import check_least
 from nanochat.model.gpt import GPT
 from nanochat.rules.messages import Message
 from nanochat.rules.stages import BASE, SFT
@@ -44,11 +45,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens of an answer")
     parser.add_argument("--device-type", default="", choices=["", "cpu", "cuda"], help="empty: the best available")
     args = parser.parse_args(argv)
-    for name in ("temperature", "top_k"):
-        if getattr(args, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative.")
-    if args.max_tokens < 1:
-        raise UserError(f"--max-tokens {args.max_tokens}: must be at least 1.")
+    check_least(args, temperature=0, top_k=0, max_tokens=1)
     return args
 
 
@@ -79,7 +76,7 @@ def is_fine_tuned(folder: Path, step: int) -> bool:
 COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 
 
-class Talk:
+class Dialogue:
     """A model and the conversation so far."""
 
     def __init__(self, model: GPT, tokens: Tokenizer, args: argparse.Namespace, answers: bool) -> None:
@@ -159,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
     model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
-    talk = Talk(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
+    talk = Dialogue(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
     if args.prompt:
         talk.show(args.prompt)
         return

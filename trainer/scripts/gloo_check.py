@@ -88,10 +88,10 @@ def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
 
 def seconds_since_start() -> float:
     """Seconds since this process started, most of them importing PyTorch; 0 if unknown."""
-    told = Path("/proc/self/stat")
-    if not told.exists():
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
         return 0.0
-    ticks = int(told.read_text(encoding="utf-8").rpartition(") ")[2].split()[19])
+    ticks = int(stat.read_text(encoding="utf-8").rpartition(") ")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 

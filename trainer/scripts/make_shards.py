@@ -27,6 +27,7 @@ from pyarrow import parquet as pq
 
 from nanochat.data.dataset import TEXT
 from nanochat.kit.common import UserError, exit_code
+from nanochat.kit.settings import check_least
 
 # Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
@@ -34,7 +35,7 @@ PACKAGES = ("site-packages", "dist-packages")
 FEWEST_GROUPS = 16
 
 
-class Found(NamedTuple):
+class ReadTexts(NamedTuple):
     """The documents of all files, and the number of skipped files by reason."""
 
     documents: list[str]
@@ -78,7 +79,7 @@ def cut(text: str, longest: int) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def read_documents(files: Sequence[Path], longest: int) -> Found:
+def read_documents(files: Sequence[Path], longest: int) -> ReadTexts:
     """The texts of all files, in an order that depends only on their content."""
     documents: list[str] = []
     binary = empty = unreadable = 0
@@ -100,7 +101,7 @@ def read_documents(files: Sequence[Path], longest: int) -> Found:
         else:
             documents.extend(piece for piece in cut(text, longest) if piece.strip())
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
-    return Found(documents, len(files), binary, empty, unreadable)
+    return ReadTexts(documents, len(files), binary, empty, unreadable)
 
 
 def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_group: int) -> None:
@@ -126,13 +127,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
     args = parser.parse_args(argv)
-    for name, least in (("shards", 2), ("docs_per_group", 1), ("doc_chars", 1)):
-        if getattr(args, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}.")
+    check_least(args, shards=2, docs_per_group=1, doc_chars=1)
     return args
 
 
-def make(args: argparse.Namespace) -> Found:
+def make(args: argparse.Namespace) -> ReadTexts:
     """Read, write to a folder beside the target, then rename it."""
     out: Path = args.out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

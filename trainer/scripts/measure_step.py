@@ -31,7 +31,7 @@ from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
-from nanochat.run.stage import model_config
+from nanochat.run.stage import matmul_type, model_config
 
 WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
@@ -79,9 +79,7 @@ class Bench:
         self.settings, self.vocab_size = settings, vocab_size
         device = choose_device(settings.device_type)
         self.dtype = choose_dtype(device).name
-        self.matmul = settings.matmul
-        if self.matmul == "auto":
-            self.matmul = "bf16" if self.dtype == "bfloat16" else "fp32"
+        self.matmul = matmul_type(settings, self.dtype)
         config = model_config(settings, vocab_size)
         shape = kernel_shape(config, settings.device_batch_size, self.matmul)
         if device == "cpu":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nanochat.data import tokenizer
 from nanochat.kit.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.kit.settings import check_least
 from nanochat.run import engine
 
 
@@ -31,9 +32,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best available"
     )
     args = parser.parse_args(argv)
-    for name in ("max_tokens", "temperature", "top_k"):
-        if getattr(args, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative.")
+    check_least(args, max_tokens=0, temperature=0, top_k=0)
     return args
 
 

@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from nanochat.data import dataset, tokenizer
-from nanochat.kit.common import UserError, data_dir, exit_code, tokenizer_dir, writable_folder
+from nanochat.kit.common import data_dir, exit_code, tokenizer_dir, writable_folder
+from nanochat.kit.settings import check_least
 
 
 class Meter:
@@ -43,9 +44,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--doc-cap", type=int, default=10_000, help="maximum characters per document")
     parser.add_argument("--vocab-size", type=int, default=32768, help="tokens, special ones included")
     args = parser.parse_args(argv)
-    for name in ("max_chars", "doc_cap", "vocab_size"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1.")
+    check_least(args, max_chars=1, doc_cap=1, vocab_size=1)
     return args
 
 

@@ -87,7 +87,7 @@ class Agent(LocalElasticAgent):
         super()._exit_barrier()  # type: ignore[no-untyped-call]
 
 
-class Rank(SubprocessHandler):
+class RankHandler(SubprocessHandler):
     """A forked rank, as its agent sees it."""
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -127,7 +127,7 @@ class Forked:
 
 
 def main() -> int:
-    elastic.get_subprocess_handler = Rank  # type: ignore[attr-defined,assignment]
+    elastic.get_subprocess_handler = RankHandler  # type: ignore[attr-defined,assignment]
     api.LocalElasticAgent = functools.partial(  # type: ignore[attr-defined,assignment]
         Agent, exit_barrier_timeout=EXIT_BARRIER_SECONDS
     )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def evaluate_task(examples: int, seconds: float) -> float:
-    """seconds: what the last rank takes longer than the others."""
+    """seconds: how much longer the last rank takes than the others."""
     together = dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     correct = torch.zeros(examples)

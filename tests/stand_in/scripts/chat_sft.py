@@ -51,7 +51,7 @@ last_step, step, val_bpb, smooth = False, 0, None, 0.0
 
 
 def conversations():
-    """Rows of which the second half is to be learnt."""
+    """Rows whose second half is learnt."""
     global last_step
     for number, (x, y, _state) in enumerate(batches(args.device_batch_size, args.max_seq_len, "train", None), start=1):
         last_step = last_step or 0 < args.num_iterations * grad_accum_steps < number

@@ -124,11 +124,8 @@ class Joined:
     def _sum_small(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """In one piece, and in rank order."""
         flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
-        parts = [torch.empty_like(flat) for dummy in range(self.comm.world)]
-        parts[self.comm.rank] = flat
-        self.collectives.gather(parts, flat).wait()
         total = torch.zeros_like(flat)
-        for part in parts:
+        for part in self._from_all(flat):
             total += part
         return [
             one.view(tensor.shape)
@@ -160,10 +157,7 @@ class Joined:
                 f"{comm.name} read {len(mine)} tokens in this step, and {self._read} in the first one; "
                 "rows cannot be exchanged in steps of different size, so set ddp_sync to dense."
             )
-        ids = [torch.empty_like(mine) for dummy in range(comm.world)]
-        ids[comm.rank] = mine
-        self.collectives.gather(ids, mine).wait()
-        rows = [torch.unique(one).long() for one in ids]
+        rows = [torch.unique(ids).long() for ids in self._from_all(mine)]
         union = torch.unique(torch.cat(rows))
         places = [torch.searchsorted(union, one) for one in rows]
         under_way = []
@@ -177,6 +171,13 @@ class Joined:
             for place, part in zip(places, parts, strict=True):
                 total.index_add_(0, place, part.float())
             table.grad.index_copy_(0, union, total.div_(comm.world).to(table.grad.dtype))
+
+    def _from_all(self, mine: Tensor) -> list[Tensor]:
+        """Each rank's tensor of this shape."""
+        parts = [torch.empty_like(mine) for dummy in range(self.comm.world)]
+        parts[self.comm.rank] = mine
+        self.collectives.gather(parts, mine).wait()
+        return parts
 
     def _agreed(self, tokens: int) -> int:
         counts = self.comm.exchange("the tokens of a step", tokens, fits=count())
@@ -208,33 +209,21 @@ class Joined:
         layout, parameters = self._layout()
         states = self.optimizer.state
         adamw, muon, steps = {}, {}, 0
-        for group in layout.groups:
-            members = [parameters[int(name)] for name in group["params"]]
-            if group["kind"] == "muon":
-                stacked = {key: self._stacked(states[members[0]], key) for key in MUON}
-                for n, name in enumerate(group["params"]):
-                    muon[name] = {key: value[n] for key, value in stacked.items()}
-                continue
-            for name, p in zip(group["params"], members, strict=True):
-                adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
-                steps = int(states[p]["step"])
+        for name in layout.adamw:
+            p = parameters[int(name)]
+            adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
+            steps = int(states[p]["step"])
+        for names in layout.muon:
+            # Each rank has a part of the matrices.
+            state = states[parameters[int(names[0])]]
+            stacked = {key: torch.cat(self._from_all(state[key])) for key in MUON}
+            for n, name in enumerate(names):
+                muon[name] = {key: value[n] for key, value in stacked.items()}
         return layout.file({"steps": steps, "adamw": adamw, "muon": muon}, self.comm.rank)
-
-    def _stacked(self, state: Mapping[str, Tensor], key: str) -> Tensor:
-        """The state of a whole Muon group, of which each rank has a part."""
-        parts = [torch.empty_like(state[key]) for dummy in range(self.comm.world)]
-        parts[self.comm.rank] = state[key]
-        self.collectives.gather(parts, state[key]).wait()
-        return torch.cat(parts)
 
     def _all_rows(self, moment: Tensor, parameter: Tensor) -> Tensor:
         """The moment of a whole parameter, of which each rank may have a part."""
-        if moment.shape == parameter.shape:
-            return moment
-        parts = [torch.empty_like(moment) for dummy in range(self.comm.world)]
-        parts[self.comm.rank] = moment
-        self.collectives.gather(parts, moment).wait()
-        return torch.cat(parts)
+        return moment if moment.shape == parameter.shape else torch.cat(self._from_all(moment))
 
     def load_state_dict(self, found: Json) -> None:
         """From this rank's file, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
@@ -248,9 +237,8 @@ class Joined:
         except Unusable as why:
             raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
         shards: list[dict[int, dict[str, Any]]] = [{} for dummy in range(self.comm.world)]
-        for group in layout.groups:
-            if group["kind"] == "muon":
-                layout.split_muon(group["params"], state["muon"], shards)
+        for names in layout.muon:
+            layout.split_muon(names, state["muon"], shards)
         mine = shards[self.comm.rank]
         for name, moments in state["adamw"].items():
             mine[int(name)] = {"step": state["steps"], **self._own_rows(moments, parameters[int(name)])}

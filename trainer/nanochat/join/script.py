@@ -35,13 +35,14 @@ from nanochat.run.lineage import META_KEY
 from nanochat.run.loop import due
 from nanochat.run.optim_file import OptimizerLayout
 from nanochat.run.resume import folder_leader
-from nanochat.run.saving import goes_on_without, write
+from nanochat.run.saving import save_failed_warning, write
+from nanochat.run.state import TrainingProgress
 
-EVERY = ("eval_every", "core_metric_every", "sample_every", "save_every", "chatcore_every")
+LEFT_OUT_AT_A_STOP = ("eval_every", "core_metric_every", "sample_every", "chatcore_every")
+EVERY = (*LEFT_OUT_AT_A_STOP, "save_every")
 SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
 STATE_PARAMETERS = ["source", "device", "rank", "model_tag", "step"]
 LOAD_PARAMETERS = ["checkpoint_dir", "step", "device", "load_optimizer", "rank"]
-SMOOTHING = 0.9
 
 
 class Script:
@@ -50,7 +51,7 @@ class Script:
     def __init__(self, comm: Comm, journal: Journal, collectives: Collectives, sync: str, keep: int) -> None:
         self.comm, self.journal, self.collectives, self.sync, self.keep = comm, journal, collectives, sync, keep
         self.touched = Touched()
-        self.made = 0
+        self.progress = TrainingProgress()  # of this process: its steps and smoothed loss
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
@@ -62,7 +63,6 @@ class Script:
         self.bases: dict[str, tuple[Path, int]] = {}
         self.losses: list[Tensor] = []
         self.losses_known = False
-        self.smooth = 0.0
         self.begun = time.perf_counter()
         self.optimizers: list[Joined] = []
 
@@ -80,7 +80,7 @@ class Script:
     @property
     def step(self) -> int:
         step = self.variables.get("step")
-        return step if isinstance(step, int) else self.made + (self.resumed_from or 0)
+        return step if isinstance(step, int) else self.progress.step + (self.resumed_from or 0)
 
     @property
     def steps(self) -> int:
@@ -108,12 +108,12 @@ class Script:
             make(optimizer, *arguments, **options)
             script.join(optimizer)
 
-        def told(loss: Tensor, *arguments: Any, **options: Any) -> None:
+        def backward_and_note_loss(loss: Tensor, *arguments: Any, **options: Any) -> None:
             script.losses.append(loss.detach())
             backward(loss, *arguments, **options)
 
         torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
-        Tensor.backward = told  # type: ignore[method-assign, assignment]
+        Tensor.backward = backward_and_note_loss  # type: ignore[method-assign, assignment]
         # A minute of compiling before the first step gains little on a CPU, and compiled passes bypass hooks.
         torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
 
@@ -138,10 +138,8 @@ class Script:
         """Make an optimizer train together with the other ranks'."""
         joined = Joined(optimizer, self.collectives, self.touched, self.sync)
         self.optimizers.append(joined)
-        first = len(self.optimizers) == 1
-        optimizer.step = (
-            (lambda *dummy: self.train_step(joined)) if first else (lambda *dummy: self.further_step(joined))
-        )
+        step = self.train_step if len(self.optimizers) == 1 else self.further_step
+        optimizer.step = lambda *dummy: step(joined)
         optimizer.state_dict, optimizer.load_state_dict = joined.state_dict, joined.load_state_dict
         groups = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         start_alike(self.comm, {f"{len(self.optimizers)} {n}": p for n, p in enumerate(groups)})
@@ -159,7 +157,7 @@ class Script:
         """One optimizer step over all ranks."""
         comm, step = self.comm, self.step
         passed = time.perf_counter() - self.begun
-        if not self.made:
+        if not self.progress.step:
             self._first_step()
         if any(due(step, int(self.setting(name, -1))) for name in EVERY):
             # One rank alone may have written samples for long.
@@ -171,13 +169,13 @@ class Script:
         pack = torch.tensor([float(loss), float(self.stop_asked)])
         total = joined.step(pack).tolist()
         if self.losses_known and not math.isfinite(total[0]):
-            raise self._spoilt(total[0])
+            raise self._non_finite_loss(total[0])
         if self.unproven is not None:
             checkpoints.prune(self.unproven, self.keep, self.saved)
             self.unproven = None
         self._record(total[0] / comm.world, passed)
-        self.made += 1
-        if self.made == 1 or (self.made == 2 and self.sync != "dense"):
+        self.progress.step += 1
+        if self.progress.step == 1 or (self.progress.step == 2 and self.sync != "dense"):
             self._prove(step + 1, f"after step {step + 1}")
         if total[1] and not self.stopping:
             self._end_soon(step)
@@ -185,7 +183,7 @@ class Script:
         self.collectives.patient = True
         self.begun = time.perf_counter()
 
-    def _spoilt(self, loss: float) -> UserError:
+    def _non_finite_loss(self, loss: float) -> UserError:
         """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
         removed = ""
         if self.unproven is not None:
@@ -218,8 +216,7 @@ class Script:
 
     def _record(self, loss: float, passed: float) -> None:
         seconds = time.perf_counter() - self.begun
-        self.smooth = SMOOTHING * self.smooth + (1 - SMOOTHING) * loss
-        smooth = self.smooth / (1 - SMOOTHING ** (self.made + 1))
+        smooth = self.progress.add_loss(loss)
         group = self.optimizers[0].optimizer.param_groups[0]
         batch = self.variables.get("total_batch_size", self.setting("total_batch_size", 0))
         place = self.variables.get("dataloader_state_dict") or {}
@@ -242,23 +239,23 @@ class Script:
         """Make the loop believe that all steps are done: it saves and ends by itself."""
         self.stopping = True
         variables = self.variables
-        for name in ("eval_every", "core_metric_every", "sample_every", "chatcore_every"):
+        for name in LEFT_OUT_AT_A_STOP:
             holder = variables.get("args")
             if hasattr(holder, name):
                 setattr(holder, name, -1)
             elif name in variables:
                 variables[name] = -1
-        if isinstance(variables.get("step"), int) and isinstance(variables.get("num_iterations"), int):
-            self.journal.say(f"Stopping after step {step}, saving a checkpoint")
+        knows_steps = isinstance(variables.get("step"), int) and isinstance(variables.get("num_iterations"), int)
+        if not knows_steps and "last_step" not in variables:
+            raise Stopped(f"Stopping after step {step} without a checkpoint, because this script's loop is unknown")
+        self.journal.say(f"Stopping after step {step}, saving a checkpoint")
+        if knows_steps:
             variables["num_iterations"] = step + 1
-        elif "last_step" in variables:
-            self.journal.say(f"Stopping after step {step}, saving a checkpoint")
+        else:
             variables["last_step"] = True
             # This kind of script evaluates before it saves, whatever was asked for: reduce it to one batch.
             batch = int(self.setting("device_batch_size", 1)) * int(self.setting("max_seq_len", 1)) * self.comm.world
             variables["args"].eval_tokens = batch
-        else:
-            raise Stopped(f"Stopping after step {step} without a checkpoint, because this script's loop is unknown")
 
     # -- evaluation and checkpoints
 
@@ -295,7 +292,7 @@ class Script:
             self.unproven = folder
             self.journal.say(f"Saved checkpoint of step {step} to {folder}")
         else:
-            self.journal.say(goes_on_without(self.unsaved, self.saved))
+            self.journal.say(save_failed_warning(self.unsaved, self.saved))
         comm.enter("forward_backward", step)
         self.begun = time.perf_counter()
 

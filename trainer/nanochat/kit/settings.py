@@ -257,6 +257,13 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def check_least(options: argparse.Namespace, **least: int) -> None:
+    """Reject numbers on a script's command line that are less than these."""
+    for name, limit in least.items():
+        if (value := getattr(options, name)) < limit:
+            raise UserError(f"{flag_of(name)} {value}: must {f'be at least {limit}' if limit else 'not be negative'}.")
+
+
 def refuse(settings: Settings, name: str, why: str) -> NoReturn:
     """Reject a setting by its flag and value."""
     value = getattr(settings, name)

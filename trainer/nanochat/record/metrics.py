@@ -35,12 +35,36 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+class OutputFile:
+    """A file that training can do without: the first write error is reported, and all are ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.warned = path, False
+
+    def warn(self, error: OSError) -> None:
+        if not self.warned:
+            print(f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr)
+        self.warned = True
+
+    def replace(self, text: str, fresh: Path, mode: int | None = None) -> None:
+        """Replace the file's content at once, through a temporary file."""
+        try:
+            fresh.write_text(text, encoding="utf-8")
+            if mode is not None:
+                fresh.chmod(mode)
+            fresh.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            self.warn(error)
+
+
 class Metrics:
     """One JSON object per line, each in a single write, so that readers and crashes never see part of one."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._warned = self._torn = False
+        self.path, self._output = path, OutputFile(path)
+        self._torn = False
         self._handle: int | None = None
         # Listeners to all events, in the training thread: fast, and never raising.
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
@@ -49,7 +73,8 @@ class Metrics:
             self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             self._torn = self._ends_torn(self._handle)
         except OSError as error:
-            self._give_up(error)
+            self._output.warn(error)
+            self.close()
 
     def _ends_torn(self, handle: int) -> bool:
         """Whether a power cut left a partial line, which must not swallow our first one."""
@@ -67,14 +92,7 @@ class Metrics:
         try:
             self._torn = os.write(self._handle, line.encode()) < len(line)
         except OSError as error:
-            self._give_up(error, close=False)
-
-    def _give_up(self, error: OSError, close: bool = True) -> None:
-        if not self._warned:
-            print(f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr)
-        self._warned = True
-        if close:
-            self.close()
+            self._output.warn(error)
 
     def close(self) -> None:
         """No more events."""
@@ -96,7 +114,7 @@ class Heartbeat:
         self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
         self.hung_up = ""  # why all connections were closed
         self._stop = threading.Event()
-        self._warned = False
+        self._output = OutputFile(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             forget_hang_up(path.parent, rank)
@@ -145,18 +163,7 @@ class Heartbeat:
             "save_seconds": self.save_seconds,
             "oom_kills": oom_kills(),
         }
-        fresh = self.path.with_name(f".{self.path.name}.tmp")
-        try:
-            fresh.write_text(json.dumps(beat), encoding="ascii")
-            fresh.rename(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            if not self._warned:
-                print(
-                    f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr
-                )
-            self._warned = True
+        self._output.replace(json.dumps(beat), self.path.with_name(f".{self.path.name}.tmp"))
 
     def close(self) -> None:
         """Write a last heartbeat with the current phase."""

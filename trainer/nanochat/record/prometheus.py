@@ -10,14 +10,14 @@ The file is replaced atomically, at most once a second. No port is opened.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from nanochat.record.metrics import OutputFile
 
 FOLDER = "NANOCHAT_PROM_DIR"
 SECONDS = 1.0
@@ -60,7 +60,7 @@ class Textfile:
         self.values: dict[str, float] = {"running": 1.0}
         self._now = now
         self._written = -SECONDS
-        self._refused = False
+        self._output = OutputFile(self.path)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Record an event; rare ones update the file at once, steps within a second."""
@@ -87,18 +87,7 @@ class Textfile:
         """Write the file; an unwritable folder is reported once, and training continues."""
         self._written = self._now()
         # The collector reads every *.prom file, so the temporary name must differ.
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            fresh.write_text(self.text(), encoding="utf-8")
-            fresh.chmod(0o644)
-            fresh.replace(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            if not self._refused:
-                reason = error.strerror or error
-                print(f"warning: cannot write {self.path}: {reason}; training continues", file=sys.stderr)
-            self._refused = True
+        self._output.replace(self.text(), self.path.with_name(f".{self.path.name}.{os.getpid()}"), mode=0o644)
 
 
 def escaped(value: str) -> str:

@@ -47,7 +47,7 @@ class Point(NamedTuple):
     values: dict[str, float]
 
 
-class Backend(Protocol):
+class TrackingBackend(Protocol):
     """Interface of a tracking package; every call may fail and comes from a single thread."""
 
     def open(self, config: Mapping[str, Any], previous: str | None) -> str: ...
@@ -97,7 +97,12 @@ class ThreadedTracker(Tracker):
     """Sends everything to a backend from a separate thread."""
 
     def __init__(
-        self, backend: Backend, name: str, config: Mapping[str, Any], folder: Path, pause: float = SECONDS_BETWEEN_SENDS
+        self,
+        backend: TrackingBackend,
+        name: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        pause: float = SECONDS_BETWEEN_SENDS,
     ) -> None:
         self._backend, self._name, self._config, self._pause = backend, name, config, pause
         self._id_path = folder / "tracker.json"
@@ -275,5 +280,5 @@ def open_tracker(
     if not resumed:
         with contextlib.suppress(OSError):
             (folder / "tracker.json").unlink()
-    backend: Backend = Mlflow(uri, run) if kind == "mlflow" else Wandb(uri, run, folder)
+    backend: TrackingBackend = Mlflow(uri, run) if kind == "mlflow" else Wandb(uri, run, folder)
     return ThreadedTracker(backend, kind, config, folder)

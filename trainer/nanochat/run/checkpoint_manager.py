@@ -23,7 +23,7 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -58,7 +58,9 @@ class Saved(NamedTuple):
     seconds: float
 
 
-class _File(NamedTuple):
+class FileEntry(NamedTuple):
+    """A file of a checkpoint, as our list names it."""
+
     name: str
     bytes: int
     sha256: str
@@ -94,7 +96,7 @@ def save(
 ) -> Saved:
     """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder."""
     begun = time.perf_counter()
-    contents: dict[str, Callable[[BinaryIO], None]] = {}
+    contents: dict[str, Callable[[Any], None]] = {}
     if model is not None:
         contents[model_name(step)] = lambda file: torch.save(dict(model), file)
     if meta is not None:
@@ -106,8 +108,7 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
         written = _write_all(folder, rank, contents, placed)
-        entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in written]}
-        _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
+        write_list(folder, step, rank, written, placed)
         _force_folder(folder)
     except OSError as error:
         # Without a list nothing would ever prune these.
@@ -119,7 +120,13 @@ def save(
     return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
 
 
-def _dump(value: Json, file: BinaryIO) -> None:
+def write_list(folder: Path, step: int, rank: int, files: Sequence[FileEntry], placed: list[Path]) -> None:
+    """Write the list that makes this rank's part of a checkpoint count."""
+    entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in files]}
+    _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
+
+
+def _dump(value: Json, file: Any) -> None:
     file.write(json.dumps(value, indent=2).encode())
 
 
@@ -138,14 +145,18 @@ def check_space(folder: Path, needed: int) -> None:
         raise OSError(28, f"the disk has {free / 1e6:.0f} MB left, but the checkpoint needs {needed / 1e6:.0f} MB")
 
 
-class _Hashing:
-    """An append-only file with the sha256 of its content."""
+class NewFile:
+    """A file that is written under a temporary name, with the sha256 of its content."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+    def __init__(self, folder: Path, name: str, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.place, self.fresh = folder / name, folder / f".{name}.rank{rank}.tmp"
+        self.file: BinaryIO = self.fresh.open("wb")
+        self.sha256, self.bytes = hashlib.sha256(), 0
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
+        """Add the next chunk."""
         self.sha256.update(data)
         self.bytes += memoryview(data).nbytes
         try:
@@ -157,34 +168,52 @@ class _Hashing:
     def flush(self) -> None:
         self.file.flush()
 
+    def close(self) -> FileEntry:
+        """Force the content to the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return FileEntry(self.place.name, self.bytes, self.sha256.hexdigest())
+
+    def finish(self, sha256: str) -> None:
+        """Rename a file that was received, if it arrived intact."""
+        if self.close().sha256 != sha256:
+            self.fresh.unlink()
+            raise BadCheckpoint(f"{self.place} was corrupted in transit; start again.")
+        self.fresh.rename(self.place)
+
+    def tidy(self) -> None:
+        """Remove what was not renamed."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        with contextlib.suppress(OSError):
+            self.fresh.unlink()
+
 
 def _write_all(
-    folder: Path, rank: int, contents: Mapping[str, Callable[[BinaryIO], None]], placed: list[Path]
-) -> list[_File]:
+    folder: Path, rank: int, contents: Mapping[str, Callable[[Any], None]], placed: list[Path]
+) -> list[FileEntry]:
     """Write every file to a temporary name first, so that a full disk is noticed before anything is replaced.
 
     placed: receives the renamed files, even if a later one fails.
     """
-    written, fresh = [], {name: folder / f".{name}.rank{rank}.tmp" for name in contents}
+    files: list[NewFile] = []
+    written = []
     try:
         for name, write in contents.items():
-            with fresh[name].open("wb") as file:
-                hashing: Any = _Hashing(file)
-                try:
-                    write(hashing)
-                except RuntimeError as error:
-                    # torch reports its archive's state, not the disk's error.
-                    raise hashing.failure or error from None
-                file.flush()
-                os.fsync(file.fileno())
-            written.append(_File(name, hashing.bytes, hashing.sha256.hexdigest()))
-        for name, path in fresh.items():
-            path.rename(folder / name)
-            placed.append(folder / name)
+            files.append(NewFile(folder, name, rank))
+            try:
+                write(files[-1])
+            except RuntimeError as error:
+                # torch reports its archive's state, not the disk's error.
+                raise files[-1].failure or error from None
+            written.append(files[-1].close())
+        for file in files:
+            file.fresh.rename(file.place)
+            placed.append(file.place)
     finally:
-        for path in fresh.values():
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for file in files:
+            file.tidy()
     return written
 
 
@@ -196,8 +225,8 @@ def _force_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> tuple[str, int, str] | None:
-    """Modify a torch file; returns its name, size and sha256, or None if unchanged.
+def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> FileEntry | None:
+    """Modify a torch file; returns its new entry, or None if unchanged.
 
     Nothing is lost if writing fails.
     """
@@ -209,31 +238,7 @@ def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) 
         [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
     except OSError:
         return None
-    return written.name, written.bytes, written.sha256
-
-
-class Incoming:
-    """A checkpoint file received in chunks; it appears when finish() has verified it."""
-
-    def __init__(self, folder: Path, name: str, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.place, self.fresh = folder / name, folder / f".{name}.rank{rank}.tmp"
-        self.file = self.fresh.open("wb")
-        self.hashing = _Hashing(self.file)
-
-    def write(self, data: bytes) -> None:
-        """Add the next chunk."""
-        self.hashing.write(data)
-
-    def finish(self, sha256: str) -> None:
-        """Rename the file if it arrived intact."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        if self.hashing.sha256.hexdigest() != sha256:
-            self.fresh.unlink()
-            raise BadCheckpoint(f"{self.place} was corrupted in transit; start again.")
-        self.fresh.rename(self.place)
+    return written
 
 
 # -- finding
@@ -284,9 +289,15 @@ def has_model(folder: Path, step: int, deep: bool = True) -> bool:
     return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
 
 
+def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry]:
+    """The files in a rank's list; raises one of NOT_OURS if there is none or it is damaged."""
+    entries = json.loads((folder / list_name(step, rank)).read_bytes())["files"]
+    return [FileEntry(**entry) for entry in entries]
+
+
 def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
     try:
-        files = [_File(**entry) for entry in json.loads((folder / list_name(step, rank)).read_bytes())["files"]]
+        files = listed_files(folder, step, rank)
         if any((folder / file.name).stat().st_size != file.bytes for file in files):
             return False
         return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
@@ -309,6 +320,11 @@ def file_digest(path: Path) -> str:
     """The sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry_of(path: Path) -> FileEntry:
+    """The entry that our list would have for a file."""
+    return FileEntry(path.name, path.stat().st_size, file_digest(path))
 
 
 # -- reading

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +20,9 @@ from pathlib import Path
 from nanochat.kit.common import UserError
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import EVAL_SHARE, SAVE_RATE, WHOLE
+from nanochat.run.lineage import run_file
 
 ENDS = "NANOCHAT_ENDS"
-FILE = "training.json"
 RECENT = 9
 
 
@@ -33,12 +32,9 @@ def clock() -> float:
     return time.clock_gettime(boot)
 
 
-def told_end(folder: Path, environ: Mapping[str, str]) -> float:
+def end_of_run(folder: Path, environ: Mapping[str, str]) -> float:
     """End of the run in seconds since 1970, by this host's clock, from the environment or the run folder."""
-    found: object = environ.get(ENDS)
-    if found is None:
-        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-            found = json.loads((folder / FILE).read_bytes()).get("ends")
+    found = environ.get(ENDS, run_file(folder).get("ends"))
     with contextlib.suppress(TypeError, ValueError):
         if 0 < (end := float(str(found))) < 2**40:
             return end

@@ -5,25 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nanochat.data.dataloader import START, BatchSource, NoRows
 from nanochat.kit.settings import EvalSettings
 from nanochat.rules import stages
 from nanochat.run.loop import evaluate
 from nanochat.run.saving import prove_identical
-from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.stage import BaseModel, Place, Reader, RunStage
 from nanochat.run.state import Run
 
 
-class Evaluation(Stage):
+class Evaluation(RunStage):
     """Evaluates a base model."""
 
     folder = stages.EVAL.folder
     trains = False
-    doing = "Evaluating"
+    activity = "Evaluating"
 
     def __init__(self, settings: EvalSettings) -> None:
         self.base = BaseModel(Path(settings.base_checkpoints), settings.model_step, optimizer=False)
@@ -32,8 +31,8 @@ class Evaluation(Stage):
         self,
         reader: Reader,
         shares: Sequence[int],
-        position: Mapping[str, int] | None = None,
-        states: Sequence[Mapping[str, Any]] | None = None,
+        position: Place | None = None,
+        states: Sequence[Place] | None = None,
     ) -> BatchSource:
         return NoRows(START)
 

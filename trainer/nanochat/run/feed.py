@@ -9,13 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from nanochat.data import dataloader
-from nanochat.data.dataloader import BatchSource
+from nanochat.data.dataloader import BatchSource, Pair
 from nanochat.parallel.sync import Notice, Sync
-
-Batch = tuple[Tensor, Tensor]
 
 
 class Feed:
@@ -26,7 +22,7 @@ class Feed:
         self.passes: list[int] = []
         self.loader: BatchSource
         self.seconds = 0.0
-        self._batches: list[Batch] | None = None
+        self._batches: list[Pair] | None = None
         self._position: dict[str, int] = {}
         self._taken: dataloader.Batch | None = None
         self._finished: dataloader.Batch | None = None  # the last batch of the last finished step
@@ -48,7 +44,7 @@ class Feed:
         """Whether the coming step's were offered."""
         return self._batches is not None
 
-    def take(self) -> tuple[list[Batch], dict[str, int]]:
+    def take(self) -> tuple[list[Pair], dict[str, int]]:
         """This step's batches and their position in the data."""
         batches, self._batches = self._batches, None
         self._taken = self.loader.last

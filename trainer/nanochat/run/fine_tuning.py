@@ -22,7 +22,7 @@ from nanochat.rules import stages
 from nanochat.rules.schedule import TrainingPlan, lr_scale
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Reader, Stage
+from nanochat.run.stage import BaseModel, Place, Reader, RunStage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -32,11 +32,11 @@ INHERITED = (
 )  # fmt: skip
 
 
-class FineTuning(Stage):
+class FineTuning(RunStage):
     """Fine-tuning on conversations."""
 
     folder = stages.SFT.folder
-    doing = "Fine-tuning"
+    activity = "Fine-tuning"
 
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
@@ -70,29 +70,27 @@ class FineTuning(Stage):
         self,
         reader: Reader,
         shares: Sequence[int],
-        position: Mapping[str, int] | None = None,
-        states: Sequence[Mapping[str, Any]] | None = None,
+        position: Place | None = None,
+        states: Sequence[Place] | None = None,
     ) -> BatchSource:
         return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
 
-    def deal_again(
-        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         if isinstance(loader, ChatLoader):
             loader.shares = shares
 
-    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
         return None
 
-    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+    def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """The same as the saving rank's."""
         return dict(loader["mine"])
 
     def targets(self, tokens: int, batch: ChatBatch) -> int:
         return max(1, batch.counted)
 
-    def is_judged(self) -> bool:
+    def has_evaluation(self) -> bool:
         return self.val_talks is not None
 
     def eval_batches(self, reader: Reader) -> int | None:
@@ -121,6 +119,6 @@ def inherited(folder: Path, step: int) -> dict[str, Any]:
     steps = [one for one in checkpoint_manager.steps_in(folder) if step in (-1, one)]
     for one in reversed(steps):
         with contextlib.suppress(UserError):
-            told = checkpoint_manager.load_meta(folder, one).get("user_config")
-            return {name: told[name] for name in INHERITED if name in told} if isinstance(told, dict) else {}
+            known = checkpoint_manager.load_meta(folder, one).get("user_config")
+            return {name: known[name] for name in INHERITED if name in known} if isinstance(known, dict) else {}
     return {}

@@ -31,7 +31,9 @@ Steps = Mapping[str, Sequence[int]]
 
 is_id, is_id_or_unsaid = matching("[0-9a-f]{16}"), matching("([0-9a-f]{16})?")
 fits_named = row(is_id_or_unsaid, is_id)
-fits_told = row(is_id_or_unsaid, lambda told: expected.named(listed(count()))(told) and all(map(is_id_or_unsaid, told)))
+fits_wanted_and_held = row(
+    is_id_or_unsaid, lambda held: expected.named(listed(count()))(held) and all(map(is_id_or_unsaid, held))
+)
 
 
 def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | None = None) -> str:
@@ -39,38 +41,42 @@ def wanted(folder: Path, variable: str = TRAINING, environ: Mapping[str, str] | 
     found = (os.environ if environ is None else environ).get(variable, UNSAID)
     if not is_id_or_unsaid(found):
         raise UserError(f"{variable} is {found!r}, which is not a training id (16 characters 0-9 and a-f).")
-    if found:
-        return found
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        told = json.loads((folder / FILE).read_bytes()).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
-        return str(told) if is_id(told) else UNSAID
-    return UNSAID
+    kept = run_file(folder).get({TRAINING: "id", BASE_TRAINING: "base"}[variable])
+    return found or (str(kept) if is_id(kept) else UNSAID)
+
+
+def run_file(folder: Path) -> Mapping[str, object]:
+    """The content of training.json in the run folder; empty if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / FILE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def id_of(meta: Mapping[str, object]) -> str:
     """The id in a meta file."""
-    told = meta.get(META_KEY)
-    return told if isinstance(told, str) and is_id(told) else UNSAID
+    known = meta.get(META_KEY)
+    return known if isinstance(known, str) and is_id(known) else UNSAID
 
 
 def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
     """The id of the training to resume, from each rank's settings and checkpoints; UNSAID if no checkpoint has one."""
     named = sorted(set(asked) - {UNSAID})
     if len(named) > 1:
-        told = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
-        raise UserError(f"{variable} differs: {told}; set the same on all ranks.", Cause.SETTINGS_DIFFER)
+        shown = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(asked) if name)
+        raise UserError(f"{variable} differs: {shown}; set the same on all ranks.", Cause.SETTINGS_DIFFER)
     found = sorted({name for steps in held for name in steps} - {UNSAID})
     if named and found and named[0] not in found:
-        told = " and ".join(_where(name, held) for name in found)
+        shown = " and ".join(_where(name, held) for name in found)
         raise BadCheckpoint(
-            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints belong to {told}; name the one to resume, or move them away."
+            f"{variable} (or {FILE}) names {named[0]}, but the checkpoints belong to {shown}; name the one to resume, or move them away."
         )
     if named:
         return named[0]
     if len(found) > 1:
-        told = " and ".join(_where(name, held) for name in found)
+        shown = " and ".join(_where(name, held) for name in found)
         raise BadCheckpoint(
-            f"the checkpoints belong to {len(found)} trainings: {told}; set {variable} to the one to resume, on all ranks "
+            f"the checkpoints belong to {len(found)} trainings: {shown}; set {variable} to the one to resume, on all ranks "
             "(the others are kept in a folder beside them)."
         )
     return found[0] if found else UNSAID

@@ -20,7 +20,6 @@ from nanochat.parallel.sync import Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
-from nanochat.run.feed import Batch
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
@@ -37,7 +36,7 @@ LATE = 95 * WHOLE // 100
 def train(run: Run) -> str:
     """Make the remaining steps; returns "finished" or "stopped"."""
     settings, progress = run.settings, run.progress
-    eval_every = settings.eval_every if run.stage.is_judged() else 0
+    eval_every = settings.eval_every if run.stage.has_evaluation() else 0
     first, stop = progress.step + 1, False
     while True:
         last = run.over
@@ -109,7 +108,7 @@ def train_step(run: Run) -> bool:
         offer(run, ahead=True)
     total = run.sync.step(loss, run.schedule())
     if not math.isfinite(total):
-        raise spoilt(run, total)
+        raise non_finite_loss(run, total)
     wait, sent = run.comm.take_counters()
     finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
     prove_checkpoint(run)
@@ -126,7 +125,7 @@ def offer(run: Run, ahead: bool = False) -> None:
     run.feed.offer(Notice(run.stop_asked, run.save_wanted, last, place, run.busy_seconds))
 
 
-def spoilt(run: Run, loss: float) -> UserError:
+def non_finite_loss(run: Run, loss: float) -> UserError:
     """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
     step, older = run.progress.step, [step for step in run.saved if step < run.progress.step]
     how = "with lower learning rates or float32"
@@ -144,7 +143,7 @@ def spoilt(run: Run, loss: float) -> UserError:
     return UserError(text, Cause.NON_FINITE_LOSS, [])
 
 
-def forward_backward(run: Run, batches: Sequence[Batch], token_ids: Tensor) -> Tensor:
+def forward_backward(run: Run, batches: Sequence[Pair], token_ids: Tensor) -> Tensor:
     """Gradients of all micro-batches; the last one tells the sync which are ready."""
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
@@ -203,7 +202,7 @@ def evaluate(run: Run) -> bool:
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run.reader) as batches:
-        totals = nats_and_bytes(run.model, told_batches(run, batches), run.token_bytes)
+        totals = nats_and_bytes(run.model, watched_batches(run, batches), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
@@ -219,7 +218,7 @@ def evaluate(run: Run) -> bool:
     return False
 
 
-def told_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
+def watched_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
     """The batches on the run's device, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
     may take very long."""
     of, looked = run.stage.eval_batches(run.reader), time.monotonic()

@@ -13,9 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nanochat.data.dataloader import Pair
 from nanochat.rules.shares import spread
-
-Batch = tuple[Tensor, Tensor]
 
 
 class TokenLosses(Protocol):
@@ -29,7 +28,7 @@ def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
     return max(1, eval_tokens // (rows * length))
 
 
-def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]:
+def deal_out(batches: Iterable[Pair], rank: int, world: int) -> Iterator[Pair]:
     """One rank's rows of batches that all ranks read alike: a batch per rank, and equal parts of the last few.
 
     So the ranks together evaluate what one rank alone would, whatever their number.
@@ -44,7 +43,7 @@ def deal_out(batches: Iterable[Batch], rank: int, world: int) -> Iterator[Batch]
 
 
 @torch.no_grad()
-def nats_and_bytes(model: TokenLosses, batches: Iterable[Batch], token_bytes: Tensor) -> Tensor:
+def nats_and_bytes(model: TokenLosses, batches: Iterable[Pair], token_bytes: Tensor) -> Tensor:
     """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:

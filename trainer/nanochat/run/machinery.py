@@ -1,11 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Computes, updates and exchanges, according to the settings; rebuilt when the shares change."""
+"""The parts of a run that compute, update and exchange, according to the settings; rebuilt when the shares change."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings
@@ -19,14 +17,6 @@ from nanochat.parallel.sync import Sync, make_sync
 from nanochat.rules.schedule import TrainingPlan
 
 
-class Machinery(NamedTuple):
-    """Computes, updates and exchanges; rebuilt when the shares change."""
-
-    training: TrainingPass
-    optimizer: Optimizer
-    sync: Sync
-
-
 def first_shares(settings: Settings, rows: list[int]) -> Shares:
     """The initial shares."""
     return Shares(rows, list(settings.head_shares) or [1] * len(rows) if settings.head == "shared" else [])
@@ -34,7 +24,7 @@ def first_shares(settings: Settings, rows: list[int]) -> Shares:
 
 def make_machinery(
     settings: Settings, comm: Comm, model: GPT, plan: TrainingPlan, shares: Shares, matmul: str
-) -> Machinery:
+) -> tuple[TrainingPass, Optimizer, Sync]:
     """Everything that depends on the shares."""
     tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
     rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
@@ -45,7 +35,7 @@ def make_machinery(
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
     if settings.save_on_loss and sync.undoable and has_room_for_undo(optimizer):
         optimizer.undo = Undo(sync.device)
-    return Machinery(training, optimizer, sync)
+    return training, optimizer, sync
 
 
 def has_room_for_undo(optimizer: Optimizer) -> bool:

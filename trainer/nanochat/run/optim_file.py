@@ -43,7 +43,7 @@ def _first_of(others: Mapping[int, Any]) -> int:
     return next(rank for rank in range(len(others) + 1) if rank not in others)
 
 
-def turned(file: Json, rank: int) -> Json:
+def as_written_by(file: Json, rank: int) -> Json:
     """Our file as this rank would have written it; unchanged if it did, or if this rank had no part."""
     ours = file.get(OURS_KEY) or {}
     others = ours.get("others") or {}
@@ -60,8 +60,9 @@ class OptimizerLayout:
         """groups: as in Optimizer.param_groups, with parameter names."""
         self.groups, self.shapes = groups, shapes
         self.numbers = {name: n for n, name in enumerate(name for group in self.groups for name in group["params"])}
-        adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
-        split = [self.shapes[name][0] for name in adamw if self._is_split(name)]
+        self.adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
+        self.muon = [group["params"] for group in groups if group["kind"] == "muon"]
+        split = [self.shapes[name][0] for name in self.adamw if self._is_split(name)]
         # Upstream cannot split these tables among so many ranks; each gets the file of a single-rank run.
         self.world = world if all(rows % world == 0 for rows in split) else 1
 
@@ -91,12 +92,10 @@ class OptimizerLayout:
 
     def _split(self, state: Mapping[str, Any]) -> list[Shard]:
         shards: list[Shard] = [{} for dummy in range(self.world)]
-        for group in self.groups:
-            if group["kind"] == "muon":
-                self.split_muon(group["params"], state["muon"], shards)
-                continue
-            for name in group["params"]:
-                self._split_adamw(name, state["steps"], state["adamw"][name], shards)
+        for name in self.adamw:
+            self._split_adamw(name, state["steps"], state["adamw"][name], shards)
+        for names in self.muon:
+            self.split_muon(names, state["muon"], shards)
         return shards
 
     def _split_adamw(self, name: str, steps: int, moments: Mapping[str, Tensor], shards: Sequence[Shard]) -> None:
@@ -151,7 +150,7 @@ class OptimizerLayout:
             raise Unusable("its file has no state")
 
     def _joined(self, shards: Mapping[int, Shard], groups: Sequence[Mapping[str, Any]]) -> Json:
-        largest = max((name for group in self.groups for name in group["params"]), key=lambda n: self.shapes[n].numel())
+        largest = max(self.numbers, key=lambda name: self.shapes[name].numel())
         known = next(iter(shards.values()))[self.numbers[largest]]
         world = self.shapes[largest][0] // len(known["exp_avg"])
         missing = [rank for rank in range(world) if rank not in shards]
@@ -159,14 +158,12 @@ class OptimizerLayout:
             listed = ", ".join(map(str, missing))
             raise Unusable(f"the files of ranks {listed} (of {world}) are missing")
         parts = [shards[rank] for rank in range(world)]
-        adamw = [name for group in self.groups if group["kind"] != "muon" for name in group["params"]]
-        muon = [group["params"] for group in self.groups if group["kind"] == "muon"]
         steps = int(known["step"])
         return {
             "steps": steps,
             "history": {steps: last_multiplier(groups)},
-            "adamw": {name: self._join_adamw(name, parts) for name in adamw},
-            "muon": {name: one for names in muon for name, one in self._join_muon(names, parts).items()},
+            "adamw": {name: self._join_adamw(name, parts) for name in self.adamw},
+            "muon": {name: one for names in self.muon for name, one in self._join_muon(names, parts).items()},
         }
 
     def _join_adamw(self, name: str, parts: Sequence[Shard]) -> dict[str, Tensor]:

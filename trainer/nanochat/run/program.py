@@ -23,10 +23,9 @@ from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run.loop import train
-from nanochat.run.opening import start_event
 from nanochat.run.rescue import save_alone
-from nanochat.run.setup import set_up
-from nanochat.run.stage import Stage
+from nanochat.run.setup import set_up, start_event
+from nanochat.run.stage import RunStage
 from nanochat.run.state import Run
 
 EXIT_ERROR = 2
@@ -34,7 +33,7 @@ CUT_OFF_SECONDS = 0.4  # so long after its connection was closed, a wait has fai
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
-def run_stage(settings: Settings, make_stage: Callable[[], Stage], work: Callable[[Run], str] = train) -> int:
+def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Callable[[Run], str] = train) -> int:
     """A whole run; returns the process's exit code."""
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None

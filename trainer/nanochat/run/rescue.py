@@ -26,7 +26,7 @@ from nanochat.run import checkpoint_manager
 from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.optim_file import MUON, OptimizerLayout
 from nanochat.run.resume import gather_states
-from nanochat.run.stage import Reader, Stage
+from nanochat.run.stage import Reader, RunStage
 from nanochat.run.state import Run
 
 Json = dict[str, Any]
@@ -104,12 +104,12 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
     """After ranks saved alone, give every rank Muon's state of all saved matrices; returns the
     names of the missing ones."""
     muon, share = state["muon"], state.pop(SHARE, None)
-    told = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
-    if all(one is None for one in told):
+    from_ranks = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
+    if all(one is None for one in from_ranks):
         return []
     missing = []
     for name in names:
-        holders = [rank for rank, held in enumerate(told) if held is None or name in held]
+        holders = [rank for rank, held in enumerate(from_ranks) if held is None or name in held]
         if not holders:
             missing.append(name)
             muon.pop(name, None)
@@ -122,17 +122,17 @@ def merge_momentum(comm: Comm, state: Json, weights: Mapping[str, Tensor], names
     return missing
 
 
-def merge_places(comm: Comm, stage: Stage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
+def merge_places(comm: Comm, stage: RunStage, reader: Reader, loader: Mapping[str, Any]) -> list[Json]:
     """All positions in the data of the old ranks: reported if present, otherwise reconstructed; none if
     impossible."""
     alone = "mine" in loader
-    told = gather_states(comm, {"of": loader["rank"], **loader["mine"]} if alone else {"of": -1})
+    from_ranks = gather_states(comm, {"of": loader["rank"], **loader["mine"]} if alone else {"of": -1})
     if not alone:
         return list(loader["ranks"])
-    known = {int(state.pop("of")): state for state in told}
+    known = {int(state.pop("of")): state for state in from_ranks}
     places = []
     for rank in range(len(loader["rows"])):
-        place = known.get(rank) or stage.lost_place(reader, loader, rank)
+        place = known.get(rank) or stage.reconstructed_position(reader, loader, rank)
         if place is None:
             return []
         places.append({"route": loader["mine"]["route"], **place})

@@ -28,17 +28,17 @@ def change_shares(run: Run, shares: Shares) -> None:
         run.training.shared_head.settle()
     optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
     schedule = run.optimizer.schedule
-    run.make_again(shares)
+    run.rebuild(shares)
     run.optimizer.load_state_dict(optimizer)
     run.optimizer.schedule = schedule
     # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
-    run.stage.deal_again(run.feed.loader, run.reader, shares.rows, places)
+    run.stage.take_shares(run.feed.loader, run.reader, shares.rows, places)
     seconds = time.perf_counter() - begun
     run.journal.say(
-        f"Rows per step are now {told(shares.rows)} (before: {told(before.rows)}), because the ranks have these speeds: "
-        f"{told(round(100 * speed / sum(speeds)) for speed in speeds)} % of the total; switching took {seconds:.1f} s"
+        f"Rows per step are now {listing(shares.rows)} (before: {listing(before.rows)}), because the ranks have these speeds: "
+        f"{listing(round(100 * speed / sum(speeds)) for speed in speeds)} % of the total; switching took {seconds:.1f} s"
     )
     run.journal.record(
         "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,
@@ -46,7 +46,7 @@ def change_shares(run: Run, shares: Shares) -> None:
     )  # fmt: skip
 
 
-def told(numbers: Iterable[int]) -> str:
+def listing(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 

@@ -26,12 +26,11 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
-from nanochat.run.machinery import Machinery
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
 from nanochat.run.resume import (
-    Found,
-    Training,
+    ChosenStep,
+    ResumedTraining,
     choose_step,
     fetch,
     find_training,
@@ -39,8 +38,8 @@ from nanochat.run.resume import (
     name_training,
     writer_of,
 )
-from nanochat.run.stage import BaseModel, Reader, Stage
-from nanochat.run.state import Places, Progress, Run
+from nanochat.run.stage import BaseModel, Reader, RunStage
+from nanochat.run.state import DataPositions, Run, TrainingProgress
 
 Say = Callable[[str], None]
 
@@ -50,7 +49,7 @@ def restore(run: Run) -> None:
     settings, comm, folder = run.settings, run.comm, run.checkpoints
     comm.enter("resume")
     sweep(folder)
-    found, training = None, Training(lineage.wanted(run.journal.folder), [])
+    found, training = None, ResumedTraining(lineage.wanted(run.journal.folder), [])
     if settings.resume or settings.resume_from_step >= 0:
         training = find_training(comm, folder, training.id)
         # Before anything comes from other ranks: a step of another training may have the same number.
@@ -63,11 +62,11 @@ def restore(run: Run) -> None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
         run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
-        run.places = Places(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
+        run.places = DataPositions(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
         return
     files = fetch(comm, folder, found, run.writer)
-    with understood(folder, found.step):
-        take_up(run, found, files)
+    with refusing_bad_content(folder, found.step):
+        load_checkpoint(run, found, files)
     run.saved = common_steps(comm, folder, found.step)
     run.journal.say(f"Resuming from step {found.step} of {folder}")
 
@@ -79,8 +78,8 @@ def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
         for step in checkpoints.steps_in(folder)
         if step <= last and writer_of(folder, step, deep=False) is not None
     ]
-    told = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
-    return sorted(set(mine).intersection(*told))
+    from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
+    return sorted(set(mine).intersection(*from_ranks))
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
@@ -98,20 +97,20 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         # Would overwrite another training's checkpoint.
         checkpoints.set_aside(folder, [found.step])
     files = fetch(comm, folder, found, leader)
-    with understood(folder, found.step):
+    with refusing_bad_content(folder, found.step):
         check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
         load_weights(run.model, folder, found.step)
         if base.optimizer:
-            restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
+            restore_optimizer(run, folder, found, files)
     run.base = {"training": training.id or None, "step": found.step}
     if not run.stage.trains:
         run.progress.step = found.step
         run.plan = dataclasses.replace(run.plan, num_iterations=max(1, found.step))
-    run.journal.say(f"{run.stage.doing} the base model of step {found.step} in {folder}")
+    run.journal.say(f"{run.stage.activity} the base model of step {found.step} in {folder}")
 
 
 @contextlib.contextmanager
-def understood(folder: Path, step: int) -> Iterator[None]:
+def refusing_bad_content(folder: Path, step: int) -> Iterator[None]:
     """Files that are complete but have unexpected content are reported as the checkpoint's fault."""
     try:
         yield
@@ -120,7 +119,7 @@ def understood(folder: Path, step: int) -> Iterator[None]:
         raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 
-def take_up(run: Run, found: Found, files: int) -> None:
+def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, found.step)
@@ -129,27 +128,27 @@ def take_up(run: Run, found: Found, files: int) -> None:
     check_same_model(run.model.config, meta, folder, found.step)
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, found.step)
-    take_kept_shares(run, meta)
-    loaders = restore_optimizer(run.machinery, run.shares.rows, folder, found, files, run.journal.say)
-    states = places_of(comm, run.stage, run.reader, loaders)
+    restore_shares(run, meta)
+    loaders = restore_optimizer(run, folder, found, files)
+    states = positions_of_ranks(comm, run.stage, run.reader, loaders)
     restore_progress(run.progress, meta, found.step)
     if run.plan.timed:
-        run.progress.place = place_of(meta, found.step)
+        run.progress.place = schedule_place(meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
-    run.places = Places(found.step, run.stage.dealt(run.reader, states))
-    position = place_in_data(meta, states)
+    run.places = DataPositions(found.step, run.stage.exact_positions(run.reader, states))
+    position = approximate_position(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
 
 
-def take_kept_shares(run: Run, meta: Mapping[str, Any]) -> None:
+def restore_shares(run: Run, meta: Mapping[str, Any]) -> None:
     """Continue with the checkpoint's shares, unless the settings have changed them."""
     kept = (meta.get("loop_state") or {}).get("shares") if run.settings.rebalance else None
-    if kept is None or kept[2] != run.began_with() or bool(kept[1]) != bool(run.shares.head):
+    if kept is None or kept[2] != run.configured_shares() or bool(kept[1]) != bool(run.shares.head):
         return
     if kept[:2] != list(run.shares):
-        run.make_again(Shares(*kept[:2]))
+        run.rebuild(Shares(*kept[:2]))
         run.journal.say(f"Rows per step, as rebalanced before: {', '.join(map(str, kept[0]))}")
 
 
@@ -169,7 +168,7 @@ def set_aside(run: Run, keep: Collection[int]) -> None:
         run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
 
 
-def place_in_data(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
+def approximate_position(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
     """Where all ranks continue if they cannot exactly: at the position of the first rank that reads."""
     cursor = next((state["cursor"] for state in states if "cursor" in state), ())
     if len(cursor) >= len(START) + 1:
@@ -197,18 +196,16 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
     if kept is not None and fits and (fits := all(kept["values"][n].shape == t.shape for n, t in mine.items())):
         for name, values in mine.items():
             values.copy_(kept["values"][name])
-    told = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
-    zero = [str(rank) for rank, one in enumerate(told) if not one]
+    from_ranks = sync.comm.exchange("the error feedback that was saved", fits, fits=flag)
+    zero = [str(rank) for rank, one in enumerate(from_ranks) if not one]
     if zero:
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
-def restore_optimizer(
-    machinery: Machinery, rows: list[int], folder: Path, found: Found, files: int, say: Say
-) -> dict[str, Any] | None:
+def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
-    training, optimizer, sync = machinery
-    comm, layout = sync.comm, OptimizerLayout.of(optimizer, sync.comm.world)
+    comm, optimizer, say = run.comm, run.optimizer, run.journal.say
+    layout = OptimizerLayout.of(optimizer, comm.world)
     file, loaders = load_optimizer(folder, found.step, files)
     own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
     held = {files: file}
@@ -217,8 +214,7 @@ def restore_optimizer(
         held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
-        weights = {name: p.detach() for name, p in training.model.named_parameters()}
-        if lost := merge_momentum(comm, state, weights, optimizer.matrix_names):
+        if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):
             say(
                 f"Momentum of {len(lost)} of {len(optimizer.matrix_names)} matrices was lost with absent ranks "
                 "and starts from zero"
@@ -226,11 +222,13 @@ def restore_optimizer(
         optimizer.load_state_dict(state)
     except Unusable as why:
         say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
-    restore_feedback(sync, rows, own.get(FEEDBACK_KEY), say)
+    restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
     return loaders
 
 
-def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def positions_of_ranks(
+    comm: Comm, stage: RunStage, reader: Reader, loaders: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
     """The data positions of all ranks that made a checkpoint; none if unknown."""
     known = None if loaders is None else "mine" in loaders
     kinds = comm.exchange("who knows which places", known, fits=maybe(flag))
@@ -239,7 +237,7 @@ def places_of(comm: Comm, stage: Stage, reader: Reader, loaders: Mapping[str, An
     return merge_places(comm, stage, reader, loaders) if any(kinds) else list(loaders["ranks"])
 
 
-def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> None:
+def restore_progress(progress: TrainingProgress, meta: dict[str, Any], step: int) -> None:
     loop = meta.get("loop_state") or {}
     progress.step = progress.resumed_from = step
     progress.smooth_loss = float(loop.get("smooth_train_loss") or 0.0)
@@ -249,7 +247,7 @@ def restore_progress(progress: Progress, meta: dict[str, Any], step: int) -> Non
     progress.val_bpb = None if last is None else float(last)
 
 
-def place_of(meta: Mapping[str, Any], step: int) -> int:
+def schedule_place(meta: Mapping[str, Any], step: int) -> int:
     """The place of a timed run; for one with a number of steps, from the steps made."""
     kept = (meta.get("loop_state") or {}).get("place")
     if kept is None:

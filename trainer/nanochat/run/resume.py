@@ -11,8 +11,6 @@ from one that has it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -39,7 +37,8 @@ from nanochat.kit.expected import (
 from nanochat.parallel.comm import CHUNK_BYTES, Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
-from nanochat.run.optim_file import turned
+from nanochat.run.checkpoint_manager import FileEntry
+from nanochat.run.optim_file import as_written_by
 
 Json = dict[str, Any]
 # Limits of the tensors in a data position, and of the tokens waiting there.
@@ -54,13 +53,13 @@ PLACE: dict[str, Fits] = {
     "of": count(least=-1),
     "route": text,
     "files": listed(text),
-    "cursor": lambda told: row(*NUMBERS)(told) or row(*NUMBERS, *AHEAD_AND_THEN)(told),
+    "cursor": lambda value: row(*NUMBERS)(value) or row(*NUMBERS, *AHEAD_AND_THEN)(value),
 }
 
 
-def is_place(told: Any) -> bool:
+def is_place(state: Any) -> bool:
     """The plain values of a data position."""
-    return named(anything)(told) and all(key in PLACE and PLACE[key](value) for key, value in told.items())
+    return named(anything)(state) and all(key in PLACE and PLACE[key](value) for key, value in state.items())
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -90,20 +89,14 @@ def writer_of(folder: Path, step: int, deep: bool = True) -> int | None:
 def _holds_model(folder: Path, step: int, rank: int) -> bool:
     """Whether this rank wrote the weights here (upstream has no list, and rank 0 writes them)."""
     try:
-        entry = json.loads((folder / checkpoints.list_name(step, rank)).read_bytes())
-        return any(file["name"] == checkpoints.model_name(step) for file in entry["files"])
+        return any(file.name == checkpoints.model_name(step) for file in checkpoints.listed_files(folder, step, rank))
     except FileNotFoundError:
         return rank == 0
     except checkpoints.NOT_OURS:
         return False
 
 
-def _holds_own(folder: Path, step: int, writer: int, rank: int) -> bool:
-    """Whether this rank's own part of a step is here, beside the writer's weights."""
-    return writer == rank or checkpoints.is_whole(folder, step, rank)
-
-
-class Found(NamedTuple):
+class ChosenStep(NamedTuple):
     """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
     own: this rank's own file of the optimizer is here too.
@@ -114,47 +107,48 @@ class Found(NamedTuple):
     own: bool = False
 
 
-class Training(NamedTuple):
+class ResumedTraining(NamedTuple):
     """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in this rank's folder."""
 
     id: str
     steps: list[int]
 
 
-def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> Training:
+def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> ResumedTraining:
     """The training that all ranks resume: the requested one, or the one their checkpoints belong to."""
     mine: dict[str, list[int]] = {}
     here = checkpoints.steps_in(folder)
     for step in here:
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
-    told = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_told)
-    held = [steps for dummy, steps in told]
-    chosen = lineage.choose([name for name, dummy in told], held, variable)
+    from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_wanted_and_held)
+    held = [steps for dummy, steps in from_ranks]
+    chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
     parts = [step for step in here if not (folder / checkpoints.meta_name(step)).exists()]
-    return Training(chosen, lineage.steps_of(chosen, mine, held, parts))
+    return ResumedTraining(chosen, lineage.steps_of(chosen, mine, held, parts))
 
 
 def name_training(comm: Comm, known: str) -> str:
     """The known training id, or a new one for all ranks."""
-    told = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
-    return lineage.choose([name for name, dummy in told], []) or str(told[0][1])
+    from_ranks = comm.exchange("the id of this training", [known, secrets.token_hex(8)], fits=lineage.fits_named)
+    return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None = None) -> Found | None:
+def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining | None = None) -> ChosenStep | None:
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
     mine = (training or find_training(comm, folder, "")).steps
     steps = [wanted] if wanted >= 0 else mine
-    told = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
+    from_ranks = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
-    for step in sorted({step for steps in told for step in steps}, reverse=True):
+    for step in sorted({step for steps in from_ranks for step in steps}, reverse=True):
         writer = writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
-            return Found(step, writer, writer is not None and _holds_own(folder, step, writer, comm.rank))
+            own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
+            return ChosenStep(step, writer, own)
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
@@ -170,12 +164,12 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: Training | None
     return None
 
 
-class Held(NamedTuple):
+class StepFiles(NamedTuple):
     """What a folder has of a step: name, size and sha256 of each file to share."""
 
     whole: bool
     ours: bool
-    files: list[tuple[str, int, str]]
+    files: list[FileEntry]
 
 
 def _held_of(step: int) -> Fits:
@@ -184,34 +178,37 @@ def _held_of(step: int) -> Fits:
     patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
     model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
     of_ours = row(flag, flag, row(model, meta, optimizer))
-    of_others = row(flag, flag, listed(lambda told: model(told) or meta(told) or optimizer(told)))
+    of_others = row(flag, flag, listed(lambda value: model(value) or meta(value) or optimizer(value)))
 
-    def fits(told: Any) -> bool:
-        if not of_others(told):
+    def fits(value: Any) -> bool:
+        if not of_others(value):
             return False
-        whole, ours, files = told
+        whole, ours, files = value
         told_names = [name for name, *dummy in files]
         if ours:
-            return bool(whole) and of_ours(told)
+            return bool(whole) and of_ours(value)
         return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
 
     return fits
 
 
-def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
+def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
-    told = [held and Held(*held) for held in comm.exchange(what, mine, patient=True, fits=fits)]
-    source = next((rank for rank, held in enumerate(told) if held and held.whole), None)
+    from_ranks = [
+        held and StepFiles(*held[:2], [FileEntry(*file) for file in held[2]])
+        for held in comm.exchange(what, mine, patient=True, fits=fits)
+    ]
+    source = next((rank for rank, held in enumerate(from_ranks) if held and held.whole), None)
     if source is None:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
-    ours, wanted = told[source].ours, _wanted(told, source)
-    lacking = {rank: _lacking(held, told[source], wanted) for rank, held in enumerate(told) if held}
+    ours, wanted = from_ranks[source].ours, _wanted(from_ranks, source)
+    lacking = {rank: _lacking(held, from_ranks[source], wanted) for rank, held in enumerate(from_ranks) if held}
     try:
         _take_files(comm, folder, found.step, wanted, lacking, ours)
     except OSError as error:
-        size = sum(size for dummy, size, dummy2 in wanted.values())
+        size = sum(file.bytes for dummy, file in wanted.values())
         raise UserError(
             f"step {found.step} ({size / 1e6:.0f} MB) cannot be copied from rank {source} to {folder}: "
             f"{error.strerror or error}; make room or put that disk right, then resume.",
@@ -224,30 +221,30 @@ def fetch(comm: Comm, folder: Path, found: Found, leader: int) -> int:
     return leader if found.writer is None or lacking[leader] else found.writer
 
 
-def _wanted(told: list[Any], source: int) -> dict[str, tuple[int, int, str]]:
-    """Rank, size and sha256 of each file by name. Upstream's optimizer has a file per rank, possibly in separate folders; all
+def _wanted(from_ranks: list[Any], source: int) -> dict[str, tuple[int, FileEntry]]:
+    """Each file by name, with a rank that has it. Upstream's optimizer has a file per rank, possibly in separate folders; all
     are wanted."""
-    wanted = {name: (source, size, sha256) for name, size, sha256 in told[source].files}
-    for rank, held in enumerate(told):
-        for name, size, sha256 in held.files if held and not told[source].ours else ():
-            if name.startswith("optim_"):
-                wanted.setdefault(name, (rank, size, sha256))
+    wanted = {file.name: (source, file) for file in from_ranks[source].files}
+    for rank, held in enumerate(from_ranks):
+        for file in held.files if held and not from_ranks[source].ours else ():
+            if file.name.startswith("optim_"):
+                wanted.setdefault(file.name, (rank, file))
     return wanted
 
 
-def _lacking(held: Held, source: Held, wanted: Mapping[str, Any]) -> set[str]:
+def _lacking(held: StepFiles, source: StepFiles, wanted: Mapping[str, Any]) -> set[str]:
     """Names of the files to send to a folder. Two parts of a split run may both have made this step with different weights
     (the first file); then all take the source's."""
     if source.ours:
         return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
-    return wanted.keys() - {name for name, dummy, dummy2 in held.files}
+    return wanted.keys() - {file.name for file in held.files}
 
 
 def _take_files(
     comm: Comm,
     folder: Path,
     step: int,
-    wanted: Mapping[str, tuple[int, int, str]],
+    wanted: Mapping[str, tuple[int, FileEntry]],
     lacking: Mapping[int, set[str]],
     ours: bool,
 ) -> None:
@@ -256,19 +253,19 @@ def _take_files(
     placed: list[Path] = []
     try:
         if mine:
-            checkpoints.check_space(folder, sum(wanted[name][1] for name in mine))
-        for name, (rank, size, sha256) in wanted.items():
+            checkpoints.check_space(folder, sum(wanted[name][1].bytes for name in mine))
+        for name, (rank, file) in wanted.items():
             if not any(name in names for names in lacking.values()):
                 continue
             # Our files have the same content on every rank, in different order; upstream's are parts.
             place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
-            incoming = checkpoints.Incoming(folder, place, comm.rank) if name in mine else None
+            incoming = checkpoints.NewFile(folder, place, comm.rank) if name in mine else None
             placed += [incoming.fresh, incoming.place] if incoming is not None else []
-            _carry(comm, folder / name if comm.rank == rank else None, size, rank, incoming)
+            _carry(comm, folder / name if comm.rank == rank else None, file.bytes, rank, incoming)
             if incoming is not None:
-                incoming.finish(sha256)
+                incoming.finish(file.sha256)
         if mine and ours:
-            _make_own(folder, step, comm.rank, [(name, *entry[1:]) for name, entry in wanted.items()])
+            _make_own(folder, step, comm.rank, [file for dummy, file in wanted.values()])
     except BaseException:
         for path in placed:
             with contextlib.suppress(OSError):
@@ -276,27 +273,22 @@ def _take_files(
         raise
 
 
-def _held(folder: Path, found: Found) -> Held:
+def _held(folder: Path, found: ChosenStep) -> StepFiles:
     step, writer = found.step, found.writer
     if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
         names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
         # The files were verified against this list when the step was chosen; do not read large ones again.
-        entries = json.loads((folder / checkpoints.list_name(step, writer)).read_bytes())["files"]
-        listed_files = {entry["name"]: (entry["name"], entry["bytes"], entry["sha256"]) for entry in entries}
-        return Held(True, True, [listed_files[name] for name in names])
+        entries = {file.name: file for file in checkpoints.listed_files(folder, step, writer)}
+        return StepFiles(True, True, [entries[name] for name in names])
     names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
     for rank in checkpoints.optimizer_ranks(folder, step):
         name = checkpoints.optimizer_name(step, rank)
         if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
             names.append(name)
-    return Held(writer is not None, False, _described(folder, names))
+    return StepFiles(writer is not None, False, [checkpoints.entry_of(folder / name) for name in names])
 
 
-def _described(folder: Path, names: list[str]) -> list[tuple[str, int, str]]:
-    return [(name, (folder / name).stat().st_size, checkpoints.file_digest(folder / name)) for name in names]
-
-
-def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.Incoming | None) -> None:
+def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.NewFile | None) -> None:
     """Copy one file from the source's disk to the receivers, in chunks."""
     sink = incoming.write if incoming is not None else lambda data: None
     what = "the files of a checkpoint"
@@ -309,20 +301,13 @@ def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: chec
             comm.broadcast_bytes(piece, len(piece), source, sink, what)
 
 
-def _make_own(folder: Path, step: int, rank: int, files: list[tuple[str, int, str]]) -> None:
+def _make_own(folder: Path, step: int, rank: int, files: list[FileEntry]) -> None:
     """Turn received files into this rank's own checkpoint."""
     own = checkpoints.optimizer_name(step, rank)
     # Upstream reads a rank's part where ours has the writing rank's.
-    again = checkpoints.rewrite(folder, own, rank, lambda file: turned(file, rank))
-    here = [
-        (again or (own, size, sha256)) if name.startswith("optim_") else (name, size, sha256)
-        for name, size, sha256 in files
-    ]
-    entries = [{"name": name, "bytes": size, "sha256": sha256} for name, size, sha256 in here]
-    data = json.dumps({"format": 1, "step": step, "rank": rank, "files": entries}, indent=2).encode()
-    incoming = checkpoints.Incoming(folder, checkpoints.list_name(step, rank), rank)
-    incoming.write(data)
-    incoming.finish(hashlib.sha256(data).hexdigest())
+    again = checkpoints.rewrite(folder, own, rank, lambda file: as_written_by(file, rank))
+    here = [again or file._replace(name=own) if file.name.startswith("optim_") else file for file in files]
+    checkpoints.write_list(folder, step, rank, here, [])
 
 
 def gather_states(comm: Comm, state: Json) -> list[Json]:

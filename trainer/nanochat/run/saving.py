@@ -23,7 +23,7 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, NotSaved
 from nanochat.run.optim_file import OptimizerLayout
 from nanochat.run.restore import feedback_of
 from nanochat.run.resume import gather_states
-from nanochat.run.state import Places, Run
+from nanochat.run.state import DataPositions, Run
 
 
 def checkpoint(run: Run) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
     sync, feedback = run.sync, {}
     if sync.feedback:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
-    run.places = Places(run.progress.step, loaders)
+    run.places = DataPositions(run.progress.step, loaders)
     layout = OptimizerLayout.of(run.optimizer, run.comm.world)
     if run.writer != run.comm.rank:
         # The rank that writes for our folder writes everything; our part is for upstream, which needs every rank's file.
@@ -74,7 +74,7 @@ def save(run: Run, final: bool) -> None:
     if error and final:
         raise error
     if error:
-        run.journal.say(goes_on_without(error, run.saved))
+        run.journal.say(save_failed_warning(error, run.saved))
         return
     run.saved = [*run.saved, run.progress.step]
     run.journal.say(f"Saved checkpoint of step {run.progress.step} to {run.checkpoints}")
@@ -84,7 +84,7 @@ def save(run: Run, final: bool) -> None:
     run.took("save", begun)
 
 
-def goes_on_without(error: NotSaved, saved: Sequence[int]) -> str:
+def save_failed_warning(error: NotSaved, saved: Sequence[int]) -> str:
     """The warning about a failed checkpoint; saved: those that all ranks have."""
     last = f"the checkpoint of step {saved[-1]} is still intact" if saved else "there is no checkpoint yet"
     return f"warning: {error} Training continues; {last}."
@@ -99,8 +99,8 @@ def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mappi
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
     fits = maybe(row(text, one_of([cause.value for cause in Cause])))
-    told = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
-    return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(told) if one), None)
+    from_ranks = comm.exchange("the checkpoint", failed, patient=True, fits=fits)
+    return next((NotSaved(one[0], Cause(one[1]), [rank]) for rank, one in enumerate(from_ranks) if one), None)
 
 
 def make_room(comm: Comm, folder: Path, keep: int, saved: Sequence[int]) -> bool:

@@ -1,12 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sets up a run from its settings, and rejects impossible ones early."""
+"""Sets up a run from its settings, rejects impossible ones early, and prints and records the start."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import secrets
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ import torch
 from nanochat.data import tokenizer
 from nanochat.kit import common
 from nanochat.kit.common import DtypeChoice
-from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config
+from nanochat.kit.expected import matching
+from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config, user_config
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
@@ -24,23 +28,23 @@ from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import fit_head
 from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE
+from nanochat.rules.shares import passes_of
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
-from nanochat.run.deadline import Deadline, told_end
+from nanochat.run.deadline import Deadline, end_of_run
 from nanochat.run.feed import Feed
 from nanochat.run.machinery import first_shares, make_machinery, new_balancer
-from nanochat.run.opening import say_setup
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
-from nanochat.run.stage import Stage, model_config
-from nanochat.run.state import Progress, Run
+from nanochat.run.stage import RunStage, matmul_type, model_config
+from nanochat.run.state import Run, TrainingProgress
 
 
-def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None = None) -> Run:
+def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | None = None) -> Run:
     """Build a run; reject what cannot work while that is cheap."""
-    stage = stage or Stage()
+    stage = stage or RunStage()
     device = common.choose_device(settings.device_type)
     dtype = common.choose_dtype(device)
-    matmul = settings.matmul if settings.matmul != "auto" else ("bf16" if dtype.name == "bfloat16" else "fp32")
+    matmul = matmul_type(settings, dtype.name)
     common.check_matmul(device, matmul)
     data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage=stage.folder)
     tokens = tokenizer.load(common.tokenizer_dir())
@@ -61,17 +65,17 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     model = GPT(config).to(device)
     model.init_weights()
     begun = first_shares(settings, shares)
-    machinery = make_machinery(settings, comm, model, plan, begun, matmul)
     run = Run(
         settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
-        folder_leader(comm, folder), begun, plan, model, machinery, Progress(), Feed(), new_balancer(model, begun),
+        folder_leader(comm, folder), begun, plan, model, *make_machinery(settings, comm, model, plan, begun, matmul),
+        TrainingProgress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
     say_setup(run, f"{matmul} through {route}")
-    if settings.save_on_loss and machinery.sync.undoable and machinery.optimizer.undo is None:
-        size = machinery.optimizer.undo_bytes() / 2**20
+    if settings.save_on_loss and run.sync.undoable and run.optimizer.undo is None:
+        size = run.optimizer.undo_bytes() / 2**20
         run.journal.say(
             f"A rank lost during an update costs steps: too little memory is free to copy what it changes ({size:.0f} MiB)"
         )
@@ -87,7 +91,7 @@ def take_time(run: Run) -> None:
     progress, settings = run.progress, run.settings
     run.began_at = (progress.step, progress.place)
     # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
-    run.ends = told_end(run.journal.folder, os.environ)
+    run.ends = end_of_run(run.journal.folder, os.environ)
     if run.comm.rank == 0:
         save_bytes = 12 * sum(tensor.numel() for tensor in run.weights.values())
         eval_steps = settings.eval_tokens / run.plan.total_batch_size if settings.eval_every > 0 else 0.0
@@ -97,7 +101,7 @@ def take_time(run: Run) -> None:
 
 
 def facts(
-    settings: Settings, stage: Stage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
+    settings: Settings, stage: RunStage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
 ) -> dict[str, Any]:
     """What all ranks must have in common before the first step."""
     folder = common.tokenizer_dir()
@@ -137,3 +141,64 @@ def check_memory(config: ModelConfig, device: str, settings: Settings, comm: Com
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" else 0))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
+
+
+# -- what is printed and recorded about it
+
+
+def say_setup(run: Run, products: str) -> None:
+    """The expected lines at start-up."""
+    say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
+    flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
+    scaling = counts["transformer_matrices"] + counts["lm_head"]
+    micro = settings.device_batch_size * settings.max_seq_len
+    say("Model config:")
+    for name, value in dataclasses.asdict(run.model.config).items():
+        say(f"  {name}: {value}")
+    say("Parameter counts:")
+    for name, count in counts.items():
+        say(f"  {name:<24}: {count:,}")
+    say(f"Estimated FLOPs per token: {flops:e}")
+    say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
+    say(f"Kernels: {run.kernels.told()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
+    say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
+    say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
+    say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
+    say(f"Number of iterations: {plan.num_iterations:,}")
+    say(f"Total number of training tokens: {tokens:,}")
+    say(f"Tokens : scaling parameters ratio: {tokens / scaling:.2f}")
+    say(f"Total training FLOPs estimate: {flops * tokens:e}")
+    say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
+    steps = accumulations(settings, run.shares.rows)
+    say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
+    if settings.core_metric_every > 0:
+        say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
+    say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
+    if run.training.shared_head is not None:
+        parts = run.training.shared_head.sizes
+        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
+
+
+def accumulations(settings: Settings, shares: Sequence[int]) -> str:
+    """Micro-batches per step, by rank if they differ."""
+    each = [len(one) for one in passes_of(shares, settings.device_batch_size, together=False)]
+    return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
+
+
+def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
+    """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
+    config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
+    steps = run.plan.num_iterations if run.stage.trains else None
+    attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
+    run.journal.open_tracker(run.progress.resumed_from is not None)
+    run.journal.heartbeat.steps = steps or 0
+    run.journal.record(
+        "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
+        model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
+        settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul, kernels=run.kernels.on,
+        capability=torch.backends.cpu.get_cpu_capability(), steps=steps, total_batch_size=run.plan.total_batch_size,
+        resumed_from=run.progress.resumed_from, attempt_id=attempt,
+        opening=opening, training=run.training_id, base=run.base or None,
+        generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
+        **({"ends": run.ends} if run.plan.timed else {}),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The differences between stages: initial model, data, checkpoints and evaluation.
 
-Stage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
+RunStage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.rules.shares import stream_rows
 from nanochat.run.engine import SAMPLE_PROMPTS, complete
 from nanochat.run.loss_eval import deal_out, eval_steps
+
+Place = Mapping[str, Any]  # a position in the data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +57,12 @@ class BaseModel(NamedTuple):
     optimizer: bool  # whether to use its momentum too
 
 
-class Stage:
+class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder
     trains = True
-    doing = "Training"
+    activity = "Training"
     base: BaseModel | None = None
 
     def plan(self, settings: Settings, config: ModelConfig) -> TrainingPlan:
@@ -75,21 +77,19 @@ class Stage:
         self,
         reader: Reader,
         shares: Sequence[int],
-        position: Mapping[str, int] | None = None,
-        states: Sequence[Mapping[str, Any]] | None = None,
+        position: Place | None = None,
+        states: Sequence[Place] | None = None,
     ) -> BatchSource:
         """This rank's training batches; shares: the rows of all ranks; states: where the streams resume exactly,
         position: where they resume approximately."""
         return Streams(reader.rank, shares, opener(reader, shares, position, states))
 
-    def deal_again(
-        self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         """The shares changed between two steps; states: where the streams are."""
         if isinstance(loader, Streams):
             loader.deal(shares, opener(reader, shares, None, states))
 
-    def dealt(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Exact positions for this run's ranks, from those of the ranks that made a checkpoint; None
         if these are useless here."""
         old = [state for state in states if "cursor" in state]
@@ -101,7 +101,7 @@ class Stage:
         shards = dataset.inspect_split(reader.data_dir, "train", reader.world)
         return [dataloader.deal(old, shards, number, reader.world) for number in range(reader.world)]
 
-    def lost_place(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+    def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """A lost rank's data position, from what another one saved alone; None if its last one is unknown."""
         if loader["ranks"] is None:
             return None
@@ -112,7 +112,7 @@ class Stage:
         """Number of tokens in a step's mean loss; tokens: in its rows, batch: the loader's last one."""
         return tokens
 
-    def is_judged(self) -> bool:
+    def has_evaluation(self) -> bool:
         """Whether there is data to evaluate on."""
         return True
 
@@ -143,10 +143,7 @@ def batches_of_evaluation(settings: Settings) -> int:
 
 
 def opener(
-    reader: Reader,
-    shares: Sequence[int],
-    position: Mapping[str, int] | None,
-    states: Sequence[Mapping[str, Any]] | None,
+    reader: Reader, shares: Sequence[int], position: Place | None, states: Sequence[Place] | None
 ) -> Callable[[int], Loader]:
     """Opens a stream of the shards with its rows per step."""
     rows = stream_rows(shares)
@@ -168,6 +165,13 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
+
+
+def matmul_type(settings: Settings, dtype: str) -> str:
+    """The number type of matrix products, by default as the compute dtype."""
+    if settings.matmul != "auto":
+        return settings.matmul
+    return "bf16" if dtype == "bfloat16" else "fp32"
 
 
 def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:

@@ -30,14 +30,14 @@ from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
-from nanochat.run.machinery import Machinery, make_machinery, new_balancer
-from nanochat.run.stage import Reader, Stage
+from nanochat.run.machinery import make_machinery, new_balancer
+from nanochat.run.stage import Reader, RunStage
 
 SMOOTHING = 0.9
 
 
 @dataclasses.dataclass
-class Progress:
+class TrainingProgress:
     """A run's state from step to step besides weights and optimizer."""
 
     step: int = 0
@@ -55,7 +55,7 @@ class Progress:
 
 
 @dataclasses.dataclass
-class Places:
+class DataPositions:
     """All ranks' data positions before a step, to reconstruct a lost rank's; None: unknown."""
 
     step: int = 0
@@ -67,7 +67,7 @@ class Run:
     """Everything that the loop works with."""
 
     settings: Settings
-    stage: Stage
+    stage: RunStage
     comm: Comm
     journal: Journal
     device: str
@@ -81,14 +81,16 @@ class Run:
     shares: Shares
     plan: TrainingPlan
     model: GPT
-    machinery: Machinery
-    progress: Progress
+    training: TrainingPass
+    optimizer: Optimizer
+    sync: Sync
+    progress: TrainingProgress
     feed: Feed
     balancer: Balancer
     busy_seconds: float = 0.0  # in the last step; 0 if that does not predict the next ones
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
-    places: Places = dataclasses.field(default_factory=Places)
+    places: DataPositions = dataclasses.field(default_factory=DataPositions)
     stop_asked: bool = False
     training_id: str = ""  # see lineage.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
@@ -150,18 +152,6 @@ class Run:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @property
-    def training(self) -> TrainingPass:
-        return self.machinery.training
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.machinery.optimizer
-
-    @property
-    def sync(self) -> Sync:
-        return self.machinery.sync
-
-    @property
     def reader(self) -> Reader:
         """This rank's means of reading its data."""
         return Reader(
@@ -174,16 +164,18 @@ class Run:
         together = self.training.shared_head is not None
         return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
 
-    def began_with(self) -> list[list[int]]:
+    def configured_shares(self) -> list[list[int]]:
         """The shares according to the settings."""
         settings = self.settings
         rows = rank_shares(settings, self.plan.total_batch_size, self.comm.world)
         return [rows, list(settings.head_shares)]
 
-    def make_again(self, shares: Shares) -> None:
+    def rebuild(self, shares: Shares) -> None:
         """Rebuild everything that depends on the shares, without its state."""
         self.shares = shares
-        self.machinery = make_machinery(self.settings, self.comm, self.model, self.plan, shares, self.matmul)
+        self.training, self.optimizer, self.sync = make_machinery(
+            self.settings, self.comm, self.model, self.plan, shares, self.matmul
+        )
         self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
@@ -206,6 +198,6 @@ class Run:
                 "smooth_train_loss": progress.smooth_loss,
                 "total_training_time": progress.training_seconds,
                 **({"place": progress.place} if self.plan.timed else {}),
-                **({"shares": [*self.shares, self.began_with()]} if self.settings.rebalance else {}),
+                **({"shares": [*self.shares, self.configured_shares()]} if self.settings.rebalance else {}),
             },
         }

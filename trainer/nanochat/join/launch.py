@@ -1,0 +1,240 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The life of one rank that runs a checkout's script: connect, find checkpoints, run the script, report the end.
+
+Nothing may be imported from our package later: `make_room` removes its name for the checkout's package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from nanochat.join.collectives import Collectives
+from nanochat.join.script import Script, Stopped
+from nanochat.kit.common import UserError, base_dir, checkpoint_dir, read_ranks
+from nanochat.kit.expected import flag
+from nanochat.kit.settings import Settings, make_parser
+from nanochat.parallel.comm import Comm, connect, outlast_agents
+from nanochat.record.journal import Journal
+from nanochat.rules.causes import Cause
+from nanochat.rules.ways import JOINED
+from nanochat.run import checkpoint_manager, lineage, program, resume
+
+OWN = Path(__file__).resolve().parents[2]
+OURS: list[ModuleType] = []  # keeps our modules alive after make_room
+
+
+def flags(description: str) -> argparse.ArgumentParser:
+    """Our command line, before the script's name."""
+    result = argparse.ArgumentParser(prog="join.py", description=description)
+    result.add_argument("--timeout-seconds", type=float, default=300.0, help="timeout when waiting for another rank")
+    result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
+    result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
+    result.add_argument("--tracker-uri", default="")
+    result.add_argument("--sync", default="exact", choices=JOINED, help="see base_train --help")
+    result.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint on any rank")
+    result.add_argument(
+        "--base-checkpoints",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="for mid_train and chat_sft: .../base_checkpoints/TAG of another run, whose newest model they continue; every rank "
+        "gets it. May be repeated; folders that no rank has are skipped",
+    )
+    result.add_argument("--keep-checkpoints", type=int, default=2, help="number of checkpoints to keep; -1: all")
+    result.add_argument("script", help="a module of the checkout: scripts.base_train")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags")
+    return result
+
+
+def launch(description: str) -> int:
+    """Run the script named on the command line; returns the process's exit code."""
+    options = flags(description).parse_args()
+    settings, ranks = settings_of(options), read_ranks()
+    journal, comm = Journal(settings, ranks), None
+    try:
+        if not source_of(options.script).is_file():
+            raise UserError(
+                f"{Path.cwd()} has no {options.script.replace('.', '/')}.py: run this in the folder of a nanochat checkout."
+            )
+        comm = connect(ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter)
+        reason = run(options, settings, comm, journal)
+        comm.close()
+    except UserError as error:
+        return program.fail(journal, comm, error)
+    except KeyboardInterrupt:
+        return program.fail(journal, comm, UserError("interrupted before its end.", Cause.STOPPED))
+    except BaseException as error:
+        traceback.print_exc()
+        return program.fail(journal, comm, error_of_script(options.script, error))
+    journal.end(reason)
+    outlast_agents(comm)
+    return 0
+
+
+def error_of_script(script: str, error: BaseException) -> UserError:
+    """A sentence for an error in the checkout's code; the log has the stack above it."""
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in line
+    text = f"{script}: {type(error).__name__}: {line}; its stack is in the log of this rank."
+    return UserError(text, Cause.OOM if out_of_memory else Cause.BUG)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The script's flags that ours has too: run, depth, model tag ..."""
+    own = ["--run-dir", options.run_dir, "--tracker", options.tracker, "--tracker-uri", options.tracker_uri]
+    try:
+        known, dummy = make_parser().parse_known_args([*options.arguments, *own])
+    except Exception:
+        known, dummy = make_parser().parse_known_args(own)
+    if known.run == "dummy" and known.model_tag:
+        # This name only stops the checkout from logging in to wandb.
+        known.run = known.model_tag
+    return Settings(**vars(known))
+
+
+def source_of(script: str) -> Path:
+    """The file of the checkout's script."""
+    return Path.cwd() / (script.replace(".", "/") + ".py")
+
+
+def knows(script: str, flag: str) -> bool:
+    """Whether the script's source contains this flag or its variable."""
+    return flag in source_of(script).read_text(encoding="utf-8", errors="replace").replace("_", "-")
+
+
+def is_given(options: argparse.Namespace, *names: str) -> bool:
+    """Whether the script's own flags begin with one of these names."""
+    return any(word.startswith(names) for word in options.arguments)
+
+
+def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Journal) -> str:
+    """Run the script; returns why it ended."""
+    collectives = Collectives(comm, options.sync)
+    script = Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
+    script.training = lineage.wanted(journal.folder)
+    arguments = [*options.arguments, *resume_flags(options, settings, comm, script)]
+    script.training = resume.name_training(comm, script.training)
+    if options.base_checkpoints:
+        arguments += base_model_flags(options, comm, script)
+    make_room()
+    script.install()
+    collectives.install()
+    # Before the checkout's scripts import them.
+    for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
+        with contextlib.suppress(ImportError):
+            script.wrap(importlib.import_module(name))
+    signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
+    try:
+        call(options.script, arguments)
+    except Stopped as stopped:
+        journal.say(str(stopped))
+    finally:
+        collectives.uninstall()
+    if script.unsaved is not None:
+        raise script.unsaved
+    return "stopped" if script.stopping else "finished"
+
+
+def make_room() -> None:
+    """Make the checkout's packages importable, which have the same names as ours."""
+    # inspect caches each module's file, and fails on a package of the same name without one.
+    remembered: dict[str, str] = getattr(inspect, "_filesbymodname", {})
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("nanochat", "scripts")]:
+        OURS.append(sys.modules.pop(name))
+        remembered.pop(name, None)
+    sys.path[:] = [str(Path.cwd()), *(entry for entry in sys.path if entry not in (str(OWN), str(OWN / "scripts")))]
+    importlib.invalidate_caches()
+
+
+def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, script: Script) -> list[str]:
+    """The checkout's flag to resume from the newest checkpoint, after copying that to every host."""
+    if not options.resume or is_given(options, "--resume-from-step") or not options.script.endswith("base_train"):
+        return []
+    if not is_given(options, "--depth", "--model-tag"):
+        raise UserError(
+            f"--resume: set --depth or --model-tag, so that {options.script} knows which checkpoints to resume from."
+        )
+    folder = checkpoint_dir(settings.tag)
+    comm.enter("resume", 0)
+    leader = resume.folder_leader(comm, folder)
+    training = resume.find_training(comm, folder, script.training)
+    script.training = training.id
+    found = resume.choose_step(comm, folder, -1, training)
+    if found is None:
+        return []
+    if leader == comm.rank:
+        others = set(checkpoint_manager.steps_in(folder)) - set(training.steps)
+        checkpoint_manager.set_aside(folder, others)
+    if not knows(options.script, "resume-from-step"):
+        raise UserError(
+            f"{options.script} of this checkout has no --resume-from-step, and {folder} holds a checkpoint of step "
+            f"{found.step}; start over (ddp_fresh=true), which keeps it in previous/."
+        )
+    resume.fetch(comm, folder, found, leader)
+    script.resumed_from, script.saved = found.step, [found.step]
+    return [f"--resume-from-step={found.step}"]
+
+
+def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) -> list[str]:
+    """Put another run's newest checkpoints where the script looks for them, on every rank; returns the script's flag for the step."""
+    begun = None
+    comm.enter("resume", 0)
+    for folder in map(Path, options.base_checkpoints):
+        if not any(comm.exchange("the folders to begin with", folder.is_dir(), fits=flag)):
+            continue
+        leader, variable = resume.folder_leader(comm, folder), lineage.BASE_TRAINING
+        of_base = folder.parent.name == "base_checkpoints"
+        wanted = lineage.wanted(script.journal.folder, variable) if of_base else ""
+        found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
+        if found is None:
+            continue
+        resume.fetch(comm, folder, found, leader)
+        link_folder(folder, base_dir() / folder.parent.name / folder.name)
+        script.bases[folder.parent.name] = begun = (folder, found.step)
+    if begun is None:
+        raise UserError(
+            f"no rank has a checkpoint in {' or '.join(options.base_checkpoints)}, which {options.script} needs; "
+            "train a base model first."
+        )
+    script.journal.say(f"{options.script} continues from step {begun[1]} in {begun[0]}")
+    # Without it each rank would load its own newest checkpoint, whole or not.
+    chooses = knows(options.script, "model-step") and not is_given(options, "--model-step")
+    return [f"--model-step={begun[1]}"] if chooses else []
+
+
+def link_folder(folder: Path, link: Path) -> None:
+    """Make a folder of checkpoints available under another name."""
+    if link.resolve() == folder.resolve():
+        return
+    if link.exists() and not link.is_symlink():
+        raise UserError(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.resolve())
+
+
+def call(name: str, arguments: list[str]) -> None:
+    """Run the script as `python -m` would; an unknown flag is reported in one sentence."""
+
+    def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise UserError(f"{name} of this checkout: {message}.")
+
+    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign, assignment]
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise UserError(f"{name} ended with {ended.code}.") from None
