@@ -17,11 +17,11 @@ from torch import Tensor
 from nanochat.model import kernels, native, numerics
 from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.model.kernels import Kernel, Shape
+from nanochat.model.kernels import Kernel, KernelShape
 
 SHAPES = {
-    "fp32": Shape(64, 32, 96, 3, 32, 515, torch.float32),
-    "bf16": Shape(66, 33, 80, 2, 40, 1024, torch.bfloat16),
+    "fp32": KernelShape(64, 32, 96, 3, 32, 515, torch.float32),
+    "bf16": KernelShape(66, 33, 80, 2, 40, 1024, torch.bfloat16),
 }
 CONFIG = ModelConfig(32, 259, 2, 4, 2, 64, "SL")
 
@@ -47,7 +47,7 @@ def all_on(library: native.Library) -> None:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kernel", kernels.ALL, ids=lambda kernel: kernel.name)
 @pytest.mark.usefixtures("all_on")
-def test_a_kernel_does_what_its_twin_does(kernel: Kernel, shape: Shape) -> None:
+def test_a_kernel_does_what_its_twin_does(kernel: Kernel, shape: KernelShape) -> None:
     kernels.prove(kernel, shape)
     assert kernel.right or (kernel.only_narrow and shape.dtype == torch.float32)
 
@@ -107,7 +107,7 @@ def test_a_kernel_that_gives_no_number_stays_off() -> None:
 
 def test_a_host_without_a_compiler_trains_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert kernels.setup("auto", SHAPES["fp32"]).told() == "none (no C compiler)"
+    assert kernels.setup("auto", SHAPES["fp32"]).summary() == "none (no C compiler)"
     assert not any(kernel.on for kernel in kernels.ALL)
 
 

@@ -20,7 +20,7 @@ from nanochat.model import head, numerics
 from nanochat.model.attention import WindowAttention, attend
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
-from nanochat.model.gradients import HEAD, Part, is_table, unique_ids
+from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
 SHAPES = [
@@ -142,7 +142,7 @@ def test_gradients_are_told_once_complete_and_in_order(monkeypatch: pytest.Monke
     training = TrainingPass(model)
     batches = [tokens(model, seed=1), tokens(model, seed=2)]
     training.start_step(unique_ids([ids for ids, dummy in batches]))
-    told: list[tuple[Part, torch.Tensor]] = []
+    told: list[tuple[GradientPart, torch.Tensor]] = []
     training.forward_backward(*batches[0], 0.01)
     training.forward_backward(*batches[1], 0.01, lambda part, gradient: told.append((part, gradient.clone())))
     parts = training.step_gradients.parts

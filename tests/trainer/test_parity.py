@@ -58,7 +58,7 @@ def test_golden_figures(replayed: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def all_kernels() -> Iterator[kernels.Found]:
+def all_kernels() -> Iterator[kernels.KernelChoice]:
     """All C kernels, also those that this machine finds slower."""
     shape = kernel_shape(ModelConfig(**GOLDEN["cases"][0]["config"]), 2, "fp32")
     found = kernels.setup("auto", shape)
@@ -68,7 +68,9 @@ def all_kernels() -> Iterator[kernels.Found]:
     kernels.setup("torch", shape)
 
 
-def test_golden_figures_with_all_kernels(all_kernels: kernels.Found, replayed: dict[str, Any], tmp_path: Path) -> None:
+def test_golden_figures_with_all_kernels(
+    all_kernels: kernels.KernelChoice, replayed: dict[str, Any], tmp_path: Path
+) -> None:
     assert all_kernels.why == "" and "differs" not in all_kernels.off.values()
     parity.main([str(PATH), "--write", str(tmp_path / "out.json")])
     with_kernels = json.loads((tmp_path / "out.json").read_text())

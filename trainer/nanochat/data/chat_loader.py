@@ -65,7 +65,7 @@ class Talks:
         return torch.tensor(ids[:most]), torch.tensor(said[:most])
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """The rows of a step, and where the next step continues."""
 
     inputs: Tensor
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
     read: int
 
 
-def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> Packed:
+def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> PackedRows:
     """The rows of one step; `once`: only those of this epoch."""
     tokens = torch.full((rows, length + 1), talks.tokenizer.bos)
     learnt = torch.zeros(rows, length + 1, dtype=torch.bool)
@@ -101,7 +101,7 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
                 "--max-seq-len, or shorter conversations."
             )
     targets = torch.where(learnt[:, 1:], tokens[:, 1:], IGNORED)
-    return Packed(tokens[:, :-1].contiguous(), targets, epoch, index)
+    return PackedRows(tokens[:, :-1].contiguous(), targets, epoch, index)
 
 
 class ChatBatch(NamedTuple):

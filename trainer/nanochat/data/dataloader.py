@@ -70,7 +70,7 @@ class Cursor(NamedTuple):
         return {"pq_idx": self.pq_idx, "rg_idx": self.rg_idx, "epoch": self.epoch}
 
 
-class Batch(NamedTuple):
+class LoadedBatch(NamedTuple):
     """One batch and the loader's whole state after it."""
 
     inputs: torch.Tensor
@@ -198,13 +198,15 @@ class Packer:
         for tokens in waiting:
             self.waiting.add(tokens)
 
-    def batch(self) -> Batch:
+    def batch(self) -> LoadedBatch:
         """The next batch: every row filled to the last token."""
         rows = np.empty((self.rows, self.length + 1), dtype=np.int64)
         for row in rows:
             self._fill(row)
         both = torch.from_numpy(rows)
-        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first())
+        return LoadedBatch(
+            both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first()
+        )
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -261,7 +263,7 @@ class Loader:
             packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
-        self.last: Batch | None = None
+        self.last: LoadedBatch | None = None
         self._ahead = _Ahead(packer, patience, interrupted, ahead)
 
     def next_batch(self) -> Pair:
@@ -273,13 +275,13 @@ class Loader:
         """The documents read last for the last batch, in upstream's three numbers."""
         return self._handed_out().cursor.position()
 
-    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+    def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         """The state after a batch (the last one) for bit-identical resuming: only tensors and plain values."""
         batch = batch or self._handed_out()
         place = {"rank": self.rank, "world": self.world, "files": self.files}
         return {**place, **_flatten(batch.cursor, batch.waiting)}
 
-    def _handed_out(self) -> Batch:
+    def _handed_out(self) -> LoadedBatch:
         if self.last is None:
             raise RuntimeError("no batch was read yet")
         return self.last
@@ -305,7 +307,7 @@ class NoRows:
     def position(self) -> dict[str, int]:
         return self._position
 
-    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+    def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -412,14 +414,14 @@ class _Ahead:
 
     def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
         self.packer, self.patience, self.interrupted = packer, patience, interrupted
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
+        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            made: Batch | BaseException
+            made: LoadedBatch | BaseException
             try:
                 made = self.packer.batch()
             # Whatever ends this thread, the training thread must learn of it.
@@ -429,7 +431,7 @@ class _Ahead:
             if isinstance(made, BaseException):
                 return
 
-    def _put(self, made: Batch | BaseException) -> None:
+    def _put(self, made: LoadedBatch | BaseException) -> None:
         while not self._closed.is_set():
             try:
                 self._ready.put(made, timeout=0.1)
@@ -437,7 +439,7 @@ class _Ahead:
             except queue.Full:
                 continue
 
-    def take(self) -> Batch:
+    def take(self) -> LoadedBatch:
         """The next result."""
         made = self._next()
         if isinstance(made, BaseException):
@@ -446,7 +448,7 @@ class _Ahead:
             raise made
         return made
 
-    def _next(self) -> Batch | BaseException:
+    def _next(self) -> LoadedBatch | BaseException:
         began = moved = time.monotonic()
         cursor, asked = self.packer.cursor, math.inf
         while True:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanochat.model import kernels
 from nanochat.model.gradients import HEAD
-from nanochat.model.layers import Shared
+from nanochat.model.layers import PassContext
 from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 
@@ -101,19 +101,19 @@ class HeadPart(Head, Protocol):
 class WholeHead:
     """The whole vocabulary on this rank."""
 
-    def __init__(self, shared: Shared, weight: Tensor, vocab_size: int) -> None:
-        self.shared, self.real = shared, weight[:vocab_size]
+    def __init__(self, context: PassContext, weight: Tensor, vocab_size: int) -> None:
+        self.context, self.real = context, weight[:vocab_size]
         self.loss = HeadLoss()
         self.weight = torch.empty(0)
 
     def start_step(self) -> None:
-        self.weight = self.shared.operand(self.real, "head_weight")
+        self.weight = self.context.operand(self.real, "head_weight")
 
     def start_pass(self) -> None:
         """Nothing to prepare."""
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        get, dtype = self.shared.buffers.get, self.shared.dtype
+        get, dtype = self.context.buffers.get, self.context.dtype
         capped = torch.mul(y, 1 / SOFTCAP, out=get("capped", *y.shape, dtype=dtype))
         scaled = get("scaled", *y.shape, dtype=dtype)
         d, loss = get("d", *y.shape), torch.zeros((), device=y.device)
@@ -129,7 +129,7 @@ class WholeHead:
 
     def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
         """Add the weight's gradient block by block; each may be sent while the next is computed."""
-        for part in self.shared.gradients.parts[HEAD]:
-            self.shared.gradients.add_head_product(part, draw.t(), scaled)
+        for part in self.context.gradients.parts[HEAD]:
+            self.context.gradients.add_head_product(part, draw.t(), scaled)
             if complete:
-                self.shared.part_ready(part)
+                self.context.part_ready(part)

@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
     blames: list[int]
 
 
-class Seen(NamedTuple):
+class RankStatus(NamedTuple):
     """A rank's last position, and whether it is alive."""
 
     rank: int
@@ -423,7 +423,7 @@ class Comm:
 
     def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
         """Turn a failed exchange into a sentence that names the missing rank."""
-        seen: list[Seen] = []
+        seen: list[RankStatus] = []
         if not isinstance(error, StoreSilent):
             # A silent store tells us nothing; that is handled below.
             with contextlib.suppress(RuntimeError, dist.DistError):
@@ -434,7 +434,7 @@ class Comm:
         text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {verdict.text}."
         return CommError(text, verdict.cause, verdict.blames)
 
-    def _roll_call(self, store: Store) -> list[Seen]:
+    def _roll_call(self, store: Store) -> list[RankStatus]:
         others = [rank for rank in range(self.world) if rank != self.rank]
         first = {rank: _beat_of(store, rank) for rank in others}
         last, left, until = dict(first), dict.fromkeys(others, b""), time.monotonic() + ROLL_CALL_SECONDS
@@ -446,10 +446,10 @@ class Comm:
         for rank in others:
             dummy, host, phase, step, collective = _beat(last[rank])
             farewell = _farewell(left[rank]) if left[rank] else None
-            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
+            rows.append(RankStatus(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
         return rows
 
-    def _verdict(self, seen: Sequence[Seen]) -> Verdict:
+    def _verdict(self, seen: Sequence[RankStatus]) -> Verdict:
         if not seen:
             text = "the rendezvous no longer answers, so rank 0 or its host is gone; check there first, then resume"
             return Verdict(text, Cause.STORE_LOST, [0])

@@ -35,7 +35,7 @@ from torch import Tensor
 from nanochat.kit.common import UserError, cpu_flags
 from nanochat.kit.expected import count, listed, row, text
 from nanochat.model.fused import TrainingPass, unique_ids
-from nanochat.model.gradients import HEAD, Part, is_table
+from nanochat.model.gradients import HEAD, GradientPart, is_table
 from nanochat.model.optim import ALL_ROWS, Optimizer
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire
@@ -217,7 +217,7 @@ class AllReduceSync(Sync):
     def on_ready(self) -> Any:
         return self._send
 
-    def _send(self, part: Part, gradient: Tensor) -> None:
+    def _send(self, part: GradientPart, gradient: Tensor) -> None:
         travelling = gradient.to(self.wire)
         self._pending.append((self.comm.start_all_reduce(travelling, part.label), travelling, gradient))
 
@@ -248,7 +248,7 @@ class DenseSync(Sync):
         self._buckets = make_buckets(training.ready_order, shapes, limit)
         self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
         self._pending: list[Pending] = []
-        self._left: list[set[Part]] = []
+        self._left: list[set[GradientPart]] = []
 
     @cached_property
     def alike(self) -> bool:
@@ -263,7 +263,7 @@ class DenseSync(Sync):
         parts = self.training.step_gradients.parts
         self._pending, self._left = [], [{p for name in bucket.views for p in parts[name]} for bucket in self._buckets]
 
-    def _fill(self, part: Part, gradient: Tensor) -> None:
+    def _fill(self, part: GradientPart, gradient: Tensor) -> None:
         place = self._place[part.name][part.rows]
         if is_table(part.name):
             place.zero_()
@@ -407,7 +407,7 @@ class OverlappedSync(Sync):
         wire.write(values, message, feedback)
         return message
 
-    def _fed(self, part: Part | str, rows: slice = ALL_ROWS) -> Tensor | None:
+    def _fed(self, part: GradientPart | str, rows: slice = ALL_ROWS) -> Tensor | None:
         """The rounding error of some rows of a part."""
         name, whole = (part, ALL_ROWS) if isinstance(part, str) else (part.name, part.rows)
         return self.feedback[name][whole][rows] if self.feedback else None
@@ -415,7 +415,7 @@ class OverlappedSync(Sync):
     def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
 
-    def _share(self, block: Part, rank: int) -> slice:
+    def _share(self, block: GradientPart, rank: int) -> slice:
         """The rows of a block that a rank sums. Two ranks both sum everything: one round instead of two, with no more bytes."""
         rows, world = block.stop - block.start, self.comm.world
         return slice(rows * rank // world, rows * (rank + 1) // world) if world > 2 else slice(0, rows)
@@ -443,7 +443,7 @@ class OverlappedSync(Sync):
             self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
 
     @torch.no_grad()
-    def _send(self, part: Part, gradient: Tensor) -> None:
+    def _send(self, part: GradientPart, gradient: Tensor) -> None:
         name, what = part.label, f"the gradient of {part.label}"
         if name in self.small:
             self._pack[self.comm.rank].views[name].copy_(gradient)
@@ -500,7 +500,7 @@ class OverlappedSync(Sync):
                 total = self.wire.add(message, total) if number else self.wire.read(message, total)
         return total
 
-    def _sum_share(self, block: Part) -> None:
+    def _sum_share(self, block: GradientPart) -> None:
         """Three or more ranks: sum this rank's share and send it to all."""
         if self.comm.world == 2:
             return
@@ -516,7 +516,7 @@ class OverlappedSync(Sync):
         # Rounded for ourselves as for the others; nobody waits for this share.
         self.wire.read(message, gradient[rows])
 
-    def _block_sum(self, block: Part) -> Tensor:
+    def _block_sum(self, block: GradientPart) -> Tensor:
         name, gradient = block.label, self.training.step_gradients.of(block)
         if self.comm.world == 2:
             message = self._sent.pop(name)

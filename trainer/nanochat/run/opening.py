@@ -32,7 +32,7 @@ def say_setup(run: Run, products: str) -> None:
         say(f"  {name:<24}: {count:,}")
     say(f"Estimated FLOPs per token: {flops:e}")
     say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
-    say(f"Kernels: {run.kernels.told()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
+    say(f"Kernels: {run.kernels.summary()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
     say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")
