@@ -40,9 +40,9 @@ from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
 from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
-from nanochat.model.fused import MATMUL_TYPES, TrainingPass, kernel_shape  # noqa: E402
+from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
-from nanochat.model.gradients import unique_ids  # noqa: E402
+from nanochat.model.gradients import MATMUL_TYPES, unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
 from nanochat.rules.schedule import StepSchedule  # noqa: E402
 

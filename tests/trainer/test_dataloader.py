@@ -216,8 +216,7 @@ def read_slices(
     for dummy, cursor in itertools.islice(reader.slices(at.position() if at else dataloader.START, at), count):
         one = (cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice - 1)
         seen[one] = seen.get(one, 0) + 1
-    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
-    return {**place, **dataloader._flatten(cursor, [])}
+    return dataloader.state_of(rank, world, [shard.path.name for shard in shards], cursor, [])
 
 
 def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: Tokenizer) -> None:
@@ -251,7 +250,7 @@ def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> N
     one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
     draw(one, 3)
     packer = dataloader.Packer(
-        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64, 1
+        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64
     )
     for dummy in range(3):
         last = packer.batch()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from nanochat.model import kernels, native, numerics
-from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
+from nanochat.model.fused import TrainingPass, kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gradients import unique_ids
 from nanochat.model.kernels import Kernel, KernelShape
 
 SHAPES = {

@@ -27,8 +27,9 @@ from nanochat.kit.common import UserError, choose_device, choose_dtype, cpu_flag
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
-from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
+from nanochat.model.fused import TrainingPass, kernel_shape
 from nanochat.model.gpt import GPT
+from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.stage import model_config

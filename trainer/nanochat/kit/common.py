@@ -69,6 +69,12 @@ class DtypeChoice(NamedTuple):
     reason: str
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, for use in a sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def exit_code(main: Callable[[], int | None]) -> int:
     """Run a command; a UserError becomes one line on stderr and code 2, never a traceback."""
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from nanochat.kit.common import UserError, checkpoint_dir
-from nanochat.rules import stages, ways
+from nanochat.rules import model_size, stages, ways
 
 Kind = TypeVar("Kind", bound="Settings")
 OfBase = TypeVar("OfBase", bound="BaseModelSettings")
@@ -236,7 +236,7 @@ def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
         "tuple[int, ...]": _by_rank,
     }
     for field in dataclasses.fields(kind):
-        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
+        flag, text = flag_of(field.name), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
             parser.add_argument(flag, action="store_true", help=text)
             continue
@@ -303,14 +303,7 @@ def _check_numbers(settings: Settings) -> None:
     for name in ("eval_every", "core_metric_every", "core_metric_max_per_task", "sample_every", "save_every"):
         if getattr(settings, name) < -1:
             refuse(settings, name, "must be at least 1, or 0 or -1 for never")
-    for name in (
-        "embedding_lr",
-        "unembedding_lr",
-        "weight_decay",
-        "matrix_lr",
-        "scalar_lr",
-        "warmup_steps",
-    ):
+    for name in ("embedding_lr", "unembedding_lr", "weight_decay", "matrix_lr", "scalar_lr", "warmup_steps"):
         if getattr(settings, name) < 0:
             refuse(settings, name, "must not be negative")
     for name in ("warmdown_ratio", "final_lr_frac"):
@@ -327,10 +320,13 @@ def _check_numbers(settings: Settings) -> None:
 def _check_model(settings: Settings) -> None:
     if settings.head_dim % 2:
         refuse(settings, "head_dim", "must be even, because rotary embeddings rotate pairs")
-    heads = math.ceil(settings.depth * settings.aspect_ratio / settings.head_dim)
-    if heads * settings.head_dim < 24:
-        width = heads * settings.head_dim
-        refuse(settings, "depth", f"a model {width} wide is too narrow: the smear gate reads 24 channels")
+    width = model_size.heads(settings.depth, settings.aspect_ratio, settings.head_dim) * settings.head_dim
+    if width < model_size.SMEAR_CHANNELS:
+        refuse(
+            settings,
+            "depth",
+            f"a model {width} wide is too narrow: the smear gate reads {model_size.SMEAR_CHANNELS} channels",
+        )
     if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
         refuse(settings, "window_pattern", "may contain only the letters S and L")
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
+from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE
 from nanochat.model.head import Head, HeadPart, WholeHead
 from nanochat.model.kernels import KernelShape, norm_backward_
 from nanochat.model.layers import LayerPass, OnReady, PassContext, norm_into
@@ -33,21 +33,19 @@ from nanochat.rules.model_size import SMEAR_CHANNELS
 
 TRIAL_TOKENS = 2048  # more would take memory that a run may need
 
-__all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "kernel_shape", "unique_ids"]
-
 
 def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> KernelShape:
     """Tensor shapes for kernels in a pass of this many rows, limited to what a trial needs."""
     tokens = min(config.sequence_len, TRIAL_TOKENS)
-    sizes = (
-        max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
-        tokens,
-        config.n_embd,
-        config.n_head,
-        config.head_dim,
-        config.vocab_size,
+    return KernelShape(
+        rows=max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
+        tokens=tokens,
+        width=config.n_embd,
+        heads=config.n_head,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        dtype=MATMUL_TYPES[matmul],
     )
-    return KernelShape(*sizes, MATMUL_TYPES[matmul])
 
 
 class TrainingPass:

@@ -223,7 +223,7 @@ def _rotated(shape: KernelShape) -> tuple[tuple[int, int, int, int], Rotary]:
 
 
 def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
-    """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from attention.window_mask."""
+    """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from ops.window_mask."""
     torch.baddbmm(mask, q, k.mT, out=out)
     torch.ops.aten._softmax.out(out, -1, False, out=out)
 
@@ -238,9 +238,8 @@ def _probabilities_trial(shape: KernelShape, generator: torch.Generator) -> tupl
     queries = min(128, shape.tokens)
     keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
     q = _normal(generator, many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
-    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)[None, :]
     window = keys - queries
-    mask = torch.zeros(queries, keys).masked_fill_((distance < 0) | (distance > window), -math.inf)
+    mask = ops.window_mask(queries, keys, window, q.device)
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 

@@ -37,6 +37,10 @@ class Buffers:
             tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return tensor
 
+    def operand(self, x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        """x as an operand of products of this type: itself, or rounded."""
+        return x if x.dtype == dtype else self.get(name, *x.shape, dtype=dtype).copy_(x)
+
 
 class PassContext:
     """State shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
@@ -69,10 +73,8 @@ class PassContext:
             self.on_ready(part, self.gradients.of(part))
 
     def operand(self, x: Tensor, name: str, keep: Buffers | None = None) -> Tensor:
-        """x as an operand of large products: itself, or rounded."""
-        if x.dtype == self.dtype:
-            return x
-        return (keep or self.buffers).get(name, *x.shape, dtype=self.dtype).copy_(x)
+        """x as an operand of large products."""
+        return (keep or self.buffers).operand(x, name, self.dtype)
 
 
 def norm_into(x: Tensor, out: Tensor) -> Tensor:

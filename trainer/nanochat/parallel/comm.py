@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.kit.common import ENVIRON, Ranks, UserError
+from nanochat.kit.common import ENVIRON, Ranks, UserError, first_line
 from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
 from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
 from nanochat.rules.causes import Cause
@@ -63,16 +63,8 @@ class CommError(UserError):
     """An exchange between ranks failed; the text names the rank, the phase and the remedy."""
 
 
-class Farewell(NamedTuple):
-    """A failed rank's message to the others."""
-
-    error: str
-    cause: Cause
-    blames: list[int]
-
-
-class Verdict(NamedTuple):
-    """Why an exchange failed."""
+class Failure(NamedTuple):
+    """Why a rank or an exchange failed."""
 
     text: str
     cause: Cause
@@ -88,7 +80,7 @@ class RankStatus(NamedTuple):
     step: int
     collective: int
     alive: bool
-    left: Farewell | None
+    left: Failure | None  # its own message, if it failed
 
     @property
     def name(self) -> str:
@@ -96,7 +88,12 @@ class RankStatus(NamedTuple):
 
     @property
     def last(self) -> str:
-        return f"phase {self.phase} of step {self.step}" if self.step >= 0 else f"phase {self.phase}"
+        return position(self.phase, self.step)
+
+
+def position(phase: str, step: int) -> str:
+    """A rank's position, for messages."""
+    return f"phase {phase} of step {step}" if step >= 0 else f"phase {phase}"
 
 
 class Pending(NamedTuple):
@@ -142,7 +139,7 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         )
     except (RuntimeError, dist.DistError) as error:
         what = "serve" if serves else "reach"
-        why = "another process holds that port" if "EADDRINUSE" in str(error) else _first_line(error)
+        why = "another process holds that port" if "EADDRINUSE" in str(error) else _without_noise(error)
         todo = (
             "stop it or choose another port"
             if serves
@@ -176,7 +173,7 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
         nic = environ.get("GLOO_SOCKET_IFNAME")
         raise CommError(
             f"{comm.name} reached all {comm.world} ranks at the rendezvous, but could not open a data connection to any of them "
-            f"within {5 * seconds:g} s ({_first_line(error)}); open the hosts' firewalls for the ports of "
+            f"within {5 * seconds:g} s ({_without_noise(error)}); open the hosts' firewalls for the ports of "
             f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
             "between them.",
             Cause.LINK_LOST,
@@ -198,7 +195,7 @@ class Comm:
         # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
-        # The tensors that this rank waits for, and since when; the lock is kept by whoever ends it during a wait.
+        # The tensors that this rank waits for, and since when; a thread that ends this rank during a wait holds the lock.
         self._waiting: tuple[str, float] | None = None
         self._goes_on = threading.Lock()
         self._exchanges = 0
@@ -347,8 +344,8 @@ class Comm:
         ]
         self.wait_seconds += time.perf_counter() - begun
         if number:
-            # Whoever answered this exchange has read the last one.
-            self._forget(f"x/{number - 1}/{self.rank}", what)
+            # All ranks answered this exchange, so they have read the last one.
+            self._asked(lambda store: store.delete_key(f"x/{number - 1}/{self.rank}"), what)
         return found
 
     def barrier(self, what: str) -> None:
@@ -372,9 +369,6 @@ class Comm:
 
     def _tell(self, key: str, value: str, what: str) -> None:
         self._asked(lambda store: store.set(key, value), what)
-
-    def _forget(self, key: str, what: str) -> None:
-        self._asked(lambda store: store.delete_key(key), what)
 
     def _asked(self, call: Callable[[Store], T], what: str) -> T:
         begun = time.monotonic()
@@ -428,11 +422,10 @@ class Comm:
             # A silent store tells us nothing; that is handled below.
             with contextlib.suppress(RuntimeError, dist.DistError):
                 seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
-        why = f" ({_first_line(error)})" if error is not None else ""
-        at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
-        verdict = self._verdict(seen)
-        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {verdict.text}."
-        return CommError(text, verdict.cause, verdict.blames)
+        why = f" ({_without_noise(error)})" if error is not None else ""
+        at, failure = position(self.phase, self.step), self._failure(seen)
+        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {failure.text}."
+        return CommError(text, failure.cause, failure.blames)
 
     def _roll_call(self, store: Store) -> list[RankStatus]:
         others = [rank for rank in range(self.world) if rank != self.rank]
@@ -449,26 +442,26 @@ class Comm:
             rows.append(RankStatus(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
         return rows
 
-    def _verdict(self, seen: Sequence[RankStatus]) -> Verdict:
+    def _failure(self, seen: Sequence[RankStatus]) -> Failure:
+        """The failure that the others' states suggest."""
         if not seen:
             text = "the rendezvous no longer answers, so rank 0 or its host is gone; check there first, then resume"
-            return Verdict(text, Cause.STORE_LOST, [0])
+            return Failure(text, Cause.STORE_LOST, [0])
         for rank in seen:
             if rank.left is not None:
-                text = f"{rank.name} failed: {rank.left.error.rstrip('.')}"
-                return Verdict(text, rank.left.cause, rank.left.blames)
+                return rank.left._replace(text=f"{rank.name} failed: {rank.left.text.rstrip('.')}")
         silent = [rank for rank in seen if not rank.alive]
         if silent:
             told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
             text = f"no heartbeat from {told}; check that its process, host and network are up, then resume"
-            return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
+            return Failure(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
             told = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
             text = f"{told}; check what delays it, or raise --timeout-seconds"
-            return Verdict(text, Cause.PEER_LATE, [rank.rank for rank in behind])
+            return Failure(text, Cause.PEER_LATE, [rank.rank for rank in behind])
         text = "every rank is alive and arrived, so the connection between them broke; check the network, then resume"
-        return Verdict(text, Cause.LINK_LOST, [])
+        return Failure(text, Cause.LINK_LOST, [])
 
     # -- the end
 
@@ -535,12 +528,13 @@ def _beat(word: bytes) -> list[Any]:
     return [0, "never seen", "start", -1, 0]
 
 
-def _farewell(word: bytes) -> Farewell:
+def _farewell(word: bytes) -> Failure:
+    """A failed rank's message to the others."""
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(word)
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
-            return Farewell(said[0], Cause(said[1]), said[2])
-    return Farewell("an unreadable message", Cause.BUG, [])
+            return Failure(said[0], Cause(said[1]), said[2])
+    return Failure("an unreadable message", Cause.BUG, [])
 
 
 def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
@@ -569,7 +563,7 @@ def _agent_serves(environ: Mapping[str, str]) -> bool:
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _first_line(error: Exception) -> str:
+def _without_noise(error: Exception) -> str:
     """The library's message, without its source file, advice and stack."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return re.sub(r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$", "", line)[:120].rstrip(". ")
+    noise = r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$"
+    return re.sub(noise, "", first_line(error))[:120].rstrip(". ")

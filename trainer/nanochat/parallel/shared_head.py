@@ -166,15 +166,13 @@ class SharedHead:
     # -- a pass
 
     def start_step(self) -> None:
-        real = self.part[: self.real]
-        same = self.dtype == real.dtype
-        self.operand = real if same else self.buffers.get("operand", *real.shape, dtype=self.dtype).copy_(real)
+        self.operand = self.buffers.operand(self.part[: self.real], "operand", self.dtype)
         self.number, self._written = 0, False
 
     def start_pass(self) -> None:
         """Prepare for the others' rows, which may arrive while ours are still in the layers."""
         # Sent data stays in the last pass's buffers until it has left.
-        self.settle()
+        self.wait_until_sent()
         tokens = self.passes[self.number]
         slices = even_slices(tokens, self.row_bytes, self.limit)
         self.rounds = [Round(self, number, one) for number, one in enumerate(slices)]
@@ -250,7 +248,8 @@ class SharedHead:
         if rank != self.comm.rank:
             self.comm.wait(one.arriving.pop(("targets", rank, rank)), one.arriving.pop(("y", rank, rank)))
             self.wire.read(one.sent_y[rank], one.y[place])
-        x = torch.mul(one.y[place], 1 / SOFTCAP, out=self._operand("capped", size))
+        capped = self.buffers.get(f"capped {size}", size, self.part.size(1), dtype=self.dtype)
+        x = torch.mul(one.y[place], 1 / SOFTCAP, out=capped)
         wanted = one.targets[place].long() - self.rows.start
         inside = (wanted >= 0) & (wanted < self.real)
         columns = wanted.clamp(0, self.real - 1)
@@ -301,9 +300,6 @@ class SharedHead:
                 self.comm.wait(one.arriving.pop(("dy", self.comm.rank, rank)))
                 self.wire.add(one.sent_dy[rank], out)
 
-    def _operand(self, name: str, size: int) -> Tensor:
-        return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)
-
     def _weight_gradient(self, rows: slice) -> None:
         """The weight gradient of some rows of this part, from the last round."""
         product(self.logits[:, rows].t(), self.scaled, self.gradient[rows], add=self._written)
@@ -328,7 +324,7 @@ class SharedHead:
         self._broadcast_parts(self.weight, "the parts of lm_head.weight")
         self.current = True
 
-    def settle(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait until everything was sent."""
         self.comm.wait(*self._leaving)
         self._leaving.clear()

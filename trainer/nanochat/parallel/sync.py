@@ -34,8 +34,8 @@ from torch import Tensor
 
 from nanochat.kit.common import UserError, cpu_flags
 from nanochat.kit.expected import count, listed, row, text
-from nanochat.model.fused import TrainingPass, unique_ids
-from nanochat.model.gradients import HEAD, GradientPart, is_table
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.model.optim import ALL_ROWS, Optimizer
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire

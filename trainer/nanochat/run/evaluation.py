@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat.data.dataloader import START, BatchSource, NoRows
+from nanochat.data.dataloader import BatchSource, NoRows
 from nanochat.kit.settings import EvalSettings
 from nanochat.rules import stages
 from nanochat.run.loop import evaluate
@@ -35,7 +35,7 @@ class Evaluation(Stage):
         position: Mapping[str, int] | None = None,
         states: Sequence[Mapping[str, Any]] | None = None,
     ) -> BatchSource:
-        return NoRows(START)
+        return NoRows()
 
 
 def measure(run: Run) -> str:
