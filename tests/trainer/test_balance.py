@@ -11,7 +11,7 @@ import random
 import pytest
 
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
+from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, shares_for, step_seconds, work
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.machinery import new_balancer
 from nanochat.run.state import SMOOTHING, Progress
@@ -75,11 +75,11 @@ def test_passes(shares: list[int], most: int, together: bool, passes: list[list[
     ],
 )
 def test_rows_go_by_speed(speeds: tuple[float, ...], rows: list[int]) -> None:
-    assert fitting(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
+    assert shares_for(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
 
 
 def test_a_rank_keeps_a_row_where_the_head_is_whole() -> None:
-    assert fitting(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
+    assert shares_for(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
 
 
 def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
@@ -126,7 +126,7 @@ def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
     draw = random.Random(7)
     for dummy in range(40):
         world, total = draw.randint(2, 6), draw.randint(6, 64)
-        shares = fitting(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
+        shares = shares_for(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
         speeds = [draw.uniform(0.02, 1.0) for rank in range(world)]
         head_work = draw.uniform(0.0, 0.8)
         found, dummy_seconds = heard(Balancer(shares, head_work), busy(shares, speeds, head_work), 150)

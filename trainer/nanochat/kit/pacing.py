@@ -73,9 +73,9 @@ def next_pace(pace: Pace, seen: ConnectionState, queueing: int) -> Pace:
 
 def seen_of(one: socket.socket) -> ConnectionState:
     """What the kernel knows of a connection."""
-    told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-    (round_trip,), (shortest,) = (struct.unpack_from("=I", told, at) for at in (ROUND_TRIP, SHORTEST))
-    (acked,), (delivered,) = (struct.unpack_from("=Q", told, at) for at in (ACKED, DELIVERED))
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    (round_trip,), (shortest,) = (struct.unpack_from("=I", info, at) for at in (ROUND_TRIP, SHORTEST))
+    (acked,), (delivered,) = (struct.unpack_from("=Q", info, at) for at in (ACKED, DELIVERED))
     return ConnectionState(round_trip / 1e6, shortest / 1e6, acked, float(delivered))
 
 

@@ -95,7 +95,7 @@ class Settings:
     tracker_uri: str = option("", "URL of the tracking server (empty: the tracker's default)")
     sync: str = option(
         "exact",
-        f"how gradients are averaged: {ways.TOLD}",
+        f"how gradients are averaged: {ways.SUMMARY}",
         ways.NAMES,
     )
     head: str = option(
@@ -346,15 +346,15 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     """Rows per rank and optimizer step; rejects a batch that cannot be divided."""
     length, micro = settings.max_seq_len, settings.device_batch_size
     rows, rest = divmod(total_batch_size, length)
-    told = f"--total-batch-size {total_batch_size}"
+    given = f"--total-batch-size {total_batch_size}"
     if rest or rows < world:
-        raise UserError(f"{told}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
+        raise UserError(f"{given}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
     if settings.rank_rows:
         return _given_shares(settings, rows, world)
     if rows % (world * micro):
         step = world * micro * length
         raise UserError(
-            f"{told}: not divisible by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
+            f"{given}: not divisible by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
             f"the nearest valid value is {max(1, round(total_batch_size / step)) * step}."
         )
     return [rows // world] * world

@@ -41,7 +41,7 @@ def work(shares: Shares, head_work: float) -> list[float]:
     return [(1 - head_work) * r + head_work * h for r, h in zip(rows, head, strict=True)]
 
 
-def fitting(now: Shares, speeds: Sequence[float]) -> Shares:
+def shares_for(now: Shares, speeds: Sequence[float]) -> Shares:
     """The shares for these speeds. With a whole head, a rank without rows would have no gradient."""
     rows = share_rows(sum(now.rows), speeds, 0 if now.head else 1)
     return Shares(rows, head_weights(speeds) if now.head else [])
@@ -90,8 +90,8 @@ class Balancer:
         if not self._pays(mean):
             return None
         self.speeds = mean
-        return fitting(self.shares, mean)
+        return shares_for(self.shares, mean)
 
     def _pays(self, speeds: Sequence[float]) -> bool:
-        better = step_seconds(fitting(self.shares, speeds), speeds, self.head_work)
+        better = step_seconds(shares_for(self.shares, speeds), speeds, self.head_work)
         return step_seconds(self.shares, speeds, self.head_work) > (1 + DEAD_BAND) * better

@@ -452,13 +452,13 @@ class Comm:
                 return rank.left._replace(text=f"{rank.name} failed: {rank.left.text.rstrip('.')}")
         silent = [rank for rank in seen if not rank.alive]
         if silent:
-            told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
-            text = f"no heartbeat from {told}; check that its process, host and network are up, then resume"
+            names = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
+            text = f"no heartbeat from {names}; check that its process, host and network are up, then resume"
             return Failure(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
-            told = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
-            text = f"{told}; check what delays it, or raise --timeout-seconds"
+            late = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
+            text = f"{late}; check what delays it, or raise --timeout-seconds"
             return Failure(text, Cause.PEER_LATE, [rank.rank for rank in behind])
         text = "every rank is alive and arrived, so the connection between them broke; check the network, then resume"
         return Failure(text, Cause.LINK_LOST, [])
@@ -509,8 +509,8 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
 def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
     """A rank's message, if valid."""
     with contextlib.suppress(ValueError, RecursionError):
-        if fits(told := json.loads(word)):
-            return told
+        if fits(value := json.loads(word)):
+            return value
     raise UserError(
         f"rank {rank} sent an invalid message about {what} ({word[:60]!a}); "
         "check that host, and start every rank with the same trainer.",
@@ -522,18 +522,18 @@ def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
 def _beat(word: bytes) -> list[Any]:
     """Count, host, phase, step and collective of a heartbeat."""
     with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(word)
-        if row(count(), text, text, number, number)(told):
-            return list(told)
+        value = json.loads(word)
+        if row(count(), text, text, number, number)(value):
+            return list(value)
     return [0, "never seen", "start", -1, 0]
 
 
 def _farewell(word: bytes) -> Failure:
     """A failed rank's message to the others."""
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(word)
-        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
-            return Failure(said[0], Cause(said[1]), said[2])
+        value = json.loads(word)
+        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(value):
+            return Failure(value[0], Cause(value[1]), value[2])
     return Failure("an unreadable message", Cause.BUG, [])
 
 

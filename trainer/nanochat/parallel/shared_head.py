@@ -184,8 +184,8 @@ class SharedHead:
         return FIRST_TAG + number * (3 + self.comm.world) + kind
 
     def _expect(self, one: Round, number: int) -> None:
-        def receive(what: str, about: int, source: int, into: Tensor, kind: int, told: str) -> None:
-            one.arriving[what, about, source] = self.comm.receive(into, source, self._tag(number, kind), told)
+        def receive(what: str, about: int, source: int, into: Tensor, kind: int, name: str) -> None:
+            one.arriving[what, about, source] = self.comm.receive(into, source, self._tag(number, kind), name)
 
         for rank in self.others:
             if rank in one.active:
