@@ -108,9 +108,9 @@ def data_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     return Path(named).expanduser() if named else base_dir(environ) / "base_data_climbmix"
 
 
-def tokenizer_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+def tokenizer_dir() -> Path:
     """The folder of tokenizer.pkl and token_bytes.pt."""
-    return base_dir(environ) / "tokenizer"
+    return base_dir() / "tokenizer"
 
 
 def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = "base_checkpoints") -> Path:

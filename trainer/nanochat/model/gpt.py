@@ -236,7 +236,7 @@ class GPT(nn.Module):
         return total if reduction == "sum" else total / (targets != ops.IGNORED).sum()
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None) -> Tensor:
         """The head's input, [B, T, C]."""
         config = self.config
         x = self._embed(ids, cache)

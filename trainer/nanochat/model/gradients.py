@@ -90,7 +90,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
 class Gradients:
     """Named gradients of one model, overwritten in every step, to which each micro-batch adds."""
 
-    def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
+    def __init__(self, model: GPT, without: Collection[str]) -> None:
         """without: parameters whose gradients are handled elsewhere."""
         self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

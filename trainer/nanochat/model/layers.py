@@ -45,7 +45,7 @@ class Buffers:
 class PassContext:
     """State shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
 
-    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str] = ()) -> None:
+    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str]) -> None:
         self.device = model.lm_head.weight.device
         self.dtype = dtype  # of the operands of the large products
         self.gradients = Gradients(model, without)

@@ -33,9 +33,9 @@ DIFFERENCES = {
 }
 
 
-def code_digest(folder: Path = Path(__file__).parents[1]) -> str:
+def code_digest() -> str:
     """A digest of this package's source files, without the scripts that only call it."""
-    digest = hashlib.sha256()
+    folder, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.c")]):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

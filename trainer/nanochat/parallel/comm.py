@@ -465,7 +465,7 @@ class Comm:
 
     # -- the end
 
-    def give_up(self, reason: str, cause: Cause = Cause.BUG, blames: Sequence[int] | None = None) -> None:
+    def give_up(self, reason: str, cause: Cause, blames: Sequence[int] | None) -> None:
         """Tell the others that this rank failed, so that they need not wait."""
         if self.rendezvous is None:
             return
@@ -537,14 +537,14 @@ def _farewell(word: bytes) -> Failure:
     return Failure("an unreadable message", Cause.BUG, [])
 
 
-def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
+def outlast_agents(comm: Comm) -> None:
     """Rank 0's last act: its torchrun agent serves the store, and the other hosts' agents complain at length
     if it disappears before they exit."""
-    others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
-    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(environ):
+    others = int(ENVIRON.get("GROUP_WORLD_SIZE", "1")) - 1
+    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(ENVIRON):
         return
     until = time.monotonic() + AGENTS_SECONDS
-    key = f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
+    key = f"{ENVIRON.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
     with contextlib.suppress(RuntimeError, dist.DistError):
         while time.monotonic() < until:
             if comm.ask(lambda store: _ended_agents(store, key), AGENTS_SECONDS) >= others:

@@ -42,7 +42,7 @@ from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm, Pending
-from nanochat.parallel.wire import FLOAT32, WIRES, Wire
+from nanochat.parallel.wire import WIRES, Wire
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import can_share, choose_head
 
@@ -138,7 +138,7 @@ class SharedHead:
         model: GPT,
         bounds: Sequence[int],
         passes: Sequence[Sequence[int]],
-        wire: Wire = FLOAT32,
+        wire: Wire,
         dtype: torch.dtype = torch.float32,
         limit: int = CHUNK_BYTES,
     ) -> None:

@@ -347,7 +347,7 @@ class OverlappedSync(Sync):
         tokens_of_ranks: Sequence[int],
         wire: Wire,
         row_wire: Wire,
-        speeds: Sequence[int] = (),
+        speeds: Sequence[int],
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.wire, self.row_wire = wire, row_wire

@@ -81,7 +81,7 @@ def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: float = 
     return int(hidden + gradients) + others * every * STATISTICS_BYTES
 
 
-def most_bytes(tokens: Sequence[int], width: int, element: float = 4) -> int:
+def most_bytes(tokens: Sequence[int], width: int, element: float) -> int:
     """Bytes sent by the rank that sends most."""
     return max(shared_bytes(tokens, width, rank, element) for rank in range(len(tokens)))
 
