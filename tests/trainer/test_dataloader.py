@@ -40,6 +40,12 @@ def write_shard(path: Path, texts: Sequence[str | None], group: int = 10) -> Non
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=group)
 
 
+def write_shards(folder: Path, texts: Sequence[str | None], group: int = 10) -> None:
+    """The same texts for training and validation."""
+    for name in ("a", "b"):
+        write_shard(folder / f"{name}.parquet", texts, group)
+
+
 def draw(loader: Loader, batches: int) -> list[torch.Tensor]:
     return [torch.stack(loader.next_batch()) for dummy in range(batches)]
 
@@ -143,9 +149,7 @@ def test_resuming_goes_on_with_the_very_same_tokens(tmp_path: Path, tokens: Toke
 
 
 def test_resuming_in_the_middle_of_a_row_group(tmp_path: Path, tokens: Tokenizer) -> None:
-    texts = [f"{i} " * (i % 17 + 1) for i in range(1700)]
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", texts, group=1700)
+    write_shards(tmp_path, [f"{i} " * (i % 17 + 1) for i in range(1700)], group=1700)
     loader = Loader(tokens, tmp_path, "train", 2, 64, 0, 1)
     draw(loader, 3)
     state = loader.state()
@@ -260,8 +264,7 @@ def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> N
 
 
 def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["some text"] * 20, group=10)
+    write_shards(tmp_path, ["some text"] * 20)
     with pytest.raises(UserError, match=r"rank 2 of 3 would get no train documents: .* at most 2 row group"):
         Loader(tokens, tmp_path, "train", 1, 8, 0, 3)
 
@@ -322,8 +325,7 @@ def test_a_place_that_the_data_does_not_have_is_refused(tokens: Tokenizer) -> No
 
 
 def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["x", None])
+    write_shards(tmp_path, ["x", None])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     for dummy in range(2):
         with pytest.raises(UserError, match="without text"):
@@ -349,8 +351,7 @@ class Odd:
 
 
 def odd_loader(folder: Path, does: Any, **options: Any) -> Loader:
-    for name in ("a", "b"):
-        write_shard(folder / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    write_shards(folder, [f"text {n}" for n in range(20)])
     return Loader(Odd(does), folder, "train", 1, 8, 0, 1, **options)  # type: ignore[arg-type]
 
 
@@ -361,8 +362,7 @@ def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(
         raise Panic("called `Result::unwrap()` on an `Err` value")
 
     monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary_batch", panic)
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    write_shards(tmp_path, [f"text {n}" for n in range(20)])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     for dummy in range(2):
         with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet: a text cannot be tokenized \(Panic"):
@@ -371,8 +371,7 @@ def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(
 
 
 def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["x" + " " * 1_100_000 + "y"])
+    write_shards(tmp_path, ["x" + " " * 1_100_000 + "y"])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet"):
         loader.next_batch()

@@ -38,23 +38,10 @@ def test_state_dict_has_the_keys_shapes_and_order_of_upstream(case: dict) -> Non
     assert [(name, list(t.shape)) for name, t in model.state_dict().items()] == list(case["keys"].items())
 
 
-def test_width_is_rounded_up_to_whole_heads() -> None:
-    config = ModelConfig.from_depth(5, 50, 64)
-    assert (config.n_embd, config.n_head, config.head_dim) == (256, 4, 64)
-
-
 def test_vocabulary_is_padded_in_the_tables_only() -> None:
     model = model_of(vocab_size=100)
     assert model.transformer.wte.weight.shape == model.lm_head.weight.shape == (128, 32)
     assert model(tokens(model)[0]).shape == (2, 40, 100)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "windows"), [("SSSL", [128, 128, 128, 512, 512]), ("L", [512] * 5), ("S", [128] * 4 + [512])]
-)
-def test_windows(pattern: str, windows: list[int]) -> None:
-    config = ModelConfig.from_depth(5, 64, 64, 512, window_pattern=pattern)
-    assert config.window_sizes() == [(window, 0) for window in windows]
 
 
 def test_initial_weights() -> None:

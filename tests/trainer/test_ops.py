@@ -44,14 +44,17 @@ def close_but_for_rounding(model: GPT, got: dict[str, Tensor], wanted: dict[str,
     close({name: got[name] for name in scalars}, {name: wanted[name] for name in scalars}, 5e-3)
 
 
+def check_by_autograd(model: GPT, *batches: tuple[Tensor, Tensor]) -> None:
+    loss, gradients = trained(model, list(batches))
+    wanted_loss, wanted = baseline_gradients(model, list(batches))
+    assert loss == pytest.approx(wanted_loss, abs=1e-5)
+    close_but_for_rounding(model, gradients, wanted)
+
+
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_gradients_are_those_of_autograd(changes: dict) -> None:
     model = model_of(**changes)
-    batches = [tokens(model, seed=1), tokens(model, seed=2)]
-    loss, gradients = trained(model, batches)
-    wanted_loss, wanted = baseline_gradients(model, batches)
-    assert loss == pytest.approx(wanted_loss, abs=1e-5)
-    close_but_for_rounding(model, gradients, wanted)
+    check_by_autograd(model, tokens(model, seed=1), tokens(model, seed=2))
 
 
 @settings(max_examples=12, deadline=None)
@@ -67,11 +70,7 @@ def test_gradients_of_any_shape(layers: int, heads: int, half: int, length: int,
     heads = max(heads, -(-SMEAR_CHANNELS // (2 * half)))
     changes: dict[str, Any] = {"n_layer": layers, "n_embd": 2 * half * heads, "n_head": heads, "n_kv_head": heads}
     model = model_of(**changes, sequence_len=length, window_pattern=pattern, vocab_size=vocab)
-    batch = tokens(model)
-    loss, gradients = trained(model, [batch])
-    wanted_loss, wanted = baseline_gradients(model, [batch])
-    assert loss == pytest.approx(wanted_loss, abs=1e-5)
-    close_but_for_rounding(model, gradients, wanted)
+    check_by_autograd(model, tokens(model))
 
 
 def test_ignored_targets_count_for_nothing() -> None:

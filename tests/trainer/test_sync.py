@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,11 @@ from nanochat.kit.common import Ranks, UserError
 from nanochat.model import gradients
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.ops import IGNORED
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.parallel.agreement import check_identical, digests
 from nanochat.parallel.comm import Comm, connect
-from nanochat.parallel.sync import AllReduceSync, Notice, make_buckets, make_sync, share_out
+from nanochat.parallel.sync import AllReduceSync, Notice, Sync, make_buckets, make_sync, share_out
 from nanochat.parallel.wire import block
 from nanochat.rules.schedule import StepSchedule
 
@@ -41,14 +43,47 @@ def tiny_model() -> GPT:
     return model
 
 
+def take_steps(
+    training: TrainingPass, sync: Sync, rows: Sequence[int], passes: list[int], steps: int, ignored: Sequence[int] = ()
+) -> list[float]:
+    """Losses of steps over the same rows on all ranks, of which each trains on its own.
+
+    rows: of each rank; passes: this rank's rows in each pass; ignored: columns without a target.
+    """
+    torch.set_num_threads(1)
+    comm, generator, losses = sync.comm, torch.Generator().manual_seed(5), []
+    scale = 1 / (sum(rows) * LENGTH)
+    for step in range(steps):
+        drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
+        mine = drawn[sum(rows[: comm.rank]) :][: rows[comm.rank]]
+        sync.offer_ids([mine[:, :-1]], Notice(stop=step == 2 and comm.rank == comm.world - 1))
+        token_ids, stop = sync.take_ids()
+        assert stop == (step == 2)
+        sync.optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        sync.start_step(token_ids)
+        loss = torch.zeros(())
+        for number, part in enumerate(mine.split(passes), start=1):
+            if not len(part):
+                training.join_pass(scale)
+                continue
+            ids, targets = part[:, :-1].contiguous(), part[:, 1:].contiguous()
+            for column in ignored:
+                targets[:, column] = IGNORED
+            on_ready = sync.on_ready if sum(passes[:number]) == len(mine) else None
+            loss += training.forward_backward(ids, targets, scale, on_ready)
+        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
+    sync.optimizer.catch_up()
+    return losses
+
+
 def train(
     comm: Comm, mode: str, rows: list[int], left: dict[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
-    """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state.
+    """Weights, losses and Muon's whole state after some steps.
 
     left: takes the error feedback of this rank.
     """
-    torch.set_num_threads(1)
     model = tiny_model()
     with pytest.MonkeyPatch.context() as patch:
         # Seven blocks of the head, the last one of two rows: of three ranks one has none of them to sum.
@@ -62,24 +97,7 @@ def train(
         if mode == "of GPUs"
         else make_sync(mode, comm, training, optimizer, tokens)
     )
-    generator, losses = torch.Generator().manual_seed(5), []
-    for step in range(STEPS):
-        drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
-        mine = drawn[sum(shares[: comm.rank]) :][: shares[comm.rank]]
-        sync.offer_ids([mine[:, :-1]], Notice(stop=step == 2 and comm.rank == comm.world - 1))
-        token_ids, stop = sync.take_ids()
-        assert stop == (step == 2)
-        optimizer.prepare(token_ids)
-        training.start_step(token_ids)
-        sync.start_step(token_ids)
-        loss = torch.zeros(())
-        for number, row in enumerate(mine.split(1), start=1):
-            on_ready = sync.on_ready if number == len(mine) else None
-            loss += training.forward_backward(
-                row[:, :-1].contiguous(), row[:, 1:].contiguous(), 1 / (sum(rows) * LENGTH), on_ready
-            )
-        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
-    optimizer.catch_up()
+    losses = take_steps(training, sync, shares, [1] * shares[comm.rank], STEPS)
     if left is not None:
         left.update(sync.feedback)
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -87,9 +105,9 @@ def train(
     return weights, losses, muon
 
 
-def train_and_tell(comm: Comm, cases: list[tuple[str, list[int]]], folder: str) -> None:
-    """One way after the other, since starting ranks takes longer than their training."""
-    for mode, rows in cases:
+def train_and_print(comm: Comm, numbers: list[int], folder: str) -> None:
+    """One case after the other, since starting ranks takes longer than their training."""
+    for mode, rows in (CASES[number] for number in numbers):
         comm.take_counters()
         weights, losses, muon = train(comm, mode, rows)
         if comm.rank == 0:
@@ -123,14 +141,10 @@ ROUNDING = {"bf16": 0.1, "int8": 0.2, "int4": 0.4}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
-    """Every case: rank 0's weights in the folder, and what each rank tells of its own."""
-    folder, told = tmp_path_factory.mktemp("trained"), {}
-    for world in (2, 3):
-        cases = [case for case in CASES if len(case[1]) == world]
-        outs = ranks.passed(ranks.call(HERE, "train_and_tell", world, cases, str(folder)))
-        for case, *lines in zip(cases, *(out.splitlines() for out in outs), strict=True):
-            told[str(case)] = [json.loads(line) for line in lines]
-    return folder, told
+    """Every case: rank 0's weights in the folder, and each rank's output."""
+    folder = tmp_path_factory.mktemp("trained")
+    printed = ranks.call_cases(HERE, "train_and_print", [len(rows) for mode, rows in CASES], str(folder))
+    return folder, dict(zip(map(str, CASES), printed, strict=True))
 
 
 @pytest.mark.parametrize(("mode", "rows"), CASES)

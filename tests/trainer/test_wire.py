@@ -24,10 +24,15 @@ def matrix(rows: int, columns: int, seed: int = 1) -> Tensor:
     return size * torch.randn(rows, columns, generator=generator)
 
 
-def sent(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> Tensor:
+def carried(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The message, and the values read from it."""
     message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
     packed.write(values, message, feedback)
-    arrived = packed.read(message, torch.full_like(values, math.nan))
+    return message, packed.read(message, torch.full_like(values, math.nan))
+
+
+def sent(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> Tensor:
+    message, arrived = carried(packed, values, feedback)
     assert torch.equal(packed.add(message, torch.ones_like(values)), arrived + 1)
     return arrived
 
@@ -103,15 +108,9 @@ def test_the_bits_do_not_depend_on_threads_or_pieces(packed: Packed, monkeypatch
 def test_what_is_not_finite_is_not_hidden(packed: Packed, bad: float) -> None:
     values = torch.ones(2, 128)
     values[1, 3] = bad
-    arrived = sent_or_nan(packed, values)
+    arrived = carried(packed, values)[1]
     assert bool(arrived[0].isfinite().all())
     assert bool(arrived[1].isnan().any())
-
-
-def sent_or_nan(packed: Packed, values: Tensor) -> Tensor:
-    message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
-    packed.write(values, message)
-    return packed.read(message, torch.empty_like(values))
 
 
 def test_zeros_stay_zeros() -> None:
