@@ -64,7 +64,7 @@ def start(argv: Sequence[str], world: int) -> list[forked.Python]:
 def finish(
     processes: Sequence[forked.Python | subprocess.Popen[str]], seconds: float = PATIENCE_SECONDS
 ) -> list[Result]:
-    """Wait for all; whoever is late is killed, which shows as code -9."""
+    """Wait for all; processes that take too long are killed and have code -9."""
     begun, results = time.monotonic(), []
     for process in processes:
         left = max(0.1, begun + seconds - time.monotonic())
@@ -118,7 +118,7 @@ def serve(module: str, function: str, arguments: Sequence[object]) -> None:
 
 
 def passed(results: Sequence[Result]) -> list[str]:
-    """Standard output of each rank, all of which ended well."""
+    """Standard output of each rank; fails unless all succeeded."""
     assert [r.code for r in results] == [0] * len(results), "\n".join(r.err[-2000:] for r in results)
     return [r.out for r in results]
 

@@ -18,12 +18,12 @@ from nanochat.run.state import SMOOTHING, Progress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
-    """The seconds per step of ranks that do so much of the whole in a second."""
+    """Seconds per step of each rank; its speed is the fraction of a step's work that it does per second."""
     return [w / s for w, s in zip(work(shares, head_work), speeds, strict=True)]
 
 
 def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares | None, float]:
-    """The balancer's decision, and after how many seconds it is made, for identical steps."""
+    """The balancer's decision after identical steps, and the seconds until then."""
     passed = 0.0
     while passed < most:
         passed += max(seconds)
@@ -83,7 +83,7 @@ def test_a_rank_keeps_a_row_where_the_head_is_whole() -> None:
 
 
 def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
-    """Steps of a tenth of a second to twelve seconds, slowed to a half and to a tenth; then it stays as it is."""
+    """Steps of a tenth of a second to twelve seconds, slowed to a half and to a tenth; afterwards nothing changes."""
     for step, slowed in itertools.product((0.1, 1.0, 6.0, 12.0), (0.5, 0.1)):
         shares, speeds = Shares([6, 6], [1, 1]), [0.5 / step, 0.5 / step]
         balancer = Balancer(shares, 0.6)
@@ -91,7 +91,7 @@ def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
         speeds[1] *= slowed
         found, seconds = heard(balancer, busy(shares, speeds, 0.6), 600)
         assert found is not None and found.rows[1] < 6 and found.head[1] < found.head[0]
-        # A look is two steps at least, and one may have begun before.
+        # A check takes at least two steps, and one may already have begun.
         assert seconds <= max(60, 6 * step / slowed)
         again = Balancer(found, 0.6)
         assert heard(again, busy(found, speeds, 0.6), 20 * LOOK_SECONDS)[0] is None
@@ -103,7 +103,7 @@ def test_small_differences_and_a_single_look_change_nothing() -> None:
     balancer = Balancer(shares, 0.6)
     assert heard(balancer, [1.0, 1.15], 300)[0] is None
     for dummy in range(5):
-        # One look out of balance, one in balance, in turns.
+        # Checks alternate: one out of balance, one in balance.
         assert heard(balancer, [1.0, 2.0], 9.5)[0] is None
         assert heard(balancer, [1.0, 1.0], 20)[0] is None
 

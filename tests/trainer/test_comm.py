@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The exchanges between ranks, and what they say when one does not come."""
+"""Exchanges between ranks, and the error when a rank does not arrive."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def survivors() -> Iterator[dict[tuple[str, int], list[ranks.Result]]]:
 def test_field_19_the_rank_that_did_not_come_is_named(
     how: str, world: int, survivors: dict[tuple[str, int], list[ranks.Result]]
 ) -> None:
-    # Of three ranks, whoever hears only of the other survivor's end repeats what that one said.
+    # A survivor of three ranks may hear only of the other survivor's end, and then repeats its message.
     pattern = VERDICTS[how].format(last=world - 1)
     for result in survivors[how, world]:
         assert result.code == 2, result
@@ -150,7 +150,7 @@ def test_field_20_a_rank_that_never_starts_is_named() -> None:
 
 
 def suspend(after: float, seconds: float) -> None:
-    """This process, in a while."""
+    """Stop this process after some time, for some seconds."""
     pause = f"sleep {after}; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
     subprocess.Popen(["/bin/sh", "-c", pause])
 
@@ -161,7 +161,7 @@ def suspended(comm: Comm) -> None:
     if comm.rank == 0:
         time.sleep(14)
     else:
-        # Longer than a rank that is heard of no more is waited for.
+        # Longer than ranks wait for one that has fallen silent.
         suspend(2, 7)
     comm.barrier("the other one")
     comm.timeout = 60.0
@@ -179,7 +179,7 @@ def store_suspended(comm: Comm) -> None:
 
 
 def suspended_in_connect() -> None:
-    """The rank that serves the store, which the other one has not found yet or waits in."""
+    """Suspends the rank that serves the store while the other one looks for it or waits in it."""
     place = read_ranks()
     if place.rank == 0:
         suspend(0.5, 4)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders, ranks, device and dtype as the environment and the machine say."""
+"""Folders, ranks, device, dtype and memory, from the environment and the machine."""
 
 from __future__ import annotations
 

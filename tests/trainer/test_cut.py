@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cable that is pulled: nothing is closed and nothing is refused, packets only stop to come. Two network namespaces."""
+"""A pulled cable: nothing is closed or refused, but packets stop arriving. Two network namespaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wait_for_the_other(comm: Comm) -> None:
     print("met", flush=True)
     if comm.rank == 0:
         time.sleep(20)
-    # The word of rank 1 for the first may still arrive.
+    # Rank 1's message in the first barrier may still arrive.
     for what in ("the cut", "what never comes"):
         comm.barrier(what)
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Batches: equal to upstream's to the last token, resumable to the last token, and never a wait without end."""
+"""Batches: identical to upstream's, resumed exactly, and never awaited forever."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_batches_and_positions_are_upstreams() -> None:
 
 
 def naive_take(lengths: list[int], room: int) -> int:
-    """The rule as the words say it."""
+    """The rule, naively."""
     fitting = [n for n in lengths if n <= room]
     return lengths.index(max(fitting)) if fitting else lengths.index(min(lengths))
 
@@ -80,7 +80,7 @@ def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[in
 def plain_batches(
     tokens: Tokenizer, groups: list[list[list[str]]], rows: int, length: int, rank: int, world: int
 ) -> Iterator[tuple[list[list[int]], dict[str, int]]]:
-    """The data rules in the plainest words: groups[file][group] are documents."""
+    """The data rules, naively; groups[file][group] are documents."""
 
     def documents() -> Iterator[tuple[list[str], dict[str, int]]]:
         epoch = 1
@@ -182,7 +182,7 @@ def test_a_changed_world_resumes_near_the_position(tokens: Tokenizer) -> None:
 def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
     rows: list[list[int]], phases: list[tuple[int, list[int]]]
 ) -> None:
-    """A slice stands for its documents: whoever reads when, by the end each was read once in each epoch."""
+    """A slice represents its documents: in the end each was read once per epoch, whichever rank read it."""
     shards = [Shard(Path(str(number)), (150, *groups)) for number, groups in enumerate(rows)]
     seen: dict[tuple[int, int, int, int], int] = {}
     states: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
             ranks.append(read_slices(shards, rank, world, counts[rank], state, seen))
         states = ranks
     assert set(seen.values()) <= {1}
-    # Of all epochs before the one that the slowest is in, nothing is missing.
+    # Nothing is missing in the epochs before the slowest rank's.
     left = dataloader.deal(states, shards, 0, 1)
     cursor = Cursor(*left["cursor"])
     oldest = min([cursor.epoch, *(one[0] for one in cursor.ahead)])
@@ -209,7 +209,7 @@ def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
 def read_slices(
     shards: list[Shard], rank: int, world: int, count: int, state: dict[str, Any] | None, seen: dict[Any, int]
 ) -> dict[str, Any]:
-    """Read so many slices as a rank would, and return its state; nothing waits for a row."""
+    """Read this many slices as a rank would; returns its state, with no documents waiting."""
 
     class Reader(dataloader.DocumentReader):
         def _read(self, index: int, group: int) -> list[str]:
@@ -250,7 +250,7 @@ def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
 
 
 def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
-    """Batches made ahead must not show: the state after n batches is that of a loader that made just n."""
+    """Batches prepared ahead do not count: the state after n batches is that of a loader that made only n."""
     one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
     draw(one, 3)
     packer = dataloader.Packer(
@@ -272,7 +272,7 @@ def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: T
 def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, tokens: Tokenizer) -> None:
     write_shard(tmp_path / "a.parquet", ["some text"] * 40, group=10)
     write_shard(tmp_path / "b.parquet", ["some text"] * 20, group=20)
-    # All ranks read the whole of it, so one row group is enough.
+    # All ranks read all of it, so one row group is enough.
     Loader(tokens, tmp_path, "train", 1, 8, 0, 2).close()
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"b\.parquet is not a complete parquet file"):
@@ -338,7 +338,7 @@ class Panic(BaseException):
 
 
 class Odd:
-    """A tokenizer that does something odd to some text."""
+    """A tokenizer that misbehaves."""
 
     bos = 0
 

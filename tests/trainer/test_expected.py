@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank that says anything: nothing is written, nothing is allocated, and one sentence names it."""
+"""A rank that sends arbitrary messages: nothing is written or allocated, and one sentence names the rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS = "[" * 10**5
 
 
 class Honest(Comm):
-    """Rank 0, to whom rank 1 says what it likes about one thing, and the same as rank 0 about all others."""
+    """Rank 0; rank 1 sends it an arbitrary message in one exchange, and in all others the same message as its own."""
 
     def __init__(self, about: str, evil: Any) -> None:
         super().__init__(Ranks(0, 0, 2), 5.0)
@@ -47,7 +47,7 @@ READER: Any = None  # nothing is read
 
 
 def fed(comm: Comm) -> Any:
-    """A way of summing with error feedback."""
+    """A sync with error feedback."""
     return SimpleNamespace(comm=comm, feedback={"a": torch.zeros(1)})
 
 
@@ -57,7 +57,7 @@ FILES: list[list[Any]] = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, S
 
 
 def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:
-    """A whole checkpoint of ours with another entry in it."""
+    """The answer of a rank that holds a whole checkpoint, with one entry replaced."""
     return [True, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
 
 
@@ -229,7 +229,7 @@ def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
 
 
 class Mimics(Honest):
-    """Rank 1, to whom rank 0 says about the folders what it says itself."""
+    """Rank 1; rank 0 repeats its message about the folders."""
 
     def __init__(self) -> None:
         super().__init__("nothing", None)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The C kernels: that they are right, and that those which are not stay off. Needs a C compiler."""
+"""The C kernels are right, or stay off. Needs a C compiler."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_compiler_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: py
     pid = tmp_path / "pid"
     with pytest.raises(native.BuildError, match="the build took longer than 1 s"):
         native.run(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], "the build")
-    # On a busy machine a killed process dies a moment later, and whoever adopted it may not have taken its end yet.
+    # On a busy machine a killed process dies a moment later, and its new parent may not have reaped it yet.
     state = Path(f"/proc/{pid.read_text().strip()}/stat")
 
     def over() -> bool:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hand-written gradients against autograd through the plain model, and what the pass promises to its callers."""
+"""The hand-written gradients against autograd through the plain model, and the training pass's promises to its callers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = [
 
 
 def close_but_for_rounding(model: GPT, got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Sums over all tokens that nearly cancel out are less certain; of some models they are nothing but rounding."""
+    """Sums over all tokens that nearly cancel out are less accurate; in some models they are only rounding errors."""
     scalars = {name for name in wanted if "lambda" in name or "gate" in name}
     close({n: got[n] for n in wanted if n not in scalars}, {n: wanted[n] for n in wanted if n not in scalars}, 1e-4)
     if model.config.backout_layer == model.config.n_layer - 1:

@@ -21,12 +21,12 @@ SHORTEST = 0.01
 
 
 def share_link(count: int, others: float = 0.0, seconds: int = 120) -> list[tuple[float, float]]:
-    """Queue and what all together delivered, second by second, where connections send all they may; others: what other traffic
-    sends without being paced."""
+    """Queue and bytes delivered, second by second, if connections send all that their pace allows; others: bytes per second of
+    other traffic, which is not paced."""
     paces, queue, course = [Pace()] * count, 0.0, []
     for second in range(1, seconds):
         wanted = [min(pace.rate, LINK) for pace in paces]
-        # Who sends more than the link lets through gets its part, and the rest waits.
+        # Above the link's rate, each gets its share and the rest waits.
         sent = sum(wanted) + others
         queue = min(FULL, max(0.0, queue + sent / LINK - 1))
         full = queue > 0 or sent > LINK
@@ -77,7 +77,7 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         pacer.look()
         assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == LEAST_SHARE * LINK
         assert server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == listening
-        # Without a queue it speeds up again, at last without a limit.
+        # Without a queue it speeds up again until it has no limit.
         monkeypatch.setattr(pacing, "seen_of", lambda dummy: ConnectionState(0.1, 0.1, next(acked), LINK))
         for ends, pace in pacer.paces.items():
             pacer.paces[ends] = pace._replace(rate=1.7e308)

@@ -24,7 +24,7 @@ GOLDEN = json.loads(PATH.read_text())
 
 
 def differences(wanted: Any, got: Any, place: str = "") -> list[str]:
-    """Where two figures differ by more than golden figures may: losses 1e-5, all else 1e-4 relative."""
+    """Figures that differ by more than is allowed: losses by 1e-5, others by 1e-4 relative."""
     if isinstance(wanted, dict):
         assert set(wanted) == set(got), place
         return [line for key in wanted for line in differences(wanted[key], got[key], f"{place}/{key}")]
@@ -62,7 +62,7 @@ def test_golden_figures(replayed: dict[str, Any]) -> None:
 
 @pytest.fixture
 def all_kernels() -> Iterator[kernels.KernelChoice]:
-    """All C kernels, also those that this machine finds slower."""
+    """All C kernels, including those that are slower on this machine."""
     shape = kernel_shape(ModelConfig(**GOLDEN["cases"][0]["config"]), 2, "fp32")
     found = kernels.setup("auto", shape)
     for kernel in kernels.ALL:

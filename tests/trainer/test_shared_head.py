@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A head that is shared out trains the model of a whole one, whatever the parts, rows and passes; its parts are the same
-to the bit on every rank once they are gathered."""
+"""A shared head trains the same model as a whole one, with any parts, rows and passes; gathered, its parts are bit-identical
+on every rank."""
 
 from __future__ import annotations
 
@@ -143,17 +143,17 @@ def test_field_21_ranks_train_the_model_of_a_whole_head(number: int, told: tuple
     assert all(line[0] == lines[0][0] for line in lines)
     whole = alone(case.steps, case.matmul)
     found = torch.load(told[0] / f"{number}.pt", weights_only=True)
-    # bf16 rounds what travels or is multiplied to eight bits; int4 sends hidden states in 8 bits with one exponent for many values.
+    # bf16 rounds messages or operands to eight bits; int4 sends hidden states in 8 bits with one exponent for many values.
     loose = case.mode != "exact" or case.matmul == "bf16"
     most = 0.4 if case.mode == "int4" else 0.25 if loose else 2e-3 if case.steps > 10 else 1e-4
-    # Where products are rounded as well, few steps at such rates make much of it: only the first loss is nearly the same.
+    # Rounded products are amplified within few steps at such learning rates: only the first loss is nearly the same.
     rounded = case.matmul == "bf16"
     assert lines[0][0]["losses"][0] == pytest.approx(whole.losses[0], abs=5e-3 if loose else 1e-5)
     assert lines[0][0]["losses"] == pytest.approx(whole.losses, abs=0.1 if rounded else 3e-2 if loose else 1e-5)
     assert found.keys() == {*whole.weights, *whole.state}
     for name, expected in {**whole.weights, **whole.state}.items():
         error = float((found[name] - expected).norm() / expected.norm().clamp_min(1e-9))
-        # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
+        # AdamW amplifies rounding errors of a gradient near zero, as a single number's can be.
         if not rounded and (expected.numel() > 100 or not (loose or case.steps > 10)):
             assert error < most, name
 
@@ -241,7 +241,7 @@ def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], device: s
 def moments(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
     found: dict[str, Any] = torch.load(job.checkpoints(rank) / f"optim_{step:06d}_rank{rank}.pt", weights_only=True)
     parts = {**found[OURS_KEY]["others"], rank: found["state"]}
-    # The head is the first parameter of the optimizer, and lies there by rows.
+    # The head is the optimizer's first parameter, stored by rows.
     return {key: torch.cat([parts[one][0][key] for one in sorted(parts)]) for key in ("exp_avg", "exp_avg_sq")}
 
 
@@ -286,7 +286,7 @@ def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole
     job.run("--head", "shared", "--sync", "bf16", "--resume")
     assert [event["resumed_from"] for event in job.events("start")] == [None, 4, 8]
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
-    # The steps of other horizons had other learning rates, but no rank began again with anything.
+    # Steps of shorter runs had other learning rates, but no rank started anything afresh.
     assert losses(job)[4:] == pytest.approx(losses(whole)[4:], abs=0.1)
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Several ranks do what one rank with as much accumulation does on the same rows, and hold the same bits ever after."""
+"""Several ranks do the same as one rank on the same rows, and stay bit-identical to each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tiny_model() -> GPT:
 def take_steps(
     training: TrainingPass, sync: Sync, rows: Sequence[int], passes: list[int], steps: int, ignored: Sequence[int] = ()
 ) -> list[float]:
-    """Losses of steps over the same rows on all ranks, of which each trains on its own.
+    """Losses of steps over random rows, the same on all ranks, each of which takes its own.
 
     rows: of each rank; passes: this rank's rows in each pass; ignored: columns without a target.
     """
@@ -86,12 +86,12 @@ def train(
     """
     model = tiny_model()
     with pytest.MonkeyPatch.context() as patch:
-        # Seven blocks of the head, the last one of two rows: of three ranks one has none of them to sum.
+        # Seven blocks of the head, the last one with two rows: one of three ranks has none of them to sum.
         patch.setattr(gradients, "BLOCK_BYTES", 53 * 64 * 4)
         training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
     shares = rows if comm.world > 1 else [sum(rows)]
     tokens = [share * LENGTH for share in shares]
-    # What GPUs do by NCCL, here by Gloo.
+    # As on GPUs, but over Gloo instead of NCCL.
     sync = (
         AllReduceSync(comm, training, optimizer, tokens, torch.float32)
         if mode == "of GPUs"
@@ -135,7 +135,7 @@ CASES = [
     ("ddp", [2, 2, 2]),
     ("of GPUs", [4, 2]),
 ]
-# How far the weights and Muon's state may come to lie from those of one rank, where what travels is rounded.
+# Maximum relative difference of weights and Muon's state from those of one rank, if messages are rounded.
 ROUNDING = {"bf16": 0.1, "int8": 0.2, "int4": 0.4}
 
 
@@ -160,13 +160,13 @@ def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tup
     for name, expected in {**weights, **muon}.items():
         got = {**found["weights"], **found["muon"]}[name]
         error = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
-        # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
+        # AdamW amplifies rounding errors of a gradient near zero, as a single number's can be.
         if not loose or expected.numel() > 100:
             assert error < (loose or 1e-4), name
 
 
 def feedback_by_hand(comm: Comm) -> None:
-    """Rounding errors are kept of every gradient that this rank sends, and of every update that it makes."""
+    """Keep the rounding errors of every gradient that this rank sends, and of every update that it computes."""
     left: dict[str, Tensor] = {}
     train(comm, "int8", [3, 3], left)
     assert gradients.HEAD in left and len(left) > 20
@@ -187,7 +187,7 @@ def test_packed_matrices_are_a_byte_or_half_of_one_a_value(
     ]
     model = tiny_model()
     dense = [p for name, p in model.named_parameters() if name == gradients.HEAD or name.startswith("transformer.h.")]
-    # Of two ranks each sends every matrix once, its gradient or its update, and the head; a scale takes two bytes.
+    # Each of two ranks sends every matrix once, as gradient or update, and the head; a scale takes two bytes.
     scales = sum(p.numel() // block(p.size(1)) for p in dense)
     saved = sum(p.numel() * (16 - bits) // 8 for p in dense) - 2 * scales
     rest = [sent - STEPS * saved for sent in fewer]

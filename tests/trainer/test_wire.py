@@ -18,7 +18,7 @@ SHAPES = [(1, 128), (64, 256), (600, 128), (7, 96), (4, 12), (5, 2), (0, 256)]
 
 
 def matrix(rows: int, columns: int, seed: int = 1) -> Tensor:
-    """Rows of very unlike size, as gradients of rare and frequent tokens are."""
+    """Rows of very different sizes, like gradients of rare and frequent tokens."""
     generator = torch.Generator().manual_seed(seed)
     size = 10 ** (-6 * torch.rand(rows, 1, generator=generator))
     return size * torch.randn(rows, columns, generator=generator)
@@ -45,7 +45,7 @@ def test_each_value_arrives_to_half_a_step_of_its_block(bits: int, shape: tuple[
     error = (sent(Packed(bits), values) - values).abs().view(-1, wire.block(shape[1]))
     largest = values.abs().view(error.shape).amax(1, keepdim=True) if len(values) else error
     assert torch.equal(values, before)
-    # bf16 takes as much as a 256th of a scale.
+    # bf16 rounds a scale by up to a 256th.
     assert bool((error <= (0.5 + 1 / 2) * largest / packed_range(bits)).all())
     assert float((error / largest.clamp_min(1e-30)).sum()) <= 0.3 * error.numel() / packed_range(bits)
 
@@ -69,7 +69,7 @@ def test_what_was_sent_and_what_is_left_are_what_was_to_be_sent(bits: int, shape
         given += values
         arrived += sent(packed, values, feedback)
     assert torch.allclose(arrived + feedback, given, rtol=0, atol=1e-5)
-    # Without it errors add up: a value that is always too small for its block never arrives.
+    # Without feedback, errors add up: a value that is always too small for its block never arrives.
     assert float(feedback.abs().sum()) <= 20 / packed_range(bits) * max(1, feedback.numel())
 
 

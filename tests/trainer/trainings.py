@@ -17,7 +17,7 @@ import ranks
 DATA = ranks.HERE / "golden" / "data"
 STEPS = 12
 FLAGS = {
-    "--kernels": "torch",  # those that are faster at the moment would differ from job to job
+    "--kernels": "torch",  # otherwise each job would choose those that are faster at the moment
     "--depth": 3, "--aspect-ratio": 32, "--head-dim": 32, "--max-seq-len": 64, "--device-batch-size": 2,
     "--total-batch-size": 768, "--num-iterations": STEPS, "--eval-every": -1, "--sample-every": -1,
     "--core-metric-every": -1, "--timeout-seconds": 20,
@@ -25,7 +25,7 @@ FLAGS = {
 
 
 class Job:
-    """A job in a folder, with as many ranks as there shall be now."""
+    """A job in a folder; jobs with other numbers of ranks may continue it."""
 
     def __init__(self, folder: Path, world: int, data: Path = DATA) -> None:
         self.folder, self.world, self.data = folder, world, data
@@ -55,17 +55,17 @@ class Job:
     def start(
         self, *flags: str, slow: bool = False, extra: Mapping[int, Sequence[str]] | None = None
     ) -> list[forked.Python]:
-        """All ranks; slow: with samples in between, so that there is time to do something to them."""
+        """All ranks; slow: with a sample in each step, so that there is time to disturb them."""
         pace = ("--sample-every", "1") if slow else ()
         argvs = {rank: self.argv([*flags, *pace, *(extra or {}).get(rank, ())]) for rank in range(self.world)}
         return ranks.start_each([argvs[rank] for rank in range(self.world)], self.environment)
 
     def run(self, *flags: str) -> list[str]:
-        """A run that ends well; what each rank printed."""
+        """Run successfully; returns the output of each rank."""
         return ranks.passed(ranks.finish(self.start(*flags)))
 
     def fails(self, *flags: str, extra: Mapping[int, Sequence[str]] | None = None) -> list[ranks.Result]:
-        """A run that every rank refuses in one sentence."""
+        """Run; every rank must refuse it in one sentence."""
         results = ranks.finish(self.start(*flags, extra=extra))
         for result in results:
             assert result.code == 2, result
@@ -82,7 +82,7 @@ class Job:
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     def final_digest(self) -> str:
-        """The digest of the weights of all ranks, which agree on it."""
+        """The digest of the weights, on which all ranks must agree."""
         digests = {self.events("digest", rank)[-1]["digest"] for rank in range(self.world)}
         assert len(digests) == 1
         assert self.events("digest")[-1]["step"] == STEPS
