@@ -25,7 +25,7 @@ from numpy import full, int32
 from pyarrow import parquet as pq
 
 from nanochat.data import dataloader
-from nanochat.data.dataloader import Cursor, Loader, Waiting
+from nanochat.data.dataloader import Cursor, Loader, WaitingDocuments
 from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
@@ -66,7 +66,7 @@ def naive_take(lengths: list[int], room: int) -> int:
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.lists(st.integers(1, 14), max_size=60))
 def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[int], rooms: list[int]) -> None:
-    waiting, left = Waiting(), list(enumerate(lengths))
+    waiting, left = WaitingDocuments(), list(enumerate(lengths))
     for number, length in left:
         waiting.add(full(length, number, dtype=int32))
     for room in rooms[: len(lengths)]:

@@ -29,7 +29,7 @@ from nanochat.model.gradients import HEAD, MATMUL_TYPES
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.parallel.agreement import digests
 from nanochat.parallel.comm import connect
-from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, fit_head
+from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, decide_head
 from nanochat.parallel.sync import make_sync
 from nanochat.parallel.wire import WIRES
 from nanochat.rules.shares import part_bounds, passes_of
@@ -208,7 +208,7 @@ def test_the_head_is_shared_out_where_that_sends_less() -> None:
 
 def decided(line: str, rows: list[int], device: str = "cpu") -> str:
     settings = parse(["--max-seq-len", "64", "--device-batch-size", "1", *line.split()])
-    return fit_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows], device).head
+    return decide_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows], device).head
 
 
 def test_auto_is_decided_by_bytes_and_by_what_can_share() -> None:

@@ -152,7 +152,7 @@ class DocumentReader:
             return dataset.read_group(file, path, group)
 
 
-class Waiting:
+class WaitingDocuments:
     """Documents waiting for a row, by length and then by age."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Packer:
     def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int) -> None:
         self.tokenizer, self.reader, self.rows, self.length = tokenizer, reader, rows, length
         self.threads = min(MOST_THREADS, os.cpu_count() or 1)
-        self.waiting = Waiting()
+        self.waiting = WaitingDocuments()
         self.cursor = Cursor(0, 0, 1, 0)
         self.slices = reader.slices(START)
 

@@ -321,8 +321,8 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
     )  # fmt: skip
 
 
-class Rows(NamedTuple):
-    """A table under AdamW: the parameter, its moments, and each row's current step."""
+class AdamWTable(NamedTuple):
+    """A table with its AdamW state: the parameter, its moments, and each row's current step."""
 
     p: Tensor
     m: Tensor
@@ -340,7 +340,7 @@ def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[Ad
         adamw_(p[:count], zero[:count], m[:count], v[:count], now)
 
 
-def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     """Apply the rows' missed steps up to the last; gradient: of that step, if it is the only one missed."""
     behind, last = table.current[rows], steps[-1].step
     if gradient is None:
@@ -359,7 +359,7 @@ def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[A
     table.current[rows] = last
 
 
-def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw_fused(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     if table.p.size(1) % VECTOR:  # torch's kernel rounds a row's last elements differently
         _adamw(table, rows, gradient, steps)
         return
@@ -374,7 +374,7 @@ def _adamw_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, .
     p, m, v = (_normal(generator, count, shape.width) for dummy in range(3))
     steps = [AdamWStep(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
     current = torch.randint(2, 7, (count,), generator=generator, dtype=torch.int32)
-    return Rows(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
+    return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
 
 
 ALL = (

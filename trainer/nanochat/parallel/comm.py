@@ -197,7 +197,7 @@ class Comm:
         self.wait_seconds, self.bytes_sent = 0.0, 0
         # The tensors that this rank waits for, and since when; a thread that ends this rank during a wait holds the lock.
         self._waiting: tuple[str, float] | None = None
-        self._goes_on = threading.Lock()
+        self._may_go_on = threading.Lock()
         self._exchanges = 0
         self._on_phase = on_phase
         self._quiet = threading.Event()
@@ -276,7 +276,7 @@ class Comm:
         except RuntimeError as error:
             failed = error
         finally:
-            with self._goes_on:
+            with self._may_go_on:
                 self._waiting = None
         if failed is not None:
             raise self._explain(what, failed, time.perf_counter() - begun)
@@ -289,10 +289,10 @@ class Comm:
 
     def stop_waiting(self, seconds: float) -> bool:
         """Make a wait that has lasted so long last forever, so that another thread can end this rank; False if there is none."""
-        self._goes_on.acquire()
+        self._may_go_on.acquire()
         if self.waited() > seconds:
             return True
-        self._goes_on.release()
+        self._may_go_on.release()
         return False
 
     def explain_wait(self) -> CommError:

@@ -56,7 +56,7 @@ def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[
     return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
 
 
-def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
+def decide_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
     """These settings with --head auto decided; rejects parts that do not fit the job or the vocabulary."""
     shares, world = settings.head_shares, len(tokens_of_ranks)
     if shares and len(shares) != world:
@@ -76,7 +76,7 @@ def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[
 
 
 def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype: torch.dtype) -> SharedHead | None:
-    """This rank's part, if these settings (from fit_head) share the head."""
+    """This rank's part, if these settings (from decide_head) share the head."""
     if settings.head != "shared":
         return None
     config = model.config

@@ -21,7 +21,7 @@ from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.shared_head import fit_head
+from nanochat.parallel.shared_head import decide_head
 from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
@@ -53,7 +53,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: Stage | None
     plan = stage.plan(settings, config)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
-    settings = fit_head(settings, config, tokens_of_ranks, device)
+    settings = decide_head(settings, config, tokens_of_ranks, device)
     comm.enter("agree", 0)
     agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
