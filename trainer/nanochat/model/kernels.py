@@ -57,9 +57,8 @@ class Kernel:
     only_narrow: bool = False  # used only with bf16 products
     on: bool = False
     right: bool = field(default=False, init=False)
-    seconds: tuple[float, float] = field(
-        default=(math.nan, math.nan), init=False
-    )  # of the twin and the kernel in the trial
+    # Of the twin and the kernel in the trial.
+    seconds: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
 
     def __call__(self, *args: Any) -> None:
         (self.fused if self.on else self.plain)(*args)
