@@ -324,15 +324,6 @@ def test_a_place_that_the_data_does_not_have_is_refused(tokens: Tokenizer) -> No
         Loader(tokens, SHARDS, "train", 1, 64, 0, 1, position={"pq_idx": 2, "rg_idx": 0, "epoch": 1})
 
 
-def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens: Tokenizer) -> None:
-    write_shards(tmp_path, ["x", None])
-    loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
-    for dummy in range(2):
-        with pytest.raises(UserError, match="without text"):
-            loader.next_batch()
-    loader.close()
-
-
 class Panic(BaseException):
     """A Rust panic as Python sees it."""
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks that all ranks have the same settings, data and code before the first step, and the same weights ever after.
+"""Checks that all ranks have the same settings, data and code before the first step, and the same weights from then on.
 
 A difference is an error that names it: which key with which value on which rank, or which tensor.
 """
