@@ -263,7 +263,7 @@ class Loader:
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
         self.last: LoadedBatch | None = None
-        self._ahead = _Ahead(packer, patience, interrupted, ahead)
+        self._ahead = _Prefetcher(packer, patience, interrupted, ahead)
 
     def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
@@ -403,8 +403,8 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
     return position
 
 
-class _Ahead:
-    """Packs batches in a thread, a few ahead; if the thread ends, take() reports it."""
+class _Prefetcher:
+    """Packs a few batches ahead in a thread; if the thread ends, take() reports it."""
 
     def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
         self.packer, self.patience, self.interrupted = packer, patience, interrupted

@@ -141,13 +141,13 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         what = "serve" if serves else "reach"
         why = "another process holds that port" if "EADDRINUSE" in str(error) else _without_noise(error)
         todo = (
-            "stop it or choose another port"
+            "stop it or choose another port."
             if serves
-            else f"is rank 0 running there, and can this host reach port {port}"
+            else f"is rank 0 running there, and can this host reach port {port}?"
         )
         raise CommError(
             f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
-            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}",
+            f"within {timeout:g} s: {why}; {todo}",
             Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
             [0],
         ) from None

@@ -15,9 +15,8 @@ So the work of each step hides the transfer before it. The rows of a pass go thr
 many as may have their logits in memory. The weight gradient of a step's last round is left for the time
 when the layers' gradients are in transit: `finish()` computes it piece by piece.
 
-With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials e are summed without subtracting a maximum. The
-gradient of y W' is (e / S - target) * (1 - t^2), where S is the row's sum; we store S times that, so that no pass over the
-logits waits for S, and divide the products by S instead.
+The formulas are those of head.py. Logit gradients are stored times the row's sum over all parts, so that no pass over the
+logits waits for that sum; products are divided by it instead.
 
 In training, the weights of the other parts are out of date here: `gather()` brings them, for evaluation and saves.
 """
