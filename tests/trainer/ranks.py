@@ -79,8 +79,12 @@ def finish(
 
 def call(module: str, function: str, world: int, *arguments: object) -> list[Result]:
     """Run module.function(comm, *arguments) of a test file in each of `world` ranks."""
-    code = f"import ranks; ranks.serve({module!r}, {function!r}, {arguments!r})"
-    return finish(start(["-c", code], world))
+    return finish(start(argv_of(module, function, *arguments), world))
+
+
+def argv_of(module: str, function: str, *arguments: object) -> list[str]:
+    """Python's arguments to run it in one rank."""
+    return ["-c", f"import ranks; ranks.serve({module!r}, {function!r}, {arguments!r})"]
 
 
 def call_cases(module: str, function: str, worlds: Sequence[int], *arguments: object) -> list[list[Any]]:

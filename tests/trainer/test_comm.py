@@ -115,10 +115,7 @@ VANISHING = [("killed", 2), ("killed", 3), ("frozen", 2), ("busy", 2), ("left", 
 @pytest.fixture(scope="module")
 def survivors() -> Iterator[dict[tuple[str, int], list[ranks.Result]]]:
     """All cases at once, since most of their time is waiting."""
-    jobs = {
-        (how, world): ranks.start(["-c", f"import ranks; ranks.serve({HERE!r}, 'vanish', ({how!r},))"], world)
-        for how, world in VANISHING
-    }
+    jobs = {(how, world): ranks.start(ranks.argv_of(HERE, "vanish", how), world) for how, world in VANISHING}
     yield {case: ranks.finish(processes[:-1]) for case, processes in jobs.items()}
     for processes in jobs.values():
         processes[-1].kill()
@@ -155,25 +152,13 @@ def suspend(after: float, seconds: float) -> None:
     subprocess.Popen(["/bin/sh", "-c", pause])
 
 
-def suspended(comm: Comm) -> None:
+def suspended(comm: Comm, rank: int, seconds: float, timeout: float) -> None:
     comm.exchange("all are here", None)
-    comm.timeout = 4.0
-    if comm.rank == 0:
-        time.sleep(14)
+    comm.timeout = timeout
+    if comm.rank == rank:
+        suspend(2, seconds)
     else:
-        # Longer than ranks wait for one that has fallen silent.
-        suspend(2, 7)
-    comm.barrier("the other one")
-    comm.timeout = 60.0
-
-
-def store_suspended(comm: Comm) -> None:
-    comm.exchange("all are here", None)
-    comm.timeout = 20.0
-    if comm.rank == 0:
-        suspend(2, 4)
-    else:
-        time.sleep(8)
+        time.sleep(2 * seconds)
     comm.barrier("the other one")
     comm.timeout = 60.0
 
@@ -193,11 +178,12 @@ def suspended_in_connect() -> None:
 
 
 def test_a_rank_that_was_suspended_does_not_take_its_own_silence_for_that_of_others() -> None:
-    ranks.passed(ranks.call(HERE, "suspended", 2))
+    # Longer than ranks wait for one that has fallen silent.
+    ranks.passed(ranks.call(HERE, "suspended", 2, 1, 7, 4))
 
 
 def test_the_rank_that_serves_the_store_may_be_suspended_while_another_waits_in_it() -> None:
-    ranks.passed(ranks.call(HERE, "store_suspended", 2))
+    ranks.passed(ranks.call(HERE, "suspended", 2, 0, 4, 20))
 
 
 def test_the_rank_that_serves_the_store_may_be_suspended_while_ranks_meet() -> None:

@@ -63,8 +63,7 @@ def test_field_31_a_pulled_cable_holds_nobody_in_the_store(spaces: tuple[str, st
     processes = []
     for rank, space in enumerate(spaces):
         environ = ranks.environment(rank, 2, port, {"GLOO_SOCKET_IFNAME": "cut0", "MASTER_ADDR": ADDRESSES[0]})
-        code = "import ranks; ranks.serve('test_cut', 'wait_for_the_other', ())"
-        argv = ["ip", "netns", "exec", space, sys.executable, "-c", code]
+        argv = ["ip", "netns", "exec", space, sys.executable, *ranks.argv_of("test_cut", "wait_for_the_other")]
         processes.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     for process in processes:
         assert process.stdout is not None
