@@ -35,9 +35,9 @@ class Honest(Comm):
         self.about, self.evil = about, evil if evil is ENDLESS else json.dumps(evil)
         self.asked = False
 
-    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
+    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
         self.asked = self.asked or what.startswith(self.about)
-        return [word, self.evil if what.startswith(self.about) else word]
+        return [mine, self.evil if what.startswith(self.about) else mine]
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
         pytest.fail("nothing may be carried")

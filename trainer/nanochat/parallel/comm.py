@@ -328,24 +328,24 @@ class Comm:
 
         A live rank may take PATIENCE times the timeout.
         """
-        words = self.words(what, json.dumps(value), patient)
-        return [_understood(what, rank, word, fits) for rank, word in enumerate(words)]
+        messages = self.messages(what, json.dumps(value), patient)
+        return [_understood(what, rank, message, fits) for rank, message in enumerate(messages)]
 
-    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
-        """Every rank's raw message."""
+    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
+        """Every rank's message as sent; mine: this rank's."""
         if self.rendezvous is None:
-            return [word]
+            return [mine]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
         begun = time.perf_counter()
-        self._tell(f"x/{number}/{self.rank}", word, what)
+        self._tell(f"x/{number}/{self.rank}", mine, what)
         found: list[str | bytes] = [
             self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
         ]
         self.wait_seconds += time.perf_counter() - begun
         if number:
             # All ranks answered this exchange, so they have read the last one.
-            self._asked(lambda store: store.delete_key(f"x/{number - 1}/{self.rank}"), what)
+            self._ask_or_explain(lambda store: store.delete_key(f"x/{number - 1}/{self.rank}"), what)
         return found
 
     def barrier(self, what: str) -> None:
@@ -368,9 +368,9 @@ class Comm:
         return False
 
     def _tell(self, key: str, value: str, what: str) -> None:
-        self._asked(lambda store: store.set(key, value), what)
+        self._ask_or_explain(lambda store: store.set(key, value), what)
 
-    def _asked(self, call: Callable[[Store], T], what: str) -> T:
+    def _ask_or_explain(self, call: Callable[[Store], T], what: str) -> T:
         begun = time.monotonic()
         try:
             return self.ask(call)
@@ -382,7 +382,7 @@ class Comm:
         begun = looked = time.monotonic()
         limit, beat, silent = self.timeout * (PATIENCE if patient else 1), b"", 0.0
         while True:
-            value, heard, left = self._asked(lambda store: _look(store, key, rank), what)
+            value, heard, left = self._ask_or_explain(lambda store: _look(store, key, rank), what)
             if value is not None:
                 return value
             now = time.monotonic()
