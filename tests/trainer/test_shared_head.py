@@ -250,10 +250,6 @@ def weights(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
     return found
 
 
-def losses(job: Job) -> list[float]:
-    return [event["loss"] for event in job.events("step")]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = Job(tmp_path_factory.mktemp("whole"), 2)
@@ -266,17 +262,13 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
     often = ("--head", "shared", "--head-shares", "2,1")
     outs = job.run(*often, "--save-every", "4", "--eval-every", "6", "--eval-tokens", "500", "--sample-every", "12")
     assert "Head: shared, vocabulary rows by rank: " in outs[0]
-    assert losses(job) == pytest.approx(losses(whole), abs=1e-5)
+    assert job.losses() == pytest.approx(whole.losses(), abs=1e-5)
     assert {name: t.shape for name, t in moments(job).items()} == {n: t.shape for n, t in moments(whole).items()}
     for name, tensor in weights(whole).items():
         assert float((weights(job)[name] - tensor).norm() / tensor.norm().clamp_min(1e-9)) < 0.02, name
     assert kill_and_resume.same(weights(job, 0), weights(job, 1))
-    undisturbed = job.final_digest()
-    for rank in range(2):
-        job.damage(rank, STEPS)
-    job.run(*often, "--resume")
+    job.resumes_alike(*often)
     assert job.events("start")[-1]["resumed_from"] == 8
-    assert job.final_digest() == undisturbed
 
 
 def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole: Job) -> None:
@@ -287,18 +279,14 @@ def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole
     assert [event["resumed_from"] for event in job.events("start")] == [None, 4, 8]
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
     # Steps of shorter runs had other learning rates, but no rank started anything afresh.
-    assert losses(job)[4:] == pytest.approx(losses(whole)[4:], abs=0.1)
+    assert job.losses()[4:] == pytest.approx(whole.losses()[4:], abs=0.1)
 
 
 def test_a_rank_without_rows_has_its_part_of_the_head(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     flags = ("--head", "shared", "--rank-rows", "0,12", "--eval-every", "6", "--eval-tokens", "500")
     job.run(*flags, "--save-every", "4")
-    undisturbed = job.final_digest()
-    for rank in range(2):
-        job.damage(rank, STEPS)
-    job.run(*flags, "--resume")
-    assert job.final_digest() == undisturbed
+    job.resumes_alike(*flags)
 
 
 def test_ranks_must_agree_on_the_parts() -> None:

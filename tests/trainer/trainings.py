@@ -88,6 +88,17 @@ class Job:
         assert self.events("digest")[-1]["step"] == STEPS
         return str(digests.pop())
 
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.events("step")]
+
+    def resumes_alike(self, *flags: str) -> None:
+        """Resume from the last checkpoint but one; the weights must end as before."""
+        before = self.final_digest()
+        for rank in range(self.world):
+            self.damage(rank, STEPS)
+        self.run(*flags, "--resume")
+        assert self.final_digest() == before
+
     def wait_for_step(self, step: int) -> None:
         self.wait_for_events("step", step + 1)
 
