@@ -19,7 +19,7 @@ from nanochat.parallel.balance import (
     Shares,
     shares_for,
     step_seconds,
-    work_fractions,
+    work_split,
 )
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.machinery import new_balancer
@@ -28,7 +28,7 @@ from nanochat.run.state import SMOOTHING, Progress
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
     """Seconds per step of each rank; its speed is the fraction of a step's work that it does per second."""
-    return [w / s for w, s in zip(work_fractions(shares, head_work), speeds, strict=True)]
+    return [w / s for w, s in zip(work_split(shares, head_work), speeds, strict=True)]
 
 
 def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares | None, float]:

@@ -32,7 +32,7 @@ class Shares(NamedTuple):
     head: list[int]
 
 
-def work_fractions(shares: Shares, head_work: float) -> list[float]:
+def work_split(shares: Shares, head_work: float) -> list[float]:
     """Each rank's fraction of a step's work; head_work: the head's fraction."""
     rows = [one / sum(shares.rows) for one in shares.rows]
     if not shares.head:
@@ -49,7 +49,7 @@ def shares_for(now: Shares, speeds: Sequence[float]) -> Shares:
 
 def step_seconds(shares: Shares, speeds: Sequence[float], head_work: float) -> float:
     """Busy time of the slowest rank; a speed is the fraction of a step's work that a rank does per second."""
-    return max(one / speed for one, speed in zip(work_fractions(shares, head_work), speeds, strict=True))
+    return max(one / speed for one, speed in zip(work_split(shares, head_work), speeds, strict=True))
 
 
 class Balancer:
@@ -78,7 +78,7 @@ class Balancer:
 
     def _look(self, seconds: Sequence[float]) -> Shares | None:
         """The result of a check: seconds of each rank in its usual step."""
-        speeds = [w / s for w, s in zip(work_fractions(self.shares, self.head_work), seconds, strict=True)]
+        speeds = [w / s for w, s in zip(work_split(self.shares, self.head_work), seconds, strict=True)]
         if not self._pays(speeds):
             self._speeds.clear()
             return None
