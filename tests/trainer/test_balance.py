@@ -11,16 +11,8 @@ import random
 import pytest
 
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.parallel.balance import (
-    DEAD_BAND,
-    LOOK_SECONDS,
-    WARM_UP,
-    Balancer,
-    Shares,
-    shares_for,
-    step_seconds,
-    work_split,
-)
+from nanochat.parallel import balance
+from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.machinery import new_balancer
 from nanochat.run.state import SMOOTHING, Progress
@@ -103,8 +95,8 @@ def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
         # A check takes at least two steps, and one may already have begun.
         assert seconds <= max(60, 6 * step / slowed)
         again = Balancer(found, 0.6)
-        assert heard(again, busy(found, speeds, 0.6), 20 * LOOK_SECONDS)[0] is None
-        assert step_seconds(found, speeds, 0.6) < step_seconds(shares, speeds, 0.6) / (1 + DEAD_BAND)
+        assert heard(again, busy(found, speeds, 0.6), 20 * balance.LOOK_SECONDS)[0] is None
+        assert step_seconds(found, speeds, 0.6) < step_seconds(shares, speeds, 0.6) / (1 + balance.DEAD_BAND)
 
 
 def test_small_differences_and_a_single_look_change_nothing() -> None:
@@ -125,7 +117,7 @@ def test_a_hiccup_of_one_step_does_not_count() -> None:
 
 def test_steps_of_which_a_rank_tells_nothing_and_the_first_ones_are_left_out() -> None:
     balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
-    for dummy in range(WARM_UP):
+    for dummy in range(balance.WARM_UP):
         assert balancer.hear([100.0, 1.0]) is None
     assert all(balancer.hear([0.0, 50.0]) is None for dummy in range(100))
     assert all(balancer.hear([1.0, 1.0]) is None for dummy in range(100))
@@ -142,7 +134,9 @@ def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
         if found is None:
             continue
         assert sum(found.rows) == total and min(found.rows) >= 0 and min(found.head) >= 1
-        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (1 + DEAD_BAND)
+        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (
+            1 + balance.DEAD_BAND
+        )
         assert heard(Balancer(found, head_work), busy(found, speeds, head_work), 150)[0] is None
 
 
