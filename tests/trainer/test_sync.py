@@ -67,7 +67,7 @@ def take_steps(
             if not len(part):
                 training.join_pass(scale)
                 continue
-            ids, targets = part[:, :-1].contiguous(), part[:, 1:].contiguous()
+            ids, targets = part[:, :-1].contiguous(), part[:, 1:].clone()
             for column in ignored:
                 targets[:, column] = IGNORED
             on_ready = sync.on_ready if sum(passes[:number]) == len(mine) else None

@@ -20,7 +20,7 @@ class Cause(enum.Enum):
     _value_: str
     meaning: str
 
-    def __new__(cls, code: str, meaning: str) -> Cause:
+    def __new__(cls, code: str, meaning: str = "") -> Cause:
         cause = object.__new__(cls)
         cause._value_, cause.meaning = code, meaning
         return cause
