@@ -17,7 +17,7 @@ import kill_and_resume
 import pytest
 import ranks
 import torch
-from test_sync import LENGTH, VOCABULARY, take_steps, tiny_model
+from test_sync import LENGTH, VOCABULARY, tiny_model
 from torch import Tensor
 from trainings import STEPS, Job
 
@@ -26,12 +26,14 @@ from nanochat.kit.settings import parse, shared_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import ModelConfig
 from nanochat.model.gradients import HEAD, MATMUL_TYPES
+from nanochat.model.ops import IGNORED
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.parallel.agreement import digests
 from nanochat.parallel.comm import connect
 from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, decide_head
 from nanochat.parallel.sync import make_sync
 from nanochat.parallel.wire import WIRES
+from nanochat.rules.schedule import StepSchedule
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import can_share, choose_head, shared_bytes, whole_bytes
 from nanochat.run.optim_file import OURS_KEY
@@ -92,25 +94,53 @@ def count_head_bytes(comm: Comm) -> list[int]:
 
 
 def train(comm: Comm, case: Case, share: bool) -> Trained:
+    """Some steps over rows that all ranks draw alike and share out, some of whose targets are to be ignored."""
+    torch.set_num_threads(1)
     model, sent = tiny_model(), count_head_bytes(comm)
     tokens = [rows * LENGTH for rows in case.rows]
     each = passes_of(case.rows, case.micro, together=share)
+    passes = [[rows * LENGTH for rows in one] for one in zip(*each, strict=True)] if share else []
     head = None
     if share:
-        passes = [[rows * LENGTH for rows in one] for one in zip(*each, strict=True)]
         wire = WIRES[case.mode].hidden
         bounds = part_bounds(VOCABULARY, model.config.padded_vocab_size, case.parts)
         head = SharedHead(comm, model, bounds, passes, wire, MATMUL_TYPES[case.matmul], case.chunk)
     training = TrainingPass(model, case.matmul, head)
     optimizer = Optimizer(model, LearningRates(), case.matmul, head.rows if head else ALL_ROWS)
     sync = make_sync(case.mode, comm, training, optimizer, tokens)
-    losses = take_steps(training, sync, case.rows, each[comm.rank], case.steps, ignored=[3])
-    if head is not None:
-        head.gather()
+    generator, losses = torch.Generator().manual_seed(5), []
+    for dummy in range(case.steps):
+        drawn = torch.randint(0, VOCABULARY, (sum(case.rows), LENGTH + 1), generator=generator)
+        mine = drawn[sum(case.rows[: comm.rank]) :][: case.rows[comm.rank]]
+        batches = [part for part in mine.split(each[comm.rank]) if len(part)]
+        sync.offer_ids([part[:, :-1] for part in batches])
+        token_ids, dummy_stop = sync.take_ids()
+        optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        sync.start_step(token_ids)
+        loss = torch.zeros(())
+        for number in range(len(passes) if share else len(batches)):
+            if number >= len(batches):
+                training.join_pass(1 / drawn[:, 1:].numel())
+                continue
+            ids, targets = batches[number][:, :-1].contiguous(), batches[number][:, 1:].clone()
+            targets[:, 3] = IGNORED
+            on_ready = sync.on_ready if number == len(batches) - 1 else None
+            loss += training.forward_backward(ids, targets, 1 / drawn[:, 1:].numel(), on_ready)
+        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
+    return finished(model, optimizer, training, sync, losses, sent[0])
+
+
+def finished(
+    model: Any, optimizer: Optimizer, training: TrainingPass, sync: Any, losses: list[float], sent: int
+) -> Trained:
+    optimizer.catch_up()
+    if training.shared_head is not None:
+        training.shared_head.gather()
     state = sync.whole_state()
     parts = {f"{n} {part}": t for n, one in state["muon"].items() for part, t in one.items()}
     parts |= {f"{HEAD} {part}": t for part, t in state["adamw"][HEAD].items()}
-    return Trained({name: p.detach() for name, p in model.named_parameters()}, losses, parts, sent[0])
+    return Trained({name: p.detach() for name, p in model.named_parameters()}, losses, parts, sent)
 
 
 def train_and_print(comm: Comm, numbers: list[int], folder: str) -> None:
