@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +20,10 @@ from nanochat.kit.common import Ranks, UserError
 from nanochat.model import gradients
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.model.ops import IGNORED
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.parallel.agreement import check_identical, digests
 from nanochat.parallel.comm import Comm, connect
-from nanochat.parallel.sync import AllReduceSync, Notice, Sync, make_buckets, make_sync, share_out
+from nanochat.parallel.sync import AllReduceSync, Notice, make_buckets, make_sync, share_out
 from nanochat.parallel.wire import block
 from nanochat.rules.schedule import StepSchedule
 
@@ -43,61 +41,45 @@ def tiny_model() -> GPT:
     return model
 
 
-def take_steps(
-    training: TrainingPass, sync: Sync, rows: Sequence[int], passes: list[int], steps: int, ignored: Sequence[int] = ()
-) -> list[float]:
-    """Losses of steps over random rows, the same on all ranks, each of which takes its own.
-
-    rows: of each rank; passes: this rank's rows in each pass; ignored: columns without a target.
-    """
-    torch.set_num_threads(1)
-    comm, generator, losses = sync.comm, torch.Generator().manual_seed(5), []
-    scale = 1 / (sum(rows) * LENGTH)
-    for step in range(steps):
-        drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
-        mine = drawn[sum(rows[: comm.rank]) :][: rows[comm.rank]]
-        sync.offer_ids([mine[:, :-1]], Notice(stop=step == 2 and comm.rank == comm.world - 1))
-        token_ids, stop = sync.take_ids()
-        assert stop == (step == 2)
-        sync.optimizer.prepare(token_ids)
-        training.start_step(token_ids)
-        sync.start_step(token_ids)
-        loss = torch.zeros(())
-        for number, part in enumerate(mine.split(passes), start=1):
-            if not len(part):
-                training.join_pass(scale)
-                continue
-            ids, targets = part[:, :-1].contiguous(), part[:, 1:].clone()
-            for column in ignored:
-                targets[:, column] = IGNORED
-            on_ready = sync.on_ready if sum(passes[:number]) == len(mine) else None
-            loss += training.forward_backward(ids, targets, scale, on_ready)
-        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
-    sync.optimizer.catch_up()
-    return losses
-
-
 def train(
     comm: Comm, mode: str, rows: list[int], left: dict[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
-    """Weights, losses and Muon's whole state after some steps.
+    """Some steps over rows that all ranks draw alike and share out; weights, losses and Muon's whole state.
 
     left: takes the error feedback of this rank.
     """
+    torch.set_num_threads(1)
     model = tiny_model()
     with pytest.MonkeyPatch.context() as patch:
-        # Seven blocks of the head, the last one with two rows: one of three ranks has none of them to sum.
+        # Seven blocks of the head, the last one of two rows: of three ranks one has none of them to sum.
         patch.setattr(gradients, "BLOCK_BYTES", 53 * 64 * 4)
         training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
     shares = rows if comm.world > 1 else [sum(rows)]
     tokens = [share * LENGTH for share in shares]
-    # As on GPUs, but over Gloo instead of NCCL.
+    # What GPUs do by NCCL, here by Gloo.
     sync = (
         AllReduceSync(comm, training, optimizer, tokens, torch.float32)
         if mode == "of GPUs"
         else make_sync(mode, comm, training, optimizer, tokens)
     )
-    losses = take_steps(training, sync, shares, [1] * shares[comm.rank], STEPS)
+    generator, losses = torch.Generator().manual_seed(5), []
+    for step in range(STEPS):
+        drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
+        mine = drawn[sum(shares[: comm.rank]) :][: shares[comm.rank]]
+        sync.offer_ids([mine[:, :-1]], Notice(stop=step == 2 and comm.rank == comm.world - 1))
+        token_ids, stop = sync.take_ids()
+        assert stop == (step == 2)
+        optimizer.prepare(token_ids)
+        training.start_step(token_ids)
+        sync.start_step(token_ids)
+        loss = torch.zeros(())
+        for number, row in enumerate(mine.split(1), start=1):
+            on_ready = sync.on_ready if number == len(mine) else None
+            loss += training.forward_backward(
+                row[:, :-1].contiguous(), row[:, 1:].contiguous(), 1 / (sum(rows) * LENGTH), on_ready
+            )
+        losses.append(sync.step(loss, StepSchedule(0.5, 0.9, 0.01)))
+    optimizer.catch_up()
     if left is not None:
         left.update(sync.feedback)
     weights = {name: p.detach() for name, p in model.named_parameters()}
