@@ -40,9 +40,9 @@ from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 
 from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
-from nanochat.model.fused import MATMUL_TYPES, TrainingPass, kernel_shape  # noqa: E402
+from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
-from nanochat.model.gradients import unique_ids  # noqa: E402
+from nanochat.model.gradients import MATMUL_TYPES, unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
 from nanochat.rules.schedule import StepSchedule  # noqa: E402
 
@@ -143,7 +143,7 @@ def our_step(config: ModelConfig, variant: str) -> Step:
     numerics.setup()
     found = kernels.setup("auto" if own else "torch", kernel_shape(config, ROWS, matmul))
     if own:
-        print(f"{variant}: {found.told()}", file=sys.stderr)
+        print(f"{variant}: {found.summary()}", file=sys.stderr)
     model = GPT(config)
     model.init_weights()
     training, optimizer = TrainingPass(model, matmul), Optimizer(model, RATES, matmul)
@@ -276,7 +276,7 @@ def kernel_times(size: str, threads: int) -> str:
     lines = []
     for matmul in MATMUL_TYPES:
         found = kernels.setup("auto", kernel_shape(SIZES[size], ROWS, matmul))
-        lines.append(f"{size} {matmul}: {found.told()}")
+        lines.append(f"{size} {matmul}: {found.summary()}")
         for kernel in kernels.ALL:
             plain, fused = (1000 * seconds for seconds in kernel.seconds)
             lines.append(f"  {kernel.name:16}{plain:9.3f} ms {fused:9.3f} ms {plain / fused:6.1f}x")

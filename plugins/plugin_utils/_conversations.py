@@ -32,5 +32,5 @@ def facts(named: str, environment: Mapping[str, str]) -> ConversationFacts:
         "path": str(path),
         "sha256": digest,
         "count": len(found),
-        "problems": [messages.told(wrong)] if wrong else [],
+        "problems": [messages.summary(wrong)] if wrong else [],
     }

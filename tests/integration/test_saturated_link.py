@@ -18,11 +18,15 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.te
 pytestmark = pytest.mark.skipif(
     not able(), reason="only root may make network namespaces, and only where the kernel lets it"
 )
-CONNECTIONS = 8
 # Both ends send without end on each connection; the one that listens exits when it has received enough.
 FLOOD = f"""
 import os, socket, sys, threading, time
-where, enough, got = ("10.9.0.1", 29777), float(sys.argv[2]), []
+role, enough, connections, paced = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "paced"
+where, got = ("10.9.0.1", 29777), []
+if paced:
+    sys.path.insert(0, {str(ROOT / "trainer")!r})
+    from nanochat.kit.pacing import start_pacing
+    start_pacing()
 def call():
     while True:
         try:
@@ -30,26 +34,18 @@ def call():
         except ConnectionRefusedError:
             time.sleep(0.05)
 def send(link):
+    if paced:  # cubic is what most systems have; others may keep queues short by themselves
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     while True:
         link.sendall(bytes(65536))
 def receive(link):
     while sum(got) < enough:
         got.append(len(link.recv(65536)))
     os._exit(0)
-server = socket.create_server(where) if sys.argv[1] == "listen" else None
-for link in [server.accept()[0] if server else call() for dummy in range({CONNECTIONS})]:
+server = socket.create_server(where) if role == "listen" else None
+for link in [server.accept()[0] if server else call() for dummy in range(connections)]:
     for work in (send, receive):
         threading.Thread(target=work, args=(link,)).start()
-"""
-CUBIC = """def send(link):
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")"""
-# As ranks send: on one connection, paced. Cubic is what most systems have; others may keep queues short by themselves.
-TRAIN = f"""
-import socket, sys
-sys.path.insert(0, {str(ROOT / "trainer")!r})
-from nanochat.kit.pacing import start_pacing
-start_pacing()
-{FLOOD.replace(f"range({CONNECTIONS})", "range(1)").replace("def send(link):", CUBIC)}
 """
 # As with ssh: a key is pressed twice a second, and its echo comes back.
 ECHO = """
@@ -101,6 +97,14 @@ def slow_down(lan, rate, queue):
         subprocess.run(["tc", "-n", lan.switch, *shape], check=True)
 
 
+def flood(lan, received, connections, pace):
+    """Fill the link; the process that ends when it has received so much."""
+    words = (sys.executable, "-c", FLOOD)
+    listens = lan.start(0, *words, "listen", str(received), str(connections), pace)
+    lan.start(1, *words, "call", "1e9", str(connections), pace)
+    return listens
+
+
 # Unpaced, two to four seconds and more than one.
 ECHO_SECONDS = {"1mbit": 1.2, "10mbit": 0.5}
 
@@ -110,9 +114,7 @@ ECHO_SECONDS = {"1mbit": 1.2, "10mbit": 0.5}
 def test_keepers_hear_each_other_over_a_saturated_link(lan, hosts, rate, queue, received):
     hosts.wait_for_training("laptop", "desktop", "laptop")
     slow_down(lan, rate, queue)
-    words = (sys.executable, "-c", FLOOD)
-    listens = lan.start(0, *words, "listen", str(received))
-    lan.start(1, *words, "call", "1e9")
+    listens = flood(lan, received, 8, "unpaced")
     assert listens.wait(120) == 0
     for host in ("desktop", "laptop"):
         assert '"lost"' not in (hosts.folder / host / "members.jsonl").read_text()
@@ -123,9 +125,8 @@ def test_keepers_hear_each_other_over_a_saturated_link(lan, hosts, rate, queue, 
 @pytest.mark.parametrize(("rate", "queue", "received"), [("1mbit", "256kb", 3_500_000), ("10mbit", "1mb", 35_000_000)])
 def test_ranks_that_fill_a_link_leave_it_to_ssh(lan, rate, queue, received):
     slow_down(lan, rate, queue)
-    words = (sys.executable, "-c", TRAIN)
-    listens = lan.start(0, *words, "listen", str(received))
-    lan.start(1, *words, "call", "1e9")
+    # As ranks send: on one connection, paced.
+    listens = flood(lan, received, 1, "paced")
     lan.start(0, sys.executable, "-c", ECHO)
     echoes = [float(line) for line in lan.run(1, sys.executable, "-c", TYPE, "25").split()]
     # It takes some seconds to find the link's rate.

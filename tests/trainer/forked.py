@@ -1,13 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python processes that need not import torch: each is forked by a server that has imported it already.
+"""Python processes with torch imported: each is forked by a server that has imported it already.
 
-Importing torch takes longer than most trainings of the tests. A server imports only what others wrote; the trainer itself is
-imported by each process. Real starts, by torchrun too, are tried by tests of their own.
+Importing torch takes longer than most trainings of the tests. A server imports only third-party packages; each process
+imports the trainer itself. Other tests cover real starts, also by torchrun.
 
-Two processes next to each other come from two servers, whose hashes differ: what depends on the order of a set shows.
-When the tests end, by whatever signal, the server notices it and ends what it forked.
+Consecutive processes come from two servers with different hash seeds, which reveals code that depends on the order of a set.
+When the tests end, also by a signal, the server notices and kills its processes.
 
     process = Python(["-m", "scripts.base_train", ...], cwd, environment, number)
     out, err = process.communicate(timeout=60)
@@ -44,7 +44,7 @@ class Wanted(TypedDict):
 
 
 class Python:
-    """The part of subprocess.Popen that tests of ranks need; what is printed goes to files."""
+    """The part of subprocess.Popen that tests of ranks need; output goes to files."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str], number: int = 0) -> None:
         self.returncode: int | None = None
@@ -109,14 +109,12 @@ def _server(number: int) -> socket.socket:
     return ours
 
 
-# -- what runs in the server
+# -- in the server
 
 
 def serve(control: socket.socket) -> list[str] | None:
-    """Fork on request. Returns its arguments in a forked process, and None in the server when the tests have ended."""
-    living: dict[
-        int, tuple[int, socket.socket]
-    ] = {}  # descriptor of a process -> its number, the socket of the test that waits for it
+    """Fork on request. Returns in a forked process its arguments, and in the server None, once nobody can send requests."""
+    living: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> its id, and the socket of its caller
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -156,7 +154,7 @@ def _tell_end(handle: int, pid: int, waits: socket.socket) -> None:
 
 
 def _become(request: int, out: int, err: int, status: int) -> list[str]:
-    """Take on the requested environment, folder and output files."""
+    """Take the environment, folder and output files of the request; returns its arguments."""
     with open(request, "rb") as file:
         file.seek(0)
         wanted: Wanted = json.load(file)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small models, made tokens, and the plain implementation in bench/ as the truth to compare with."""
+"""Small models, random tokens, and the plain implementation in bench/ as the reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(config: ModelConfig = TINY, **changes: Any) -> GPT:
 
 
 def talkative(depth: int, length: int, windows: str) -> GPT:
-    """A model of the golden tokenizer, random enough that what it says does not repeat itself."""
+    """A model for the golden tokenizer, random enough that its text does not repeat itself."""
     torch.manual_seed(1)
     model = GPT(ModelConfig.from_depth(depth, 16, 16, sequence_len=length, vocab_size=512, window_pattern=windows))
     model.init_weights()
@@ -102,7 +102,7 @@ def close(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: fl
 
 
 def train(model: GPT, optimizer: Optimizer, steps: int, seed: int = 0, length: int = 8) -> None:
-    """A few steps on few tokens, so that most rows of the tables are left alone."""
+    """A few steps on few tokens, so that they use few rows of the tables."""
     training = TrainingPass(model)
     for number in range(steps):
         ids, targets = tokens(model, 1, length, seed=seed + number)

@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The library of matrix products, settled by the tests: where both are about as fast, the trainer's self-test takes now one and now
-the other, which round differently, and then no two trainings could be compared to the bit."""
+"""Fixes the library of matrix products. Where both are about as fast, the trainer's self-test chooses sometimes one and sometimes
+the other; they round differently, so trainings could not be compared to the bit."""
 
 from __future__ import annotations
 

@@ -11,19 +11,20 @@ import random
 import pytest
 
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.parallel.balance import DEAD_BAND, LOOK_SECONDS, WARM_UP, Balancer, Shares, fitting, step_seconds, work
+from nanochat.parallel import balance
+from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.machinery import new_balancer
 from nanochat.run.state import SMOOTHING, TrainingProgress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
-    """The seconds per step of ranks that do so much of the whole in a second."""
-    return [w / s for w, s in zip(work(shares, head_work), speeds, strict=True)]
+    """Seconds per step of each rank; its speed is the fraction of a step's work that it does per second."""
+    return [w / s for w, s in zip(work_split(shares, head_work), speeds, strict=True)]
 
 
 def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares | None, float]:
-    """The balancer's decision, and after how many seconds it is made, for identical steps."""
+    """The balancer's decision after identical steps, and the seconds until then."""
     passed = 0.0
     while passed < most:
         passed += max(seconds)
@@ -75,15 +76,15 @@ def test_passes(shares: list[int], most: int, together: bool, passes: list[list[
     ],
 )
 def test_rows_go_by_speed(speeds: tuple[float, ...], rows: list[int]) -> None:
-    assert fitting(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
+    assert shares_for(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
 
 
 def test_a_rank_keeps_a_row_where_the_head_is_whole() -> None:
-    assert fitting(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
+    assert shares_for(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
 
 
 def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
-    """Steps of a tenth of a second to twelve seconds, slowed to a half and to a tenth; then it stays as it is."""
+    """Steps of a tenth of a second to twelve seconds, slowed to a half and to a tenth; afterwards nothing changes."""
     for step, slowed in itertools.product((0.1, 1.0, 6.0, 12.0), (0.5, 0.1)):
         shares, speeds = Shares([6, 6], [1, 1]), [0.5 / step, 0.5 / step]
         balancer = Balancer(shares, 0.6)
@@ -91,11 +92,11 @@ def test_a_slowed_rank_is_given_less_within_a_minute() -> None:
         speeds[1] *= slowed
         found, seconds = heard(balancer, busy(shares, speeds, 0.6), 600)
         assert found is not None and found.rows[1] < 6 and found.head[1] < found.head[0]
-        # A look is two steps at least, and one may have begun before.
+        # A check takes at least two steps, and one may already have begun.
         assert seconds <= max(60, 6 * step / slowed)
         again = Balancer(found, 0.6)
-        assert heard(again, busy(found, speeds, 0.6), 20 * LOOK_SECONDS)[0] is None
-        assert step_seconds(found, speeds, 0.6) < step_seconds(shares, speeds, 0.6) / (1 + DEAD_BAND)
+        assert heard(again, busy(found, speeds, 0.6), 20 * balance.LOOK_SECONDS)[0] is None
+        assert step_seconds(found, speeds, 0.6) < step_seconds(shares, speeds, 0.6) / (1 + balance.DEAD_BAND)
 
 
 def test_small_differences_and_a_single_look_change_nothing() -> None:
@@ -103,7 +104,7 @@ def test_small_differences_and_a_single_look_change_nothing() -> None:
     balancer = Balancer(shares, 0.6)
     assert heard(balancer, [1.0, 1.15], 300)[0] is None
     for dummy in range(5):
-        # One look out of balance, one in balance, in turns.
+        # Checks alternate: one out of balance, one in balance.
         assert heard(balancer, [1.0, 2.0], 9.5)[0] is None
         assert heard(balancer, [1.0, 1.0], 20)[0] is None
 
@@ -116,7 +117,7 @@ def test_a_hiccup_of_one_step_does_not_count() -> None:
 
 def test_steps_of_which_a_rank_tells_nothing_and_the_first_ones_are_left_out() -> None:
     balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
-    for dummy in range(WARM_UP):
+    for dummy in range(balance.WARM_UP):
         assert balancer.hear([100.0, 1.0]) is None
     assert all(balancer.hear([0.0, 50.0]) is None for dummy in range(100))
     assert all(balancer.hear([1.0, 1.0]) is None for dummy in range(100))
@@ -126,14 +127,16 @@ def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
     draw = random.Random(7)
     for dummy in range(40):
         world, total = draw.randint(2, 6), draw.randint(6, 64)
-        shares = fitting(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
+        shares = shares_for(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
         speeds = [draw.uniform(0.02, 1.0) for rank in range(world)]
         head_work = draw.uniform(0.0, 0.8)
         found, dummy_seconds = heard(Balancer(shares, head_work), busy(shares, speeds, head_work), 150)
         if found is None:
             continue
         assert sum(found.rows) == total and min(found.rows) >= 0 and min(found.head) >= 1
-        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (1 + DEAD_BAND)
+        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (
+            1 + balance.DEAD_BAND
+        )
         assert heard(Balancer(found, head_work), busy(found, speeds, head_work), 150)[0] is None
 
 

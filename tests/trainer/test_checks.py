@@ -17,7 +17,7 @@ import torch
 from ranks import PATIENCE_SECONDS, TRAINER, free_port
 from torch.distributed import HashStore
 
-from nanochat.model.kernels import Shape
+from nanochat.model.kernels import KernelShape
 from scripts import gloo_check, measure_step
 
 TINY = [
@@ -117,7 +117,7 @@ def test_avx2_is_taken_where_it_is_clearly_faster_than_avx512(flags, default, av
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(measure_step, "cpu_flags", lambda: flags)
     monkeypatch.setattr(measure_step, "seconds_with", lambda shape, given: avx2 if given else default)
-    measure_step.choose_vectors(Shape(64, 32, 96, 3, 32, 515, torch.float32))
+    measure_step.choose_vectors(KernelShape(64, 32, 96, 3, 32, 515, torch.float32))
     assert environ.get("ATEN_CPU_CAPABILITY") == chosen
 
 

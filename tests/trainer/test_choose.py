@@ -35,8 +35,8 @@ class ThreadComm(Comm):
         super().__init__(Ranks(rank, rank, len(table)), 5.0)
         self.table, self.meeting = table, meeting
 
-    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
-        self.table[self.rank] = word
+    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
+        self.table[self.rank] = mine
         self.meeting.wait()
         told = list(self.table)
         self.meeting.wait()

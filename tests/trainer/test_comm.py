@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The exchanges between ranks, and what they say when one does not come."""
+"""Exchanges between ranks, and the error when a rank does not arrive."""
 
 from __future__ import annotations
 
@@ -115,10 +115,7 @@ VANISHING = [("killed", 2), ("killed", 3), ("frozen", 2), ("busy", 2), ("left", 
 @pytest.fixture(scope="module")
 def survivors() -> Iterator[dict[tuple[str, int], list[ranks.Result]]]:
     """All cases at once, since most of their time is waiting."""
-    jobs = {
-        (how, world): ranks.start(["-c", f"import ranks; ranks.serve({HERE!r}, 'vanish', ({how!r},))"], world)
-        for how, world in VANISHING
-    }
+    jobs = {(how, world): ranks.start(ranks.argv_of(HERE, "vanish", how), world) for how, world in VANISHING}
     yield {case: ranks.finish(processes[:-1]) for case, processes in jobs.items()}
     for processes in jobs.values():
         processes[-1].kill()
@@ -129,7 +126,7 @@ def survivors() -> Iterator[dict[tuple[str, int], list[ranks.Result]]]:
 def test_field_19_the_rank_that_did_not_come_is_named(
     how: str, world: int, survivors: dict[tuple[str, int], list[ranks.Result]]
 ) -> None:
-    # Of three ranks, whoever hears only of the other survivor's end repeats what that one said.
+    # A survivor of three ranks may hear only of the other survivor's end, and then repeats its message.
     pattern = VERDICTS[how].format(last=world - 1)
     for result in survivors[how, world]:
         assert result.code == 2, result
@@ -150,36 +147,24 @@ def test_field_20_a_rank_that_never_starts_is_named() -> None:
 
 
 def suspend(after: float, seconds: float) -> None:
-    """This process, in a while."""
+    """Stop this process after some time, for some seconds."""
     pause = f"sleep {after}; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
     subprocess.Popen(["/bin/sh", "-c", pause])
 
 
-def suspended(comm: Comm) -> None:
+def suspended(comm: Comm, rank: int, seconds: float, timeout: float) -> None:
     comm.exchange("all are here", None)
-    comm.timeout = 4.0
-    if comm.rank == 0:
-        time.sleep(14)
+    comm.timeout = timeout
+    if comm.rank == rank:
+        suspend(2, seconds)
     else:
-        # Longer than a rank that is heard of no more is waited for.
-        suspend(2, 7)
-    comm.barrier("the other one")
-    comm.timeout = 60.0
-
-
-def store_suspended(comm: Comm) -> None:
-    comm.exchange("all are here", None)
-    comm.timeout = 20.0
-    if comm.rank == 0:
-        suspend(2, 4)
-    else:
-        time.sleep(8)
+        time.sleep(2 * seconds)
     comm.barrier("the other one")
     comm.timeout = 60.0
 
 
 def suspended_in_connect() -> None:
-    """The rank that serves the store, which the other one has not found yet or waits in."""
+    """Suspends the rank that serves the store while the other one looks for it or waits in it."""
     place = read_ranks()
     if place.rank == 0:
         suspend(0.5, 4)
@@ -193,11 +178,12 @@ def suspended_in_connect() -> None:
 
 
 def test_a_rank_that_was_suspended_does_not_take_its_own_silence_for_that_of_others() -> None:
-    ranks.passed(ranks.call(HERE, "suspended", 2))
+    # Longer than ranks wait for one that has fallen silent.
+    ranks.passed(ranks.call(HERE, "suspended", 2, 1, 7, 4))
 
 
 def test_the_rank_that_serves_the_store_may_be_suspended_while_another_waits_in_it() -> None:
-    ranks.passed(ranks.call(HERE, "store_suspended", 2))
+    ranks.passed(ranks.call(HERE, "suspended", 2, 0, 4, 20))
 
 
 def test_the_rank_that_serves_the_store_may_be_suspended_while_ranks_meet() -> None:

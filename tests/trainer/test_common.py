@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders, ranks, device and dtype as the environment and the machine say."""
+"""Folders, ranks, device, dtype and memory, from the environment and the machine."""
 
 from __future__ import annotations
 
@@ -71,26 +71,20 @@ def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
     assert common.cpu_flags(tmp_path / "none") == frozenset()
 
 
-def test_memory_that_is_left(tmp_path: Path) -> None:
-    assert common.memory_available(tmp_path) is None
+def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
+    def memory() -> tuple[int | None, int | None]:
+        return common.memory_limit(tmp_path), common.memory_available(tmp_path)
+
+    assert memory() == (None, None)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:       1024 kB\nMemAvailable:    512 kB\n")
+    assert memory() == (2**20, 2**19)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/memory.current").write_text("1024\n")
-    assert common.memory_available(tmp_path) == 2**19
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("4096\n")
-    assert common.memory_available(tmp_path) == 3072
-
-
-def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal:       1024 kB\n")
-    assert common.memory_limit(tmp_path) == 2**20
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("4096\n")
-    assert common.memory_limit(tmp_path) == 4096
+    assert memory() == (4096, 3072)
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert common.memory_limit(tmp_path) == 2**20
+    assert memory() == (2**20, 2**19)
     with pytest.raises(UserError, match=r"needs about 3.0 GiB .* has 1.0 GiB"):
         common.check_memory(3 * 2**30, "this model", 2**30)
 

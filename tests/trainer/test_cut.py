@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cable that is pulled: nothing is closed and nothing is refused, packets only stop to come. Two network namespaces."""
+"""A pulled cable: nothing is closed or refused, but packets stop arriving. Two network namespaces."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def test_field_31_a_pulled_cable_does_not_block_ranks_in_the_store(spaces: tuple
     processes = []
     for rank, space in enumerate(spaces):
         environ = ranks.environment(rank, 2, port, {"GLOO_SOCKET_IFNAME": "cut0", "MASTER_ADDR": ADDRESSES[0]})
-        code = "import ranks; ranks.serve('test_cut', 'wait_for_the_other', ())"
-        argv = ["ip", "netns", "exec", space, sys.executable, "-c", code]
+        argv = ["ip", "netns", "exec", space, sys.executable, *ranks.argv_of("test_cut", "wait_for_the_other")]
         processes.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     for process in processes:
         assert process.stdout is not None

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Batches: equal to upstream's to the last token, resumable to the last token, and never a wait without end."""
+"""Batches: identical to upstream's, resumed exactly, and never awaited forever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from numpy import full, int32
 from pyarrow import parquet as pq
 
 from nanochat.data import dataloader
-from nanochat.data.dataloader import Cursor, Loader, Waiting
+from nanochat.data.dataloader import Cursor, Loader, WaitingDocuments
 from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
@@ -38,6 +38,12 @@ SHARDS = GOLDEN / "data/base_data_climbmix"
 
 def write_shard(path: Path, texts: Sequence[str | None], group: int = 10) -> None:
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=group)
+
+
+def write_shards(folder: Path, texts: Sequence[str | None], group: int = 10) -> None:
+    """The same texts for training and validation."""
+    for name in ("a", "b"):
+        write_shard(folder / f"{name}.parquet", texts, group)
 
 
 def draw(loader: Loader, batches: int) -> list[torch.Tensor]:
@@ -53,14 +59,14 @@ def test_batches_and_positions_are_upstreams() -> None:
 
 
 def naive_take(lengths: list[int], room: int) -> int:
-    """The rule as the words say it."""
+    """The rule, naively."""
     fitting = [n for n in lengths if n <= room]
     return lengths.index(max(fitting)) if fitting else lengths.index(min(lengths))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.lists(st.integers(1, 14), max_size=60))
 def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[int], rooms: list[int]) -> None:
-    waiting, left = Waiting(), list(enumerate(lengths))
+    waiting, left = WaitingDocuments(), list(enumerate(lengths))
     for number, length in left:
         waiting.add(full(length, number, dtype=int32))
     for room in rooms[: len(lengths)]:
@@ -74,7 +80,7 @@ def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[in
 def plain_batches(
     tokens: Tokenizer, groups: list[list[list[str]]], rows: int, length: int, rank: int, world: int
 ) -> Iterator[tuple[list[list[int]], dict[str, int]]]:
-    """The data rules in the plainest words: groups[file][group] are documents."""
+    """The data rules, naively; groups[file][group] are documents."""
 
     def documents() -> Iterator[tuple[list[str], dict[str, int]]]:
         epoch = 1
@@ -143,9 +149,7 @@ def test_resuming_goes_on_with_the_very_same_tokens(tmp_path: Path, tokens: Toke
 
 
 def test_resuming_in_the_middle_of_a_row_group(tmp_path: Path, tokens: Tokenizer) -> None:
-    texts = [f"{i} " * (i % 17 + 1) for i in range(1700)]
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", texts, group=1700)
+    write_shards(tmp_path, [f"{i} " * (i % 17 + 1) for i in range(1700)], group=1700)
     loader = Loader(tokens, tmp_path, "train", 2, 64, 0, 1)
     draw(loader, 3)
     state = loader.state()
@@ -178,7 +182,7 @@ def test_a_changed_world_resumes_near_the_position(tokens: Tokenizer) -> None:
 def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
     rows: list[list[int]], phases: list[tuple[int, list[int]]]
 ) -> None:
-    """A slice stands for its documents: whoever reads when, by the end each was read once in each epoch."""
+    """A slice represents its documents: in the end each was read once per epoch, whichever rank read it."""
     shards = [Shard(Path(str(number)), (150, *groups)) for number, groups in enumerate(rows)]
     seen: dict[tuple[int, int, int, int], int] = {}
     states: list[dict[str, Any]] = []
@@ -191,7 +195,7 @@ def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
             ranks.append(read_slices(shards, rank, world, counts[rank], state, seen))
         states = ranks
     assert set(seen.values()) <= {1}
-    # Of all epochs before the one that the slowest is in, nothing is missing.
+    # Nothing is missing in the epochs before the slowest rank's.
     left = dataloader.deal(states, shards, 0, 1)
     cursor = Cursor(*left["cursor"])
     oldest = min([cursor.epoch, *(one[0] for one in cursor.ahead)])
@@ -205,7 +209,7 @@ def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
 def read_slices(
     shards: list[Shard], rank: int, world: int, count: int, state: dict[str, Any] | None, seen: dict[Any, int]
 ) -> dict[str, Any]:
-    """Read so many slices as a rank would, and return its state; nothing waits for a row."""
+    """Read this many slices as a rank would; returns its state, with no documents waiting."""
 
     class Reader(dataloader.DocumentReader):
         def _read(self, index: int, group: int) -> list[str]:
@@ -216,8 +220,7 @@ def read_slices(
     for dummy, cursor in itertools.islice(reader.slices(at.position() if at else dataloader.START, at), count):
         one = (cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice - 1)
         seen[one] = seen.get(one, 0) + 1
-    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
-    return {**place, **dataloader._flatten(cursor, [])}
+    return dataloader.state_of(rank, world, [shard.path.name for shard in shards], cursor, [])
 
 
 def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: Tokenizer) -> None:
@@ -247,11 +250,11 @@ def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
 
 
 def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
-    """Batches made ahead must not show: the state after n batches is that of a loader that made just n."""
+    """Batches prepared ahead do not count: the state after n batches is that of a loader that made only n."""
     one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
     draw(one, 3)
     packer = dataloader.Packer(
-        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64, 1
+        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64
     )
     for dummy in range(3):
         last = packer.batch()
@@ -261,8 +264,7 @@ def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> N
 
 
 def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["some text"] * 20, group=10)
+    write_shards(tmp_path, ["some text"] * 20)
     with pytest.raises(UserError, match=r"rank 2 of 3 would get no train documents: .* at most 2 row group"):
         Loader(tokens, tmp_path, "train", 1, 8, 0, 3)
 
@@ -270,7 +272,7 @@ def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: T
 def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, tokens: Tokenizer) -> None:
     write_shard(tmp_path / "a.parquet", ["some text"] * 40, group=10)
     write_shard(tmp_path / "b.parquet", ["some text"] * 20, group=20)
-    # All ranks read the whole of it, so one row group is enough.
+    # All ranks read all of it, so one row group is enough.
     Loader(tokens, tmp_path, "train", 1, 8, 0, 2).close()
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"b\.parquet is not a complete parquet file"):
@@ -322,22 +324,12 @@ def test_a_place_that_the_data_does_not_have_is_refused(tokens: Tokenizer) -> No
         Loader(tokens, SHARDS, "train", 1, 64, 0, 1, position={"pq_idx": 2, "rg_idx": 0, "epoch": 1})
 
 
-def test_an_error_of_the_thread_comes_out_again_and_again(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["x", None])
-    loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
-    for dummy in range(2):
-        with pytest.raises(UserError, match="without text"):
-            loader.next_batch()
-    loader.close()
-
-
 class Panic(BaseException):
     """A Rust panic as Python sees it."""
 
 
 class Odd:
-    """A tokenizer that does something odd to some text."""
+    """A tokenizer that misbehaves."""
 
     bos = 0
 
@@ -350,8 +342,7 @@ class Odd:
 
 
 def odd_loader(folder: Path, does: Any, **options: Any) -> Loader:
-    for name in ("a", "b"):
-        write_shard(folder / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    write_shards(folder, [f"text {n}" for n in range(20)])
     return Loader(Odd(does), folder, "train", 1, 8, 0, 1, **options)  # type: ignore[arg-type]
 
 
@@ -362,8 +353,7 @@ def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(
         raise Panic("called `Result::unwrap()` on an `Err` value")
 
     monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary_batch", panic)
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", [f"text {n}" for n in range(20)])
+    write_shards(tmp_path, [f"text {n}" for n in range(20)])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     for dummy in range(2):
         with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet: a text cannot be tokenized \(Panic"):
@@ -372,8 +362,7 @@ def test_field_32_a_tokenizer_that_panics_is_told_with_file_and_row_group(
 
 
 def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: Tokenizer) -> None:
-    for name in ("a", "b"):
-        write_shard(tmp_path / f"{name}.parquet", ["x" + " " * 1_100_000 + "y"])
+    write_shards(tmp_path, ["x" + " " * 1_100_000 + "y"])
     loader = Loader(tokens, tmp_path, "train", 1, 8, 0, 1)
     with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet"):
         loader.next_batch()

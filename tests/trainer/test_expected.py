@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank that says anything: nothing is written, nothing is allocated, and one sentence names it."""
+"""A rank that sends arbitrary messages: nothing is written or allocated, and one sentence names the rank."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ ENDLESS = "[" * 10**5
 
 
 class Honest(Comm):
-    """Rank 0, to whom rank 1 says what it likes about one thing, and the same as rank 0 about all others."""
+    """Rank 0; rank 1 sends it an arbitrary message in one exchange, and in all others the same message as its own."""
 
     def __init__(self, about: str, evil: Any) -> None:
         super().__init__(Ranks(0, 0, 2), 5.0)
         self.about, self.evil = about, evil if evil is ENDLESS else json.dumps(evil)
         self.asked = False
 
-    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
+    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
         self.asked = self.asked or what.startswith(self.about)
-        return [word, self.evil if what.startswith(self.about) else word]
+        return [mine, self.evil if what.startswith(self.about) else mine]
 
     def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
         pytest.fail("nothing may be carried")
@@ -47,7 +47,7 @@ READER: Any = None  # nothing is read
 
 
 def fed(comm: Comm) -> Any:
-    """A way of summing with error feedback."""
+    """A sync with error feedback."""
     return SimpleNamespace(comm=comm, feedback={"a": torch.zeros(1)})
 
 
@@ -57,7 +57,7 @@ FILES: list[list[Any]] = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, S
 
 
 def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:
-    """A whole checkpoint of ours with another entry in it."""
+    """The answer of a rank that holds a whole checkpoint, with one entry replaced."""
     return [True, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
 
 
@@ -159,7 +159,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
         [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),
-    ("the kinds of CPU", lambda comm, folder: sync.alike(comm), [None, 3, [1, 2, 3, 4]]),
+    ("the kinds of CPU", lambda comm, folder: sync.same_products(comm), [None, 3, [1, 2, 3, 4]]),
 ]
 
 
@@ -229,7 +229,7 @@ def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
 
 
 class Mimics(Honest):
-    """Rank 1, to whom rank 0 says about the folders what it says itself."""
+    """Rank 1; rank 0 repeats its message about the folders."""
 
     def __init__(self) -> None:
         super().__init__("nothing", None)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hand-written gradients against autograd through the plain model, and what the pass promises to its callers."""
+"""The hand-written gradients against autograd through the plain model, and the training pass's promises to its callers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanochat.model import head, numerics
 from nanochat.model.attention import WindowAttention, attend
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
-from nanochat.model.gradients import HEAD, Part, is_table, unique_ids
+from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
 SHAPES = [
@@ -36,7 +36,7 @@ SHAPES = [
 
 
 def close_but_for_rounding(model: GPT, got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Sums over all tokens that nearly cancel out are less certain; of some models they are nothing but rounding."""
+    """Sums over all tokens that nearly cancel out are less accurate; in some models they are only rounding errors."""
     scalars = {name for name in wanted if "lambda" in name or "gate" in name}
     close({n: got[n] for n in wanted if n not in scalars}, {n: wanted[n] for n in wanted if n not in scalars}, 1e-4)
     if model.config.backout_layer == model.config.n_layer - 1:
@@ -44,14 +44,17 @@ def close_but_for_rounding(model: GPT, got: dict[str, Tensor], wanted: dict[str,
     close({name: got[name] for name in scalars}, {name: wanted[name] for name in scalars}, 5e-3)
 
 
+def check_by_autograd(model: GPT, *batches: tuple[Tensor, Tensor]) -> None:
+    loss, gradients = trained(model, list(batches))
+    wanted_loss, wanted = baseline_gradients(model, list(batches))
+    assert loss == pytest.approx(wanted_loss, abs=1e-5)
+    close_but_for_rounding(model, gradients, wanted)
+
+
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_gradients_are_those_of_autograd(changes: dict) -> None:
     model = model_of(**changes)
-    batches = [tokens(model, seed=1), tokens(model, seed=2)]
-    loss, gradients = trained(model, batches)
-    wanted_loss, wanted = baseline_gradients(model, batches)
-    assert loss == pytest.approx(wanted_loss, abs=1e-5)
-    close_but_for_rounding(model, gradients, wanted)
+    check_by_autograd(model, tokens(model, seed=1), tokens(model, seed=2))
 
 
 @settings(max_examples=12, deadline=None)
@@ -67,11 +70,7 @@ def test_gradients_of_any_shape(layers: int, heads: int, half: int, length: int,
     heads = max(heads, -(-SMEAR_CHANNELS // (2 * half)))
     changes: dict[str, Any] = {"n_layer": layers, "n_embd": 2 * half * heads, "n_head": heads, "n_kv_head": heads}
     model = model_of(**changes, sequence_len=length, window_pattern=pattern, vocab_size=vocab)
-    batch = tokens(model)
-    loss, gradients = trained(model, [batch])
-    wanted_loss, wanted = baseline_gradients(model, [batch])
-    assert loss == pytest.approx(wanted_loss, abs=1e-5)
-    close_but_for_rounding(model, gradients, wanted)
+    check_by_autograd(model, tokens(model))
 
 
 def test_ignored_targets_count_for_nothing() -> None:
@@ -142,7 +141,7 @@ def test_gradients_are_told_once_complete_and_in_order(monkeypatch: pytest.Monke
     training = TrainingPass(model)
     batches = [tokens(model, seed=1), tokens(model, seed=2)]
     training.start_step(unique_ids([ids for ids, dummy in batches]))
-    told: list[tuple[Part, torch.Tensor]] = []
+    told: list[tuple[GradientPart, torch.Tensor]] = []
     training.forward_backward(*batches[0], 0.01)
     training.forward_backward(*batches[1], 0.01, lambda part, gradient: told.append((part, gradient.clone())))
     parts = training.step_gradients.parts

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""AdamW whose rows catch up later, Muon in batches, and both shared out among ranks."""
+"""AdamW with postponed rows, Muon in batches, and both split among ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_steps_are_those_of_the_plain_optimizer(changes: dict) -> None:
         plain.step(now.lr_multiplier, now.muon_momentum, now.muon_weight_decay)
         train(model, optimizer, 1, seed=number)
     optimizer.catch_up()
-    # Few tokens make matrices of low rank, where Muon blows rounding up.
+    # Few tokens give matrices of low rank, for which Muon amplifies rounding errors.
     close(weights(model), {name: p.detach() for name, p in baseline.named_parameters()}, 2e-2)
     tables = {name: p for name, p in weights(model).items() if "wte" in name or "value" in name}
     wanted = {name: p.detach() for name, p in baseline.named_parameters() if name in tables}
@@ -189,7 +189,7 @@ def test_every_parameter_has_one_optimizer() -> None:
 
 
 def test_momentum_goes_to_where_the_matrices_are() -> None:
-    """A checkpoint is read into the memory of the CPU."""
+    """A checkpoint is read into CPU memory."""
     muon = optim.Muon({"m": torch.empty(4, 8, device="meta")}, 0.1)
     muon.load_state_dict({"m": {"momentum_buffer": torch.ones(4, 8), "second_momentum_buffer": torch.ones(4, 1)}})
     assert muon.momentum["m"].device.type == muon.second["m"].device.type == "meta"

@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from nanochat.kit import pacing
-from nanochat.kit.pacing import LEAST_SHARE, SO_MAX_PACING_RATE, Pace, Pacer, Seen, next_pace
+from nanochat.kit.pacing import LEAST_SHARE, SO_MAX_PACING_RATE, ConnectionState, Pace, Pacer, next_pace
 
 if TYPE_CHECKING:
     import pytest
@@ -21,18 +21,18 @@ SHORTEST = 0.01
 
 
 def share_link(count: int, others: float = 0.0, seconds: int = 120) -> list[tuple[float, float]]:
-    """Queue and what all together delivered, second by second, where connections send all they may; others: what other traffic
-    sends without being paced."""
+    """Queue and bytes delivered, second by second, if connections send all that their pace allows; others: bytes per second of
+    other traffic, which is not paced."""
     paces, queue, course = [Pace()] * count, 0.0, []
     for second in range(1, seconds):
         wanted = [min(pace.rate, LINK) for pace in paces]
-        # Who sends more than the link lets through gets its part, and the rest waits.
+        # Above the link's rate, each gets its share and the rest waits.
         sent = sum(wanted) + others
         queue = min(FULL, max(0.0, queue + sent / LINK - 1))
         full = queue > 0 or sent > LINK
         delivered = [LINK * one / sent if full else one for one in wanted]
         queueing = count if queue > pacing.LONG_SECONDS else 1
-        looks = [Seen(SHORTEST + queue, SHORTEST, second, one) for one in delivered]
+        looks = [ConnectionState(SHORTEST + queue, SHORTEST, second, one) for one in delivered]
         paces = [next_pace(pace, seen, queueing) for pace, seen in zip(paces, looks, strict=True)]
         course.append((queue, sum(delivered)))
     return course
@@ -52,13 +52,13 @@ def test_other_traffic_that_fills_the_queue_does_not_stop_us() -> None:
 
 
 def test_without_a_long_queue_nothing_is_paced() -> None:
-    seen = Seen(SHORTEST + pacing.LONG_SECONDS / 2, SHORTEST, 7, LINK)
+    seen = ConnectionState(SHORTEST + pacing.LONG_SECONDS / 2, SHORTEST, 7, LINK)
     assert next_pace(Pace(), seen, 1).rate == Pace().rate
 
 
 def test_an_idle_connection_keeps_its_pace() -> None:
     before = Pace(rate=1000.0, best=LINK, acked=7, delivered=LINK)
-    assert next_pace(before, Seen(SHORTEST + FULL, SHORTEST, 7, LINK), 1) == before
+    assert next_pace(before, ConnectionState(SHORTEST + FULL, SHORTEST, 7, LINK), 1) == before
 
 
 def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = pacing.seen_of(client)
         assert 0 < seen.shortest <= seen.round_trip + 0.01 < 5 and seen.acked >= 1000 and seen.delivered > 0
         acked = itertools.count()
-        monkeypatch.setattr(pacing, "seen_of", lambda dummy: Seen(2.1, 0.1, next(acked), LINK))
+        monkeypatch.setattr(pacing, "seen_of", lambda dummy: ConnectionState(2.1, 0.1, next(acked), LINK))
         listening = server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE)
         pacer = Pacer()
         pacer.look()
@@ -77,8 +77,8 @@ def test_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         pacer.look()
         assert client.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == LEAST_SHARE * LINK
         assert server.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == listening
-        # Without a queue it speeds up again, at last without a limit.
-        monkeypatch.setattr(pacing, "seen_of", lambda dummy: Seen(0.1, 0.1, next(acked), LINK))
+        # Without a queue it speeds up again until it has no limit.
+        monkeypatch.setattr(pacing, "seen_of", lambda dummy: ConnectionState(0.1, 0.1, next(acked), LINK))
         for ends, pace in pacer.paces.items():
             pacer.paces[ends] = pace._replace(rate=1.7e308)
         pacer.look()

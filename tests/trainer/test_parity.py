@@ -45,12 +45,15 @@ def one_library() -> Iterator[None]:
         yield
 
 
+def replay(path: Path, folder: Path) -> dict[str, Any]:
+    parity.main([str(path), "--write", str(folder / "out.json")])
+    result: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return result
+
+
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("parity") / "out.json"
-    parity.main([str(PATH), "--write", str(out)])
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    return replay(PATH, tmp_path_factory.mktemp("parity"))
 
 
 def test_golden_figures(replayed: dict[str, Any]) -> None:
@@ -58,7 +61,7 @@ def test_golden_figures(replayed: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def all_kernels() -> Iterator[kernels.Found]:
+def all_kernels() -> Iterator[kernels.KernelChoice]:
     """All C kernels, including those that are slower on this machine."""
     shape = kernel_shape(ModelConfig(**GOLDEN["cases"][0]["config"]), 2, "fp32")
     found = kernels.setup("auto", shape)
@@ -68,10 +71,11 @@ def all_kernels() -> Iterator[kernels.Found]:
     kernels.setup("torch", shape)
 
 
-def test_golden_figures_with_all_kernels(all_kernels: kernels.Found, replayed: dict[str, Any], tmp_path: Path) -> None:
+def test_golden_figures_with_all_kernels(
+    all_kernels: kernels.KernelChoice, replayed: dict[str, Any], tmp_path: Path
+) -> None:
     assert all_kernels.why == "" and "differs" not in all_kernels.off.values()
-    parity.main([str(PATH), "--write", str(tmp_path / "out.json")])
-    with_kernels = json.loads((tmp_path / "out.json").read_text())
+    with_kernels = replay(PATH, tmp_path)
     assert differences(GOLDEN, with_kernels) == [] and with_kernels != replayed
 
 
@@ -86,5 +90,4 @@ def test_expected_figures_are_never_read(replayed: dict[str, Any], tmp_path: Pat
         ]
     stripped["sizes"] = [{key: size[key] for key in parity.SIZE_KEYS} for size in stripped["sizes"]]
     (tmp_path / "in.json").write_text(json.dumps(stripped))
-    parity.main([str(tmp_path / "in.json"), "--write", str(tmp_path / "out.json")])
-    assert json.loads((tmp_path / "out.json").read_text()) == replayed
+    assert replay(tmp_path / "in.json", tmp_path) == replayed

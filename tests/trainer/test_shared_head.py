@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A head that is shared out trains the model of a whole one, whatever the parts, rows and passes; its parts are the same
-to the bit on every rank once they are gathered."""
+"""A shared head trains the same model as a whole one, with any parts, rows and passes; gathered, its parts are bit-identical
+on every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nanochat.model.ops import IGNORED
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
 from nanochat.parallel.agreement import digests
 from nanochat.parallel.comm import connect
-from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, fit_head
+from nanochat.parallel.shared_head import FIRST_TAG, SharedHead, decide_head
 from nanochat.parallel.sync import make_sync
 from nanochat.parallel.wire import WIRES
 from nanochat.rules.schedule import StepSchedule
@@ -143,7 +143,7 @@ def finished(
     return Trained({name: p.detach() for name, p in model.named_parameters()}, losses, parts, sent)
 
 
-def train_and_tell(comm: Comm, numbers: list[int], folder: str) -> None:
+def train_and_print(comm: Comm, numbers: list[int], folder: str) -> None:
     for number in numbers:
         trained = train(comm, CASES[number], share=True)
         if comm.rank == 0:
@@ -160,35 +160,30 @@ def alone(steps: int, matmul: str) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[Any]]]:
-    """Every case: rank 0's weights in the folder, and what each rank tells of its own."""
-    folder, found = tmp_path_factory.mktemp("shared"), {}
-    for world in (2, 3):
-        numbers = [number for number, case in enumerate(CASES) if len(case.rows) == world]
-        outs = ranks.passed(ranks.call(HERE, "train_and_tell", world, numbers, str(folder)))
-        for number, *lines in zip(numbers, *(out.splitlines() for out in outs), strict=True):
-            found[number] = [json.loads(line) for line in lines]
-    return folder, found
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """Rank 0's weights of every case in the folder, and each rank's output."""
+    folder = tmp_path_factory.mktemp("shared")
+    return folder, ranks.call_cases(HERE, "train_and_print", [len(case.rows) for case in CASES], str(folder))
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_field_21_ranks_train_the_model_of_a_whole_head(number: int, told: tuple[Path, dict[int, list[Any]]]) -> None:
+def test_field_21_ranks_train_the_model_of_a_whole_head(number: int, told: tuple[Path, list[Any]]) -> None:
     case, lines = CASES[number], told[1][number]
     assert len(lines) == len(case.rows)
     assert all(line[0] == lines[0][0] for line in lines)
     whole = alone(case.steps, case.matmul)
     found = torch.load(told[0] / f"{number}.pt", weights_only=True)
-    # bf16 rounds what travels or is multiplied to eight bits; int4 sends hidden states in 8 bits with one exponent for many values.
+    # bf16 rounds messages or operands to eight bits; int4 sends hidden states in 8 bits with one exponent for many values.
     loose = case.mode != "exact" or case.matmul == "bf16"
     most = 0.4 if case.mode == "int4" else 0.25 if loose else 2e-3 if case.steps > 10 else 1e-4
-    # Where products are rounded as well, few steps at such rates make much of it: only the first loss is nearly the same.
+    # Rounded products are amplified within few steps at such learning rates: only the first loss is nearly the same.
     rounded = case.matmul == "bf16"
     assert lines[0][0]["losses"][0] == pytest.approx(whole.losses[0], abs=5e-3 if loose else 1e-5)
     assert lines[0][0]["losses"] == pytest.approx(whole.losses, abs=0.1 if rounded else 3e-2 if loose else 1e-5)
     assert found.keys() == {*whole.weights, *whole.state}
     for name, expected in {**whole.weights, **whole.state}.items():
         error = float((found[name] - expected).norm() / expected.norm().clamp_min(1e-9))
-        # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
+        # AdamW amplifies rounding errors of a gradient near zero, as a single number's can be.
         if not rounded and (expected.numel() > 100 or not (loose or case.steps > 10)):
             assert error < most, name
 
@@ -209,7 +204,7 @@ def test_a_part_without_vocabulary_is_refused(vocab_size: int, padded: int, weig
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_the_count_of_bytes_is_what_is_sent(number: int, told: tuple[Path, dict[int, list[Any]]]) -> None:
+def test_the_count_of_bytes_is_what_is_sent(number: int, told: tuple[Path, list[Any]]) -> None:
     case = CASES[number]
     tokens = [rows * LENGTH for rows in case.rows]
     wire, width = WIRES[case.mode].hidden, tiny_model().config.n_embd
@@ -243,7 +238,7 @@ def test_the_head_is_shared_out_where_that_sends_less() -> None:
 
 def decided(line: str, rows: list[int], device: str = "cpu") -> str:
     settings = parse(["--max-seq-len", "64", "--device-batch-size", "1", *line.split()])
-    return fit_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows], device).head
+    return decide_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows], device).head
 
 
 def test_auto_is_decided_by_bytes_and_by_what_can_share() -> None:
@@ -276,17 +271,13 @@ def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], device: s
 def moments(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
     found: dict[str, Any] = torch.load(job.checkpoints(rank) / f"optim_{step:06d}_rank{rank}.pt", weights_only=True)
     parts = {**found[OURS_KEY]["others"], rank: found["state"]}
-    # The head is the first parameter of the optimizer, and lies there by rows.
+    # The head is the optimizer's first parameter, stored by rows.
     return {key: torch.cat([parts[one][0][key] for one in sorted(parts)]) for key in ("exp_avg", "exp_avg_sq")}
 
 
 def weights(job: Job, rank: int = 0, step: int = STEPS) -> dict[str, Tensor]:
     found: dict[str, Tensor] = torch.load(job.checkpoints(rank) / f"model_{step:06d}.pt", weights_only=True)
     return found
-
-
-def losses(job: Job) -> list[float]:
-    return [event["loss"] for event in job.events("step")]
 
 
 @pytest.fixture(scope="module")
@@ -301,16 +292,13 @@ def test_a_run_evaluates_samples_saves_and_resumes_as_one_with_a_whole_head(tmp_
     often = ("--head", "shared", "--head-shares", "2,1")
     outs = job.run(*often, "--save-every", "4", "--eval-every", "6", "--eval-tokens", "500", "--sample-every", "12")
     assert "Head: shared, vocabulary rows by rank: " in outs[0]
-    assert losses(job) == pytest.approx(losses(whole), abs=1e-5)
+    assert job.losses() == pytest.approx(whole.losses(), abs=1e-5)
     assert {name: t.shape for name, t in moments(job).items()} == {n: t.shape for n, t in moments(whole).items()}
     for name, tensor in weights(whole).items():
         assert float((weights(job)[name] - tensor).norm() / tensor.norm().clamp_min(1e-9)) < 0.02, name
     assert kill_and_resume.same(weights(job, 0), weights(job, 1))
-    undisturbed = job.final_digest()
-    job.damage(STEPS)
-    job.run(*often, "--resume")
+    job.resumes_alike(*often)
     assert job.events("start")[-1]["resumed_from"] == 8
-    assert job.final_digest() == undisturbed
 
 
 def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole: Job) -> None:
@@ -320,18 +308,15 @@ def test_a_run_goes_on_in_another_way_and_with_other_ranks(tmp_path: Path, whole
     job.run("--head", "shared", "--sync", "bf16", "--resume")
     assert [event["resumed_from"] for event in job.events("start")] == [None, 4, 8]
     assert [event["step"] for event in job.events("step")] == list(range(STEPS))
-    # The steps of other horizons had other learning rates, but no rank began again with anything.
-    assert losses(job)[4:] == pytest.approx(losses(whole)[4:], abs=0.1)
+    # Steps of shorter runs had other learning rates, but no rank started anything afresh.
+    assert job.losses()[4:] == pytest.approx(whole.losses()[4:], abs=0.1)
 
 
 def test_a_rank_without_rows_has_its_part_of_the_head(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     flags = ("--head", "shared", "--rank-rows", "0,12", "--eval-every", "6", "--eval-tokens", "500")
     job.run(*flags, "--save-every", "4")
-    undisturbed = job.final_digest()
-    job.damage(STEPS)
-    job.run(*flags, "--resume")
-    assert job.final_digest() == undisturbed
+    job.resumes_alike(*flags)
 
 
 def test_ranks_must_agree_on_the_parts() -> None:

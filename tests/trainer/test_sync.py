@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Several ranks do what one rank with as much accumulation does on the same rows, and hold the same bits ever after."""
+"""Several ranks do the same as one rank on the same rows, and stay bit-identical to each other."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def train(
     return weights, losses, muon
 
 
-def train_and_tell(comm: Comm, cases: list[tuple[str, list[int]]], folder: str) -> None:
-    """One way after the other, since starting ranks takes longer than their training."""
-    for mode, rows in cases:
+def train_and_print(comm: Comm, numbers: list[int], folder: str) -> None:
+    """One case after the other, since starting ranks takes longer than their training."""
+    for mode, rows in (CASES[number] for number in numbers):
         comm.take_counters()
         weights, losses, muon = train(comm, mode, rows)
         if comm.rank == 0:
@@ -117,20 +117,16 @@ CASES = [
     ("ddp", [2, 2, 2]),
     ("of GPUs", [4, 2]),
 ]
-# How far the weights and Muon's state may come to lie from those of one rank, where what travels is rounded.
+# Maximum relative difference of weights and Muon's state from those of one rank, if messages are rounded.
 ROUNDING = {"bf16": 0.1, "int8": 0.2, "int4": 0.4}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
-    """Every case: rank 0's weights in the folder, and what each rank tells of its own."""
-    folder, told = tmp_path_factory.mktemp("trained"), {}
-    for world in (2, 3):
-        cases = [case for case in CASES if len(case[1]) == world]
-        outs = ranks.passed(ranks.call(HERE, "train_and_tell", world, cases, str(folder)))
-        for case, *lines in zip(cases, *(out.splitlines() for out in outs), strict=True):
-            told[str(case)] = [json.loads(line) for line in lines]
-    return folder, told
+    """Every case: rank 0's weights in the folder, and each rank's output."""
+    folder = tmp_path_factory.mktemp("trained")
+    printed = ranks.call_cases(HERE, "train_and_print", [len(rows) for mode, rows in CASES], str(folder))
+    return folder, dict(zip(map(str, CASES), printed, strict=True))
 
 
 @pytest.mark.parametrize(("mode", "rows"), CASES)
@@ -146,13 +142,13 @@ def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tup
     for name, expected in {**weights, **muon}.items():
         got = {**found["weights"], **found["muon"]}[name]
         error = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
-        # AdamW makes much of rounding in a gradient that is near zero, as those of single numbers can be.
+        # AdamW amplifies rounding errors of a gradient near zero, as a single number's can be.
         if not loose or expected.numel() > 100:
             assert error < (loose or 1e-4), name
 
 
 def feedback_by_hand(comm: Comm) -> None:
-    """Rounding errors are kept of every gradient that this rank sends, and of every update that it makes."""
+    """Keep the rounding errors of every gradient that this rank sends, and of every update that it computes."""
     left: dict[str, Tensor] = {}
     train(comm, "int8", [3, 3], left)
     assert gradients.HEAD in left and len(left) > 20
@@ -173,7 +169,7 @@ def test_packed_matrices_are_a_byte_or_half_of_one_a_value(
     ]
     model = tiny_model()
     dense = [p for name, p in model.named_parameters() if name == gradients.HEAD or name.startswith("transformer.h.")]
-    # Of two ranks each sends every matrix once, its gradient or its update, and the head; a scale takes two bytes.
+    # Each of two ranks sends every matrix once, as gradient or update, and the head; a scale takes two bytes.
     scales = sum(p.numel() // block(p.size(1)) for p in dense)
     saved = sum(p.numel() * (16 - bits) // 8 for p in dense) - 2 * scales
     rest = [sent - STEPS * saved for sent in fewer]

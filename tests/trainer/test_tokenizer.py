@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tokenizer: upstream's files both ways, and nothing that a pickle could smuggle in."""
+"""The tokenizer reads and writes upstream's files, and runs no code from a pickle."""
 
 from __future__ import annotations
 

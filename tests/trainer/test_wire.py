@@ -18,16 +18,21 @@ SHAPES = [(1, 128), (64, 256), (600, 128), (7, 96), (4, 12), (5, 2), (0, 256)]
 
 
 def matrix(rows: int, columns: int, seed: int = 1) -> Tensor:
-    """Rows of very unlike size, as gradients of rare and frequent tokens are."""
+    """Rows of very different sizes, like gradients of rare and frequent tokens."""
     generator = torch.Generator().manual_seed(seed)
     size = 10 ** (-6 * torch.rand(rows, 1, generator=generator))
     return size * torch.randn(rows, columns, generator=generator)
 
 
-def sent(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> Tensor:
+def carried(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The message, and the values read from it."""
     message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
     packed.write(values, message, feedback)
-    arrived = packed.read(message, torch.full_like(values, math.nan))
+    return message, packed.read(message, torch.full_like(values, math.nan))
+
+
+def sent(packed: Packed, values: Tensor, feedback: Tensor | None = None) -> Tensor:
+    message, arrived = carried(packed, values, feedback)
     assert torch.equal(packed.add(message, torch.ones_like(values)), arrived + 1)
     return arrived
 
@@ -40,7 +45,7 @@ def test_each_value_arrives_to_half_a_step_of_its_block(bits: int, shape: tuple[
     error = (sent(Packed(bits), values) - values).abs().view(-1, wire.block(shape[1]))
     largest = values.abs().view(error.shape).amax(1, keepdim=True) if len(values) else error
     assert torch.equal(values, before)
-    # bf16 takes as much as a 256th of a scale.
+    # bf16 rounds a scale by up to a 256th.
     assert bool((error <= (0.5 + 1 / 2) * largest / packed_range(bits)).all())
     assert float((error / largest.clamp_min(1e-30)).sum()) <= 0.3 * error.numel() / packed_range(bits)
 
@@ -64,7 +69,7 @@ def test_what_was_sent_and_what_is_left_are_what_was_to_be_sent(bits: int, shape
         given += values
         arrived += sent(packed, values, feedback)
     assert torch.allclose(arrived + feedback, given, rtol=0, atol=1e-5)
-    # Without it errors add up: a value that is always too small for its block never arrives.
+    # Without feedback, errors add up: a value that is always too small for its block never arrives.
     assert float(feedback.abs().sum()) <= 20 / packed_range(bits) * max(1, feedback.numel())
 
 
@@ -103,15 +108,9 @@ def test_the_bits_do_not_depend_on_threads_or_pieces(packed: Packed, monkeypatch
 def test_what_is_not_finite_is_not_hidden(packed: Packed, bad: float) -> None:
     values = torch.ones(2, 128)
     values[1, 3] = bad
-    arrived = sent_or_nan(packed, values)
+    arrived = carried(packed, values)[1]
     assert bool(arrived[0].isfinite().all())
     assert bool(arrived[1].isnan().any())
-
-
-def sent_or_nan(packed: Packed, values: Tensor) -> Tensor:
-    message = torch.empty(packed.length(*values.shape), dtype=packed.dtype)
-    packed.write(values, message)
-    return packed.read(message, torch.empty_like(values))
 
 
 def test_zeros_stay_zeros() -> None:

@@ -70,7 +70,7 @@ class Job:
         return ranks.passed(ranks.finish(self.start(*flags)))
 
     def fails(self, *flags: str, extra: Mapping[int, Sequence[str]] | None = None) -> list[ranks.Result]:
-        """A run that every rank refuses in one sentence."""
+        """Run; every rank must refuse it in one sentence."""
         results = ranks.finish(self.start(*flags, extra=extra))
         for result in results:
             assert result.code == 2, result
@@ -82,11 +82,21 @@ class Job:
         return ranks.events(self.base(rank) / f"metrics-rank{rank}.jsonl", kind)
 
     def final_digest(self) -> str:
-        """The digest of the weights of all ranks, which agree on it."""
+        """The digest of the weights, on which all ranks must agree."""
         digests = {self.events("digest", rank)[-1]["digest"] for rank in range(self.world)}
         assert len(digests) == 1
         assert self.events("digest")[-1]["step"] == STEPS
         return str(digests.pop())
+
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.events("step")]
+
+    def resumes_alike(self, *flags: str) -> None:
+        """Resume from the last checkpoint but one; the weights must end as before."""
+        before = self.final_digest()
+        self.damage(STEPS)
+        self.run(*flags, "--resume")
+        assert self.final_digest() == before
 
     def wait_for_step(self, step: int) -> None:
         ranks.wait_until(lambda: len(self.events("step")) > step)

@@ -27,8 +27,9 @@ from nanochat.kit.common import UserError, choose_device, choose_dtype, cpu_flag
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
-from nanochat.model.fused import TrainingPass, kernel_shape, unique_ids
+from nanochat.model.fused import TrainingPass, kernel_shape
 from nanochat.model.gpt import GPT
+from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.stage import matmul_type, model_config
@@ -49,7 +50,7 @@ def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor
     return torch.multinomial(weights, rows * (length + 1), replacement=True, generator=generator).view(rows, length + 1)
 
 
-def choose_vectors(shape: kernels.Shape) -> None:
+def choose_vectors(shape: kernels.KernelShape) -> None:
     """Where the CPU has AVX-512, let torch's own operations use AVX2 if that is clearly faster, as on some CPUs."""
     if CAPABILITY in os.environ or "avx512f" not in cpu_flags():
         return
@@ -59,7 +60,7 @@ def choose_vectors(shape: kernels.Shape) -> None:
         os.environ[CAPABILITY] = "avx2"
 
 
-def seconds_with(shape: kernels.Shape, environ: dict[str, str]) -> float:
+def seconds_with(shape: kernels.KernelShape, environ: dict[str, str]) -> float:
     """Time of torch's operations on one core, in a fork, because a process cannot change its vectors."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, fork, begin_fork, (environ,)) as pool:

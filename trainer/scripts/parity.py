@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nanochat.model import numerics
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
@@ -106,14 +106,13 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
 def measure(size: dict[str, Any]) -> dict[str, Any]:
     """Counts, windows and FLOPs of a full-size model, without allocating it."""
     config = ModelConfig.from_depth(**{key: size[key] for key in SIZE_KEYS})
-    with torch.device("meta"):
-        model = GPT(config)
+    counts, flops = counted(config)
     return {
         **{key: size[key] for key in SIZE_KEYS},
         "n_embd": config.n_embd,
-        "window_sizes": [list(window) for window in config.window_sizes()],
-        "param_counts": model.parameter_counts(),
-        "flops_per_token": model.flops_per_token(),
+        "window_sizes": [[config.window(layer), 0] for layer in range(config.n_layer)],
+        "param_counts": counts,
+        "flops_per_token": flops,
     }
 
 

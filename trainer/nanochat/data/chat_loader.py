@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Batches of whole conversations packed into rows; only the assistant's tokens are targets.
 
-    loader = ChatLoader(Talks(path, tokenizer), shares=lambda: [4, 4], rank=0, length=512)
+    loader = ChatLoader(Talks(path, tokenizer), shares=[4, 4], rank=0, length=512)
     pairs = loader.step([2, 2])  # this rank's micro-batches of the coming step
     loader.last.counted          # the targets of the whole step, over all ranks
     loader.position()            # everything needed to resume
@@ -65,7 +65,7 @@ class Talks:
         return torch.tensor(ids[:most]), torch.tensor(said[:most])
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """The rows of a step, and where the next step continues."""
 
     inputs: Tensor
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
     read: int
 
 
-def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> Packed:
+def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: bool = False) -> PackedRows:
     """The rows of one step; `once`: only those of this epoch."""
     tokens = torch.full((rows, length + 1), talks.tokenizer.bos)
     learnt = torch.zeros(rows, length + 1, dtype=torch.bool)
@@ -101,7 +101,7 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
                 "--max-seq-len, or shorter conversations."
             )
     targets = torch.where(learnt[:, 1:], tokens[:, 1:], IGNORED)
-    return Packed(tokens[:, :-1].contiguous(), targets, epoch, index)
+    return PackedRows(tokens[:, :-1].contiguous(), targets, epoch, index)
 
 
 class ChatBatch(NamedTuple):
@@ -125,8 +125,8 @@ class ChatLoader:
         """shares: rows per step of all ranks."""
         self.talks, self.shares, self.rank, self.length = talks, shares, rank, length
         at = {**START, **(position or {})}
-        self._epoch, self._index = at["epoch"], at["rg_idx"]
-        if not (self._epoch >= 1 and 0 <= self._index <= len(talks)):
+        self._cursor = Cursor(0, at["rg_idx"], at["epoch"], 0)
+        if not (at["epoch"] >= 1 and 0 <= at["rg_idx"] <= len(talks)):
             raise DataError(
                 f"the checkpoint's position in the conversations, {dict(at)}, does not exist in {talks.path}, which has "
                 f"{len(talks)}; use the file that the run was started with."
@@ -135,22 +135,20 @@ class ChatLoader:
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
         """This rank's micro-batches of the coming step, of these sizes."""
-        shares = list(self.shares)
-        packed = pack(self.talks, self._epoch, self._index, sum(shares), self.length)
-        begin = sum(shares[: self.rank])
-        mine = slice(begin, begin + shares[self.rank])
-        self._epoch, self._index = packed.epoch, packed.read
-        cursor = Cursor(0, packed.read, packed.epoch, 0)
-        self.last = ChatBatch(cursor, int((packed.targets != IGNORED).sum()))
+        packed = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, sum(self.shares), self.length)
+        begin = sum(self.shares[: self.rank])
+        mine = slice(begin, begin + self.shares[self.rank])
+        self._cursor = Cursor(0, packed.read, packed.epoch, 0)
+        self.last = ChatBatch(self._cursor, int((packed.targets != IGNORED).sum()))
         return in_passes(packed.inputs[mine], packed.targets[mine], passes)
 
     def position(self) -> dict[str, int]:
         """Where the next step continues, in upstream's format; rg_idx counts conversations."""
-        return Cursor(0, self._index, self._epoch, 0).position()
+        return self._cursor.position()
 
     def state(self, batch: Any = None) -> dict[str, Any]:
         """The position for this rank's own file."""
-        cursor = batch.cursor if batch is not None else Cursor(0, self._index, self._epoch, 0)
+        cursor = batch.cursor if batch is not None else self._cursor
         return {"cursor": list(cursor[:4])}
 
     def close(self) -> None:

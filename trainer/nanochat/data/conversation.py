@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError
-from nanochat.rules.messages import Message, parse, scan, told
+from nanochat.rules.messages import Message, parse, scan, summary
 
 
 def offsets(path: Path) -> array[int]:
@@ -25,7 +25,7 @@ def offsets(path: Path) -> array[int]:
     except OSError as error:
         raise DataError(f"cannot read the conversations of {path}: {error.strerror or error}.") from None
     if wrong:
-        raise DataError(f"{told(wrong)}.")
+        raise DataError(f"{summary(wrong)}.")
     return found
 
 

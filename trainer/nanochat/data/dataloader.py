@@ -70,7 +70,7 @@ class Cursor(NamedTuple):
         return {"pq_idx": self.pq_idx, "rg_idx": self.rg_idx, "epoch": self.epoch}
 
 
-class Batch(NamedTuple):
+class LoadedBatch(NamedTuple):
     """One batch and the loader's whole state after it."""
 
     inputs: torch.Tensor
@@ -152,7 +152,7 @@ class DocumentReader:
             return dataset.read_group(file, path, group)
 
 
-class Waiting:
+class WaitingDocuments:
     """Documents waiting for a row, by length and then by age."""
 
     def __init__(self) -> None:
@@ -181,9 +181,10 @@ class Waiting:
 class Packer:
     """Reads, tokenizes and packs one batch at a time, without a thread."""
 
-    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int, threads: int) -> None:
-        self.tokenizer, self.reader, self.rows, self.length, self.threads = tokenizer, reader, rows, length, threads
-        self.waiting = Waiting()
+    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int) -> None:
+        self.tokenizer, self.reader, self.rows, self.length = tokenizer, reader, rows, length
+        self.threads = min(MOST_THREADS, os.cpu_count() or 1)
+        self.waiting = WaitingDocuments()
         self.cursor = Cursor(0, 0, 1, 0)
         self.slices = reader.slices(START)
 
@@ -198,13 +199,15 @@ class Packer:
         for tokens in waiting:
             self.waiting.add(tokens)
 
-    def batch(self) -> Batch:
+    def batch(self) -> LoadedBatch:
         """The next batch: every row filled to the last token."""
         rows = np.empty((self.rows, self.length + 1), dtype=np.int64)
         for row in rows:
             self._fill(row)
         both = torch.from_numpy(rows)
-        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first())
+        return LoadedBatch(
+            both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first()
+        )
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -243,7 +246,6 @@ class Loader:
         world: int,
         position: Mapping[str, int] | None = None,
         state: Mapping[str, Any] | None = None,
-        threads: int = 0,
         patience: float = PATIENCE_SECONDS,
         interrupted: Callable[[], bool] = lambda: False,
         ahead: int = BATCHES_AHEAD,
@@ -252,8 +254,7 @@ class Loader:
         ahead: number of batches to prepare."""
         shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
-        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
-        packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length, threads)
+        packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length)
         # Of another rank's state, or one for other files, only the position is useful.
         if state is not None and is_of(state, rank, world, self.files):
             cursor = _cursor(state["cursor"])
@@ -261,8 +262,8 @@ class Loader:
             packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
             packer.resume_near(_checked(position, len(shards), folder))
-        self.last: Batch | None = None
-        self._ahead = _Ahead(packer, patience, interrupted, ahead)
+        self.last: LoadedBatch | None = None
+        self._ahead = _Prefetcher(packer, patience, interrupted, ahead)
 
     def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
@@ -273,13 +274,12 @@ class Loader:
         """The documents read last for the last batch, in upstream's three numbers."""
         return self._handed_out().cursor.position()
 
-    def state(self, batch: Batch | None = None) -> dict[str, Any]:
-        """The state after a batch (the last one) for bit-identical resuming: only tensors and plain values."""
+    def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
+        """The state after a batch (the last one) for bit-identical resuming."""
         batch = batch or self._handed_out()
-        place = {"rank": self.rank, "world": self.world, "files": self.files}
-        return {**place, **_flatten(batch.cursor, batch.waiting)}
+        return state_of(self.rank, self.world, self.files, batch.cursor, batch.waiting)
 
-    def _handed_out(self) -> Batch:
+    def _handed_out(self) -> LoadedBatch:
         if self.last is None:
             raise RuntimeError("no batch was read yet")
         return self.last
@@ -294,18 +294,13 @@ class NoRows:
 
     last = None
 
-    def __init__(self, position: Mapping[str, int] | None = None) -> None:
-        self._position = dict(START if position is None else position)
-
     def step(self, passes: Sequence[int]) -> list[Pair]:
-        if passes:
-            raise RuntimeError("this rank takes no rows")
         return []
 
     def position(self) -> dict[str, int]:
-        return self._position
+        return dict(START)
 
-    def state(self, batch: Batch | None = None) -> dict[str, Any]:
+    def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -346,21 +341,20 @@ def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], r
     at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
     cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
     waiting = [tokens for state in states for tokens in _unflatten(state)][rank::world]
-    place = {"rank": rank, "world": world, "files": list(states[0]["files"])}
-    return {**place, **_flatten(cursor, waiting)}
+    return state_of(rank, world, states[0]["files"], cursor, waiting)
 
 
 def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
     """The state of a lost rank: starting from its last one, read as many rows as that rank has read."""
     rank, world = state["rank"], state["world"]
     shards = dataset.inspect_split(folder, "train", world)
-    packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length, min(MOST_THREADS, os.cpu_count() or 1))
+    packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length)
     if "cursor" in state:
         packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
     for dummy in range(rows):
         packer.batch()
-    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
-    return {**place, **_flatten(packer.cursor, packer.waiting.oldest_first())}
+    files = [shard.path.name for shard in shards]
+    return state_of(rank, world, files, packer.cursor, packer.waiting.oldest_first())
 
 
 def _cursor(kept: Sequence[Any]) -> Cursor:
@@ -381,12 +375,14 @@ def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str])
     return same and Cursor(*state["cursor"]).pq_idx < len(files)
 
 
-def _flatten(cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
+def state_of(rank: int, world: int, files: Sequence[str], cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
+    """A rank's state, for its file: only tensors and plain values."""
     lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
     tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
     # Four numbers are enough unless the number of ranks has changed.
     at = list(cursor) if cursor.then else list(cursor[:4])
-    return {"cursor": at, "lengths": lengths, "tokens": tokens}
+    place = {"rank": rank, "world": world, "files": list(files)}
+    return {**place, "cursor": at, "lengths": lengths, "tokens": tokens}
 
 
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
@@ -407,19 +403,19 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
     return position
 
 
-class _Ahead:
-    """Packs batches in a thread, a few ahead; if the thread ends, take() reports it."""
+class _Prefetcher:
+    """Packs a few batches ahead in a thread; if the thread ends, take() reports it."""
 
     def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
         self.packer, self.patience, self.interrupted = packer, patience, interrupted
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
+        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            made: Batch | BaseException
+            made: LoadedBatch | BaseException
             try:
                 made = self.packer.batch()
             # Whatever ends this thread, the training thread must learn of it.
@@ -429,7 +425,7 @@ class _Ahead:
             if isinstance(made, BaseException):
                 return
 
-    def _put(self, made: Batch | BaseException) -> None:
+    def _put(self, made: LoadedBatch | BaseException) -> None:
         while not self._closed.is_set():
             try:
                 self._ready.put(made, timeout=0.1)
@@ -437,7 +433,7 @@ class _Ahead:
             except queue.Full:
                 continue
 
-    def take(self) -> Batch:
+    def take(self) -> LoadedBatch:
         """The next result."""
         made = self._next()
         if isinstance(made, BaseException):
@@ -446,7 +442,7 @@ class _Ahead:
             raise made
         return made
 
-    def _next(self) -> Batch | BaseException:
+    def _next(self) -> LoadedBatch | BaseException:
         began = moved = time.monotonic()
         cursor, asked = self.packer.cursor, math.inf
         while True:

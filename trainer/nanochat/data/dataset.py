@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from nanochat.kit.common import DataError
+from nanochat.kit.common import DataError, first_line
 
 TEXT = "text"
 
@@ -76,12 +76,6 @@ def read_group(file: pq.ParquetFile, path: Path, group: int) -> list[str]:
     if None in texts:
         raise DataError(f"row group {group} of {path} contains a document without text; rebuild the file.")
     return [str(text) for text in texts]
-
-
-def first_line(error: BaseException) -> str:
-    """A library's message, short enough for a sentence."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def inspect(paths: list[Path]) -> list[Shard]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from nanochat.data.dataloader import Batch, Loader, Pair, in_passes
-from nanochat.rules.shares import Piece, pieces
+from nanochat.data.dataloader import LoadedBatch, Loader, Pair, in_passes
+from nanochat.rules.shares import StreamRows, pieces
 
 # Opens a stream with this number and these rows per step.
 Open = Callable[[int], Loader]
@@ -27,7 +27,7 @@ class Streams:
     def __init__(self, rank: int, shares: Sequence[int], open_stream: Open) -> None:
         self.rank = rank
         self.loaders: dict[int, Loader] = {}
-        self._pieces: list[Piece] = []
+        self._pieces: list[StreamRows] = []
         self.deal(shares, open_stream)
 
     def deal(self, shares: Sequence[int], open_stream: Open) -> None:
@@ -44,7 +44,7 @@ class Streams:
         return self.loaders[self.rank]
 
     @property
-    def last(self) -> Batch | None:
+    def last(self) -> LoadedBatch | None:
         return self.own.last
 
     def step(self, passes: Sequence[int]) -> list[Pair]:

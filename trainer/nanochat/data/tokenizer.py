@@ -20,8 +20,7 @@ import rustbpe
 import tiktoken
 import torch
 
-from nanochat.data.dataset import first_line
-from nanochat.kit.common import DataError, UserError, disk_cause
+from nanochat.kit.common import DataError, UserError, disk_cause, first_line
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (

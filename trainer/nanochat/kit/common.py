@@ -69,6 +69,12 @@ class DtypeChoice(NamedTuple):
     reason: str
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, for use in a sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def exit_code(main: Callable[[], int | None]) -> int:
     """Run a command; a UserError becomes one line on stderr and code 2, never a traceback."""
     try:
@@ -102,9 +108,9 @@ def data_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
     return Path(named).expanduser() if named else base_dir(environ) / "base_data_climbmix"
 
 
-def tokenizer_dir(environ: Mapping[str, str] = ENVIRON) -> Path:
+def tokenizer_dir() -> Path:
     """The folder of tokenizer.pkl and token_bytes.pt."""
-    return base_dir(environ) / "tokenizer"
+    return base_dir() / "tokenizer"
 
 
 def checkpoint_dir(tag: str, environ: Mapping[str, str] = ENVIRON, stage: str = "base_checkpoints") -> Path:

@@ -9,12 +9,12 @@ import os
 import sys
 
 
-def pin(text: str | None = None) -> set[int]:
+def pin() -> set[int]:
     """Pin this process to NANOCHAT_CORES (0,2,4) before any other thread starts; returns the processors.
 
     A missing processor makes the run slower, not wrong, so it is only reported.
     """
-    text = os.environ.get("NANOCHAT_CORES", "") if text is None else text
+    text = os.environ.get("NANOCHAT_CORES", "")
     if text and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, {int(number) for number in text.split(",")})

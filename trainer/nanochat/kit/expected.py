@@ -19,66 +19,68 @@ Fits = Callable[[Any], bool]
 MOST_ITEMS, MOST_CHARACTERS, MOST = 100_000, 4096, 2**53
 
 
-def anything(told: Any) -> bool:
+def anything(value: Any) -> bool:
     return True
 
 
-def nothing(told: Any) -> bool:
-    return told is None
+def nothing(value: Any) -> bool:
+    return value is None
 
 
-def flag(told: Any) -> bool:
-    return isinstance(told, bool)
+def flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def number(told: Any) -> bool:
-    return isinstance(told, (int, float)) and not isinstance(told, bool)
+def number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def text(told: Any) -> bool:
-    return isinstance(told, str) and len(told) <= MOST_CHARACTERS
+def text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
 
 
 def count(most: int = MOST, least: int = 0) -> Fits:
     """An integer within bounds."""
-    return lambda told: isinstance(told, int) and not isinstance(told, bool) and least <= told <= most
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def matching(pattern: str) -> Fits:
     """A text that fully matches the pattern."""
-    return lambda told: text(told) and re.fullmatch(pattern, told, re.ASCII) is not None
+    return lambda value: text(value) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
 def one_of(values: Collection[str]) -> Fits:
-    return lambda told: text(told) and told in values
+    return lambda value: text(value) and value in values
 
 
 def maybe(fits: Fits) -> Fits:
     """The format, or None."""
-    return lambda told: told is None or fits(told)
+    return lambda value: value is None or fits(value)
 
 
 def row(*each: Fits) -> Fits:
     """A list of exactly these formats."""
-    return lambda told: (
-        isinstance(told, list) and len(told) == len(each) and all(f(t) for f, t in zip(each, told, strict=True))
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == len(each)
+        and all(fits(one) for fits, one in zip(each, value, strict=True))
     )
 
 
 def listed(fits: Fits, most: int = MOST_ITEMS) -> Fits:
     """A list of any length."""
-    return lambda told: isinstance(told, list) and len(told) <= most and all(map(fits, told))
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(fits, value))
 
 
 def named(fits: Fits, names: Collection[str] | None = None) -> Fits:
     """An object with these values, with any names or exactly the given ones."""
 
-    def is_named(told: Any) -> bool:
+    def is_named(value: Any) -> bool:
         return (
-            isinstance(told, dict)
-            and len(told) <= MOST_ITEMS
-            and (all(map(text, told)) if names is None else told.keys() == set(names))
-            and all(map(fits, told.values()))
+            isinstance(value, dict)
+            and len(value) <= MOST_ITEMS
+            and (all(map(text, value)) if names is None else value.keys() == set(names))
+            and all(map(fits, value.values()))
         )
 
     return is_named

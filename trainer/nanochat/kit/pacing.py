@@ -32,7 +32,7 @@ FASTER = 1.1  # each second without a long queue
 LEAST_SHARE = 0.7
 
 
-class Seen(NamedTuple):
+class ConnectionState(NamedTuple):
     """What the kernel knows of a connection: seconds, and bytes (per second)."""
 
     round_trip: float
@@ -55,7 +55,7 @@ class Pace(NamedTuple):
     delivered: float = 0.0
 
 
-def next_pace(pace: Pace, seen: Seen, queueing: int) -> Pace:
+def next_pace(pace: Pace, seen: ConnectionState, queueing: int) -> Pace:
     """The pace after another look; queueing: the connections that lately met a long queue."""
     # Short bursts seem faster than the link, but not twice in a row.
     best = max(pace.best, min(pace.delivered, seen.delivered))
@@ -71,12 +71,12 @@ def next_pace(pace: Pace, seen: Seen, queueing: int) -> Pace:
     return Pace(rate, best, seen.acked, seen.delivered)
 
 
-def seen_of(one: socket.socket) -> Seen:
+def seen_of(one: socket.socket) -> ConnectionState:
     """What the kernel knows of a connection."""
-    told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-    (round_trip,), (shortest,) = (struct.unpack_from("=I", told, at) for at in (ROUND_TRIP, SHORTEST))
-    (acked,), (delivered,) = (struct.unpack_from("=Q", told, at) for at in (ACKED, DELIVERED))
-    return Seen(round_trip / 1e6, shortest / 1e6, acked, float(delivered))
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    (round_trip,), (shortest,) = (struct.unpack_from("=I", info, at) for at in (ROUND_TRIP, SHORTEST))
+    (acked,), (delivered,) = (struct.unpack_from("=Q", info, at) for at in (ACKED, DELIVERED))
+    return ConnectionState(round_trip / 1e6, shortest / 1e6, acked, float(delivered))
 
 
 class Pacer:

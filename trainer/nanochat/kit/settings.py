@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from nanochat.kit.common import UserError, checkpoint_dir
-from nanochat.rules import stages, ways
+from nanochat.rules import model_size, stages, ways
 
 Kind = TypeVar("Kind", bound="Settings")
 OfBase = TypeVar("OfBase", bound="BaseModelSettings")
@@ -95,7 +95,7 @@ class Settings:
     tracker_uri: str = option("", "URL of the tracking server (empty: the tracker's default)")
     sync: str = option(
         "exact",
-        f"how gradients are averaged: {ways.TOLD}",
+        f"how gradients are averaged: {ways.SUMMARY}",
         ways.NAMES,
     )
     head: str = option(
@@ -236,7 +236,7 @@ def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
         "tuple[int, ...]": _by_rank,
     }
     for field in dataclasses.fields(kind):
-        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
+        flag, text = flag_of(field.name), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
             parser.add_argument(flag, action="store_true", help=text)
             continue
@@ -310,14 +310,7 @@ def _check_numbers(settings: Settings) -> None:
     for name in ("eval_every", "core_metric_every", "core_metric_max_per_task", "sample_every", "save_every"):
         if getattr(settings, name) < -1:
             refuse(settings, name, "must be at least 1, or 0 or -1 for never")
-    for name in (
-        "embedding_lr",
-        "unembedding_lr",
-        "weight_decay",
-        "matrix_lr",
-        "scalar_lr",
-        "warmup_steps",
-    ):
+    for name in ("embedding_lr", "unembedding_lr", "weight_decay", "matrix_lr", "scalar_lr", "warmup_steps"):
         if getattr(settings, name) < 0:
             refuse(settings, name, "must not be negative")
     for name in ("warmdown_ratio", "final_lr_frac"):
@@ -334,10 +327,13 @@ def _check_numbers(settings: Settings) -> None:
 def _check_model(settings: Settings) -> None:
     if settings.head_dim % 2:
         refuse(settings, "head_dim", "must be even, because rotary embeddings rotate pairs")
-    heads = math.ceil(settings.depth * settings.aspect_ratio / settings.head_dim)
-    if heads * settings.head_dim < 24:
-        width = heads * settings.head_dim
-        refuse(settings, "depth", f"a model {width} wide is too narrow: the smear gate reads 24 channels")
+    width = model_size.heads(settings.depth, settings.aspect_ratio, settings.head_dim) * settings.head_dim
+    if width < model_size.SMEAR_CHANNELS:
+        refuse(
+            settings,
+            "depth",
+            f"a model {width} wide is too narrow: the smear gate reads {model_size.SMEAR_CHANNELS} channels",
+        )
     if not settings.window_pattern or set(settings.window_pattern.upper()) - set("SL"):
         refuse(settings, "window_pattern", "may contain only the letters S and L")
 
@@ -357,15 +353,15 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     """Rows per rank and optimizer step; rejects a batch that cannot be divided."""
     length, micro = settings.max_seq_len, settings.device_batch_size
     rows, rest = divmod(total_batch_size, length)
-    told = f"--total-batch-size {total_batch_size}"
+    given = f"--total-batch-size {total_batch_size}"
     if rest or rows < world:
-        raise UserError(f"{told}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
+        raise UserError(f"{given}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
     if settings.rank_rows:
         return _given_shares(settings, rows, world)
     if rows % (world * micro):
         step = world * micro * length
         raise UserError(
-            f"{told}: not divisible by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
+            f"{given}: not divisible by {step} (--max-seq-len {length} * --device-batch-size {micro} * {world} rank(s)); "
             f"the nearest valid value is {max(1, round(total_batch_size / step)) * step}."
         )
     return [rows // world] * world

@@ -9,24 +9,14 @@ backward pass.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nanochat.model import kernels
+from nanochat.model import kernels, ops
 
 QUERY_BLOCK = 128
 Triple = tuple[Tensor, Tensor, Tensor]  # q, k, v or their gradients
-
-
-def window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """0 where a query sees a key, else -inf; the last query is aligned with the last key."""
-    query = torch.arange(keys - queries, keys, device=device)[:, None]
-    distance = query - torch.arange(keys, device=device)[None, :]
-    hidden = (distance < 0) | (distance > window)
-    return torch.zeros(queries, keys, device=device).masked_fill_(hidden, -math.inf)
 
 
 class WindowAttention:
@@ -36,7 +26,7 @@ class WindowAttention:
         self.blocks, self.window = [], window
         for start in range(0, tokens, QUERY_BLOCK):
             end, first = min(start + QUERY_BLOCK, tokens), max(0, start - window)
-            self.blocks.append((start, end, first, window_mask(end - start, end - first, window, device)))
+            self.blocks.append((start, end, first, ops.window_mask(end - start, end - first, window, device)))
         self.probabilities: list[Tensor] = []
 
     def forward(self, q_MTD: Tensor, k_MTD: Tensor, v_MTD: Tensor, out_MTD: Tensor) -> None:
@@ -72,6 +62,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     for start in range(0, q.size(2), QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, q.size(2))
         seen = slice(max(0, shift + start - window), shift + end)
-        mask = window_mask(end - start, seen.stop - seen.start, window, q.device)
+        mask = ops.window_mask(end - start, seen.stop - seen.start, window, q.device)
         blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask))
     return torch.cat(blocks, dim=2).transpose(1, 2)

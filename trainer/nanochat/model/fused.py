@@ -25,29 +25,27 @@ import torch
 from torch import Tensor
 
 from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, unique_ids
+from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE
 from nanochat.model.head import Head, HeadPart, WholeHead
-from nanochat.model.kernels import Shape, norm_backward_
-from nanochat.model.layers import LayerPass, OnReady, Shared, norm_into
+from nanochat.model.kernels import KernelShape, norm_backward_
+from nanochat.model.layers import LayerPass, OnReady, PassContext, norm_into
 from nanochat.rules.model_size import SMEAR_CHANNELS
 
 TRIAL_TOKENS = 2048  # more would take memory that a run may need
 
-__all__ = ["MATMUL_TYPES", "OnReady", "TrainingPass", "kernel_shape", "unique_ids"]
 
-
-def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> Shape:
+def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> KernelShape:
     """Tensor shapes for kernels in a pass of this many rows, limited to what a trial needs."""
     tokens = min(config.sequence_len, TRIAL_TOKENS)
-    sizes = (
-        max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
-        tokens,
-        config.n_embd,
-        config.n_head,
-        config.head_dim,
-        config.vocab_size,
+    return KernelShape(
+        rows=max(1, min(batch, TRIAL_TOKENS // tokens)) * tokens,
+        tokens=tokens,
+        width=config.n_embd,
+        heads=config.n_head,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        dtype=MATMUL_TYPES[matmul],
     )
-    return Shape(*sizes, MATMUL_TYPES[matmul])
 
 
 class TrainingPass:
@@ -55,10 +53,10 @@ class TrainingPass:
 
     def __init__(self, model: GPT, matmul: str = "fp32", shared_head: HeadPart | None = None) -> None:
         self.model, self.shared_head = model, shared_head
-        self.shared = Shared(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
-        self.step_gradients = self.shared.gradients
-        self.layers = [LayerPass(self.shared, model, layer) for layer in range(model.config.n_layer)]
-        whole = WholeHead(self.shared, model.lm_head.weight.detach(), model.config.vocab_size)
+        self.context = PassContext(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
+        self.step_gradients = self.context.gradients
+        self.layers = [LayerPass(self.context, model, layer) for layer in range(model.config.n_layer)]
+        whole = WholeHead(self.context, model.lm_head.weight.detach(), model.config.vocab_size)
         self.head: Head = shared_head or whole
         self.h_factor = self.smear = torch.empty(0)
 
@@ -86,7 +84,7 @@ class TrainingPass:
     @torch.no_grad()
     def forward_backward(self, ids: Tensor, targets: Tensor, scale: float, on_ready: OnReady | None = None) -> Tensor:
         """Add this micro-batch's gradients; the result is its share of the step's loss (scale * sum of losses)."""
-        self.shared.start_batch(ids, self.model.config.head_dim, on_ready)
+        self.context.start_batch(ids, self.model.config.head_dim, on_ready)
         self.head.start_pass()
         backout_layer = self.layers[self.model.config.backout_layer]
         x = start = backout = self._embed()
@@ -95,7 +93,7 @@ class TrainingPass:
             if layer is backout_layer:
                 backout = x
         loss, d, dbackout = self._head(x, backout, targets.flatten(), scale)
-        dstart = self.shared.buffers.get("dstart", *d.shape).zero_()
+        dstart = self.context.buffers.get("dstart", *d.shape).zero_()
         for layer in reversed(self.layers):
             if layer is backout_layer:
                 d.add_(dbackout)
@@ -113,42 +111,42 @@ class TrainingPass:
 
     def _embed(self) -> Tensor:
         """Normed embeddings, each smeared with its predecessor."""
-        model, ids, get = self.model, self.shared.ids, self.shared.buffers.get
+        model, ids, get = self.model, self.context.ids, self.context.buffers.get
         h = get("embedded", len(ids), model.config.n_embd)
         self.h_factor = norm_into(torch.index_select(model.transformer.wte.weight, 0, ids), h)
-        h_BTC = h.unflatten(0, self.shared.batch)
+        h_BTC = h.unflatten(0, self.context.batch)
         self.smear = torch.sigmoid_(h_BTC[:, 1:, :SMEAR_CHANNELS] @ model.smear_gate.weight.t())
         x = get("start", *h.shape).copy_(h)
-        x.unflatten(0, self.shared.batch)[:, 1:].addcmul_(h_BTC[:, :-1], self.smear * model.smear_lambda)
+        x.unflatten(0, self.context.batch)[:, 1:].addcmul_(h_BTC[:, :-1], self.smear * model.smear_lambda)
         return x
 
     def _embed_backward(self, dx: Tensor) -> None:
-        model, gradients, get = self.model, self.step_gradients, self.shared.buffers.get
+        model, gradients, get = self.model, self.step_gradients, self.context.buffers.get
         h, dh = get("embedded", *dx.shape), get("dh", *dx.shape).copy_(dx)
-        dx_BTC, h_BTC, dh_BTC = (x.unflatten(0, self.shared.batch) for x in (dx, h, dh))
+        dx_BTC, h_BTC, dh_BTC = (x.unflatten(0, self.context.batch) for x in (dx, h, dh))
         along = torch.linalg.vecdot(dx_BTC[:, 1:], h_BTC[:, :-1]).unsqueeze_(-1)
         gradients.add("smear_lambda", (along * self.smear).sum(dtype=torch.float64))
         dgate = along.mul_(model.smear_lambda).mul_(self.smear).mul_(1 - self.smear)
         gradients.add("smear_gate.weight", (dgate * h_BTC[:, 1:, :SMEAR_CHANNELS]).sum((0, 1), dtype=torch.float64))
-        self.shared.ready("smear_lambda", "smear_gate.weight")
+        self.context.ready("smear_lambda", "smear_gate.weight")
         dh_BTC[:, :-1].addcmul_(dx_BTC[:, 1:], self.smear * model.smear_lambda)
         dh_BTC[:, 1:, :SMEAR_CHANNELS].addcmul_(dgate, model.smear_gate.weight)
-        gradients.add_rows(WTE, self.shared.positions, norm_backward_(dh, h, self.h_factor))
-        self.shared.ready(WTE)
+        gradients.add_rows(WTE, self.context.positions, norm_backward_(dh, h, self.h_factor))
+        self.context.ready(WTE)
 
     def _lambdas_ready(self) -> None:
         dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
         for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
             self.gradients[name].copy_(dlambdas[:, column])
-            self.shared.ready(name)
+            self.context.ready(name)
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x and the backout."""
-        get, backout_lambda = self.shared.buffers.get, self.model.backout_lambda
+        get, backout_lambda = self.context.buffers.get, self.model.backout_lambda
         y = get("y", *x.shape)
         factor = norm_into(torch.addcmul(x, backout, backout_lambda, value=-1, out=get("z", *x.shape)), y)
         loss, d = self.head.loss_and_gradient(y, targets, scale)
         norm_backward_(d, y, factor)
         self.step_gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum(dtype=torch.float64))
-        self.shared.ready("backout_lambda")
+        self.context.ready("backout_lambda")
         return loss, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))

@@ -68,10 +68,6 @@ class ModelConfig:
         """How far back a query of this layer attends."""
         return model_size.window(layer, self.n_layer, self.window_pattern, self.sequence_len)
 
-    def window_sizes(self) -> list[tuple[int, int]]:
-        """(keys before, keys after) for each layer."""
-        return [(self.window(layer), 0) for layer in range(self.n_layer)]
-
 
 class Weight(nn.Module):
     """An uninitialised matrix without bias: a linear layer or a table."""
@@ -236,7 +232,7 @@ class GPT(nn.Module):
         return total if reduction == "sum" else total / (targets != ops.IGNORED).sum()
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None) -> Tensor:
         """The head's input, [B, T, C]."""
         config = self.config
         x = self._embed(ids, cache)

@@ -27,7 +27,7 @@ BLOCK_BYTES = 2**22
 MATMUL_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the operands of products
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """Rows of a parameter's gradient that are completed and sent together."""
 
     name: str
@@ -64,14 +64,14 @@ def ready_order(model: GPT) -> list[str]:
     return [name for name in ordered if name in names]
 
 
-def parts(name: str, shape: torch.Size) -> list[Part]:
+def parts(name: str, shape: torch.Size) -> list[GradientPart]:
     """The head's gradient in blocks of rows, any other in one part."""
     rows = shape[0]
     size = max(1, BLOCK_BYTES // (4 * shape[1])) if name == HEAD else rows
     if size >= rows:
-        return [Part(name, 0, rows, name)]
+        return [GradientPart(name, 0, rows, name)]
     starts = range(0, rows, size)
-    return [Part(name, start, min(start + size, rows), f"{name} from row {start} on") for start in starts]
+    return [GradientPart(name, start, min(start + size, rows), f"{name} from row {start} on") for start in starts]
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
@@ -90,7 +90,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> Tensor:
 class Gradients:
     """Named gradients of one model, overwritten in every step, to which each micro-batch adds."""
 
-    def __init__(self, model: GPT, without: Collection[str] = ()) -> None:
+    def __init__(self, model: GPT, without: Collection[str]) -> None:
         """without: parameters whose gradients are handled elsewhere."""
         self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -120,7 +120,7 @@ class Gradients:
                 self._rows[name] = torch.empty(count + count // 4, self._shapes[name][1], device=self.flat.device)
             self.tensors[name] = self._rows[name][:count].zero_()
 
-    def of(self, part: Part) -> Tensor:
+    def of(self, part: GradientPart) -> Tensor:
         """The gradient of a part."""
         return self.tensors[part.name][part.rows]
 
@@ -141,7 +141,7 @@ class Gradients:
         out = self.stacked(names) if len(names) > 1 else self.tensors[names[0]]
         product(a, b, out, add=self._grown(names))
 
-    def add_head_product(self, part: Part, a: Tensor, b: Tensor) -> None:
+    def add_head_product(self, part: GradientPart, a: Tensor, b: Tensor) -> None:
         """The same for the rows of a part of the head; a covers only the real vocabulary, so the padding's gradient
         stays zero."""
         a = a[part.rows]

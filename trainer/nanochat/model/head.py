@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanochat.model import kernels
 from nanochat.model.gradients import HEAD
-from nanochat.model.layers import Shared
+from nanochat.model.layers import PassContext
 from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 
@@ -31,37 +31,6 @@ def row_slices(rows: int, row_bytes: int, limit: int) -> list[slice]:
     """All rows in slices below the limit."""
     size = max(1, limit // row_bytes)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-
-
-class HeadLoss:
-    """The loss and logit gradient of one chunk, in its own buffer."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0)
-
-    def chunks(self, rows: int, weight: Tensor) -> list[slice]:
-        """The rows for each call of chunk()."""
-        return row_slices(rows, len(weight) * weight.itemsize, CHUNK_BYTES)
-
-    def chunk(self, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [R, C], already divided by the cap; the real rows of the weight; targets [R].
-
-        Returns the sum of the losses, the gradient of the raw logits [R, V], valid until the next call, and the factors
-        [R, 1] by which its rows must still be multiplied.
-        """
-        shape = (len(x), len(weight))
-        if self._buffer.shape != shape or self._buffer.dtype != x.dtype:
-            self._buffer = x.new_empty(shape)
-        columns, counted = targets.clamp_min(0), targets != IGNORED
-        sums, at_target = torch.empty(len(x), device=x.device), torch.empty(2, len(x), device=x.device)
-        for rows in row_slices(len(x), len(weight) * weight.itemsize, CACHED_BYTES):
-            t = tanh_product(x[rows], weight)
-            kernels.exponentials(t, self._buffer[rows], columns[rows], sums[rows], at_target[:, rows])
-        e, t_at = at_target
-        missing = (e - sums) * (1 - t_at.square())
-        self._buffer[torch.arange(len(x), device=x.device), columns] = missing.to(self._buffer.dtype)
-        loss: Tensor = ((sums.log() - SOFTCAP * t_at) * counted).sum()
-        return loss, self._buffer, (counted / sums).unsqueeze(1)
 
 
 class Head(Protocol):
@@ -91,7 +60,7 @@ class HeadPart(Head, Protocol):
     def gather(self) -> None:
         """Update the weights of all parts on every rank."""
 
-    def settle(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait until everything has been sent."""
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -101,24 +70,23 @@ class HeadPart(Head, Protocol):
 class WholeHead:
     """The whole vocabulary on this rank."""
 
-    def __init__(self, shared: Shared, weight: Tensor, vocab_size: int) -> None:
-        self.shared, self.real = shared, weight[:vocab_size]
-        self.loss = HeadLoss()
+    def __init__(self, context: PassContext, weight: Tensor, vocab_size: int) -> None:
+        self.context, self.real = context, weight[:vocab_size]
         self.weight = torch.empty(0)
 
     def start_step(self) -> None:
-        self.weight = self.shared.operand(self.real, "head_weight")
+        self.weight = self.context.operand(self.real, "head_weight")
 
     def start_pass(self) -> None:
         """Nothing to prepare."""
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        get, dtype = self.shared.buffers.get, self.shared.dtype
+        get, dtype = self.context.buffers.get, self.context.dtype
         capped = torch.mul(y, 1 / SOFTCAP, out=get("capped", *y.shape, dtype=dtype))
         scaled = get("scaled", *y.shape, dtype=dtype)
         d, loss = get("d", *y.shape), torch.zeros((), device=y.device)
-        for rows in self.loss.chunks(len(y), self.weight):
-            chunk_loss, draw, factor = self.loss.chunk(capped[rows], self.weight, targets[rows])
+        for rows in row_slices(len(y), len(self.weight) * self.weight.itemsize, CHUNK_BYTES):
+            chunk_loss, draw, factor = self._chunk(capped[rows], targets[rows])
             loss += chunk_loss
             factor.mul_(scale)
             torch.mul(y[rows], factor, out=scaled[rows])
@@ -127,9 +95,27 @@ class WholeHead:
             torch.mul(torch.mm(self.weight.t(), draw.t()).t(), factor, out=d[rows])
         return loss * scale, d
 
+    def _chunk(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [R, C], already divided by the cap; targets [R].
+
+        Returns the sum of the losses, the gradient of the raw logits [R, V], valid until the next call, and the factors
+        [R, 1] by which its rows must still be multiplied.
+        """
+        draw = self.context.buffers.get("draw", len(x), len(self.weight), dtype=x.dtype)
+        columns, counted = targets.clamp_min(0), targets != IGNORED
+        sums, at_target = torch.empty(len(x), device=x.device), torch.empty(2, len(x), device=x.device)
+        for rows in row_slices(len(x), len(self.weight) * self.weight.itemsize, CACHED_BYTES):
+            t = tanh_product(x[rows], self.weight)
+            kernels.exponentials(t, draw[rows], columns[rows], sums[rows], at_target[:, rows])
+        e, t_at = at_target
+        missing = (e - sums) * (1 - t_at.square())
+        draw[torch.arange(len(x), device=x.device), columns] = missing.to(draw.dtype)
+        loss: Tensor = ((sums.log() - SOFTCAP * t_at) * counted).sum()
+        return loss, draw, (counted / sums).unsqueeze(1)
+
     def _weight_backward(self, draw: Tensor, scaled: Tensor, complete: bool) -> None:
         """Add the weight's gradient block by block; each may be sent while the next is computed."""
-        for part in self.shared.gradients.parts[HEAD]:
-            self.shared.gradients.add_head_product(part, draw.t(), scaled)
+        for part in self.context.gradients.parts[HEAD]:
+            self.context.gradients.add_head_product(part, draw.t(), scaled)
             if complete:
-                self.shared.part_ready(part)
+                self.context.part_ready(part)

@@ -32,8 +32,8 @@ VECTOR = 16  # elements per vector in torch's AdamW; other widths are updated in
 Rotary = tuple[Tensor, Tensor]
 
 
-class Shape(NamedTuple):
-    """Sizes of the tensors in a run."""
+class KernelShape(NamedTuple):
+    """Tensor sizes with which kernels are tried."""
 
     rows: int  # tokens in one pass
     tokens: int
@@ -51,28 +51,27 @@ class Kernel:
     name: str
     plain: Callable[..., None]
     fused: Callable[..., None]
-    trial: Callable[[Shape, torch.Generator], tuple[Any, ...]]  # arguments for both
+    trial: Callable[[KernelShape, torch.Generator], tuple[Any, ...]]  # arguments for both
     exact: bool = False
     scratch: int = 0  # leading arguments with undefined contents afterwards
     only_narrow: bool = False  # used only with bf16 products
     on: bool = False
     right: bool = field(default=False, init=False)
-    seconds: tuple[float, float] = field(
-        default=(math.nan, math.nan), init=False
-    )  # of the twin and the kernel in the trial
+    # Of the twin and the kernel in the trial.
+    seconds: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
 
     def __call__(self, *args: Any) -> None:
         (self.fused if self.on else self.plain)(*args)
 
 
-class Found(NamedTuple):
-    """The kernels that a process uses, those off with the reason, and why there are none."""
+class KernelChoice(NamedTuple):
+    """Names of the active kernels, the inactive ones with reasons, and the reason if there are none at all."""
 
     on: list[str]
     off: dict[str, str]
     why: str
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """A clause for the log."""
         if self.why:
             return f"none ({self.why})"
@@ -80,7 +79,7 @@ class Found(NamedTuple):
         return f"{', '.join(self.on) or 'none'}{off}"
 
 
-NO_KERNELS = Found([], {}, "not tried")
+NO_KERNELS = KernelChoice([], {}, "not tried")
 _library: native.Library
 
 
@@ -112,7 +111,7 @@ def _exponentials_fused(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_
     _library(_typed("exponentials", t.dtype), len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
 
 
-def _exponentials_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _exponentials_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     t = torch.tanh(_normal(generator, TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
     columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,), generator=generator)
     return t, torch.empty_like(t), columns, torch.empty(TRIAL_ROWS), torch.empty(2, TRIAL_ROWS)
@@ -145,7 +144,7 @@ def _norm_fused(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: 
     _library(_typed("norm", operand.dtype), len(x), (x, start, u, y, narrow, factor), factors=(a, b))
 
 
-def _norm_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _norm_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     x, start, y = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
     operand = y if shape.dtype == y.dtype else y.to(shape.dtype)
     return x, Mix(start, torch.empty_like(x), 0.9, 0.2), y, operand, torch.empty(shape.rows, 1)
@@ -166,7 +165,7 @@ def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> No
     _library("norm_backward", len(y), (dy, y, factor, d))
 
 
-def _norm_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _norm_backward_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     dy, y, d = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
     return dy, y, _normal(generator, shape.rows, 1).abs_(), d
 
@@ -202,19 +201,19 @@ def _rotate_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary
     _library("rotate_backward", len(out), (out, dy, y, factor, *rotary), sizes, (gain,))
 
 
-def _rotate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _rotate_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     batch, rotary = _rotated(shape)
     x = _normal(generator, shape.rows, 3 * shape.width)[:, : shape.width]
     return x, torch.empty(batch), torch.empty(shape.rows, shape.heads), rotary, 1.7
 
 
-def _rotate_backward_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _rotate_backward_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     batch, rotary = _rotated(shape)
     dy, y, factor = _normal(generator, *batch), _normal(generator, *batch), torch.ones(shape.rows, shape.heads)
     return dy, y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
 
 
-def _rotated(shape: Shape) -> tuple[tuple[int, int, int, int], Rotary]:
+def _rotated(shape: KernelShape) -> tuple[tuple[int, int, int, int], Rotary]:
     batch = (shape.rows // shape.tokens, shape.heads, shape.tokens, shape.head_dim)
     return batch, ops.rotary_tables(0, shape.tokens, shape.head_dim, torch.device("cpu"))
 
@@ -223,7 +222,7 @@ def _rotated(shape: Shape) -> tuple[tuple[int, int, int, int], Rotary]:
 
 
 def _probabilities(q: Tensor, k: Tensor, mask: Tensor, window: int, out: Tensor) -> None:
-    """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from attention.window_mask."""
+    """out [M, Q, K] = softmax(q k'), with the last query aligned with the last key; mask: from ops.window_mask."""
     torch.baddbmm(mask, q, k.mT, out=out)
     torch.ops.aten._softmax.out(out, -1, False, out=out)
 
@@ -234,13 +233,12 @@ def _probabilities_fused(q: Tensor, k: Tensor, mask: Tensor, window: int, out: T
     _library("softmax", out.size(0) * queries, (out,), (queries, keys, keys - queries, window))
 
 
-def _probabilities_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _probabilities_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     queries = min(128, shape.tokens)
     keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
     q = _normal(generator, many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
-    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)[None, :]
     window = keys - queries
-    mask = torch.zeros(queries, keys).masked_fill_((distance < 0) | (distance > window), -math.inf)
+    mask = ops.window_mask(queries, keys, window, q.device)
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
@@ -257,7 +255,7 @@ def _relu_square_fused(hidden: Tensor, square: Tensor) -> None:
     _library(_typed("relu_square", hidden.dtype), len(hidden), (hidden, square))
 
 
-def _relu_square_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _relu_square_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     hidden = _normal(generator, shape.rows, 4 * shape.width, dtype=shape.dtype)
     return hidden, torch.empty_like(hidden)
 
@@ -274,7 +272,7 @@ def _accumulate_fused(out: Tensor, product: Tensor) -> None:
     _library("accumulate", len(out), (out, product))
 
 
-def _accumulate_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _accumulate_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     size = 4 * shape.width, shape.width
     return _normal(generator, *size), _normal(generator, *size, dtype=torch.bfloat16)
 
@@ -292,7 +290,7 @@ def _muon_apply_fused(p: Tensor, direction: Tensor, rate: float, decay: float) -
     _library("muon_apply", len(p), (p, direction.contiguous()), factors=(rate, decay))
 
 
-def _muon_apply_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _muon_apply_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     return *(_normal(generator, 4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
 
 
@@ -322,8 +320,8 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
     )  # fmt: skip
 
 
-class Rows(NamedTuple):
-    """A table under AdamW: the parameter, its moments, and each row's current step."""
+class AdamWTable(NamedTuple):
+    """A table with its AdamW state: the parameter, its moments, and each row's current step."""
 
     p: Tensor
     m: Tensor
@@ -341,7 +339,7 @@ def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[Ad
         adamw_(p[:count], zero[:count], m[:count], v[:count], now)
 
 
-def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     """Apply the rows' missed steps up to the last; gradient: of that step, if it is the only one missed."""
     behind, last = table.current[rows], steps[-1].step
     if gradient is None:
@@ -360,7 +358,7 @@ def _adamw(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[A
     table.current[rows] = last
 
 
-def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw_fused(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     if table.p.size(1) % VECTOR:  # torch's kernel rounds a row's last elements differently
         _adamw(table, rows, gradient, steps)
         return
@@ -370,12 +368,12 @@ def _adamw_fused(table: Rows, rows: Tensor, gradient: Tensor | None, steps: Sequ
     _library("adamw", len(rows), tensors, sizes, figures)
 
 
-def _adamw_trial(shape: Shape, generator: torch.Generator) -> tuple[Any, ...]:
+def _adamw_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
     count = min(512, shape.vocabulary)
     p, m, v = (_normal(generator, count, shape.width) for dummy in range(3))
     steps = [AdamWStep(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
     current = torch.randint(2, 7, (count,), generator=generator, dtype=torch.int32)
-    return Rows(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
+    return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
 
 
 ALL = (
@@ -431,13 +429,13 @@ def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
     return time.perf_counter() - start
 
 
-def plain_seconds(shape: Shape) -> float:
+def plain_seconds(shape: KernelShape) -> float:
     """Time of torch's operations between products: of each twin once, the best of some."""
     trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL]
     return sum(min(_seconds(plain, args) for dummy in range(ROUNDS)) for plain, args in trials)
 
 
-def prove(kernel: Kernel, shape: Shape) -> str:
+def prove(kernel: Kernel, shape: KernelShape) -> str:
     """Try a kernel and switch it on, or return why it stays off."""
     args = kernel.trial(shape, torch.Generator().manual_seed(0))
     mine, theirs = _copied(args), _copied(args, wide=True)
@@ -457,20 +455,20 @@ def prove(kernel: Kernel, shape: Shape) -> str:
     return "" if kernel.on else "slower"
 
 
-def setup(choice: str, shape: Shape) -> Found:
+def setup(choice: str, shape: KernelShape) -> KernelChoice:
     """Once per process: build, prove, switch on. choice: auto, torch (no kernels) or zig (its compiler)."""
     global _library
     for kernel in ALL:
         kernel.on = kernel.right = False
     if choice == "torch":
-        return Found([], {}, "as --kernels says")
+        return KernelChoice([], {}, "as --kernels says")
     try:
         _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
-        return Found([], {}, str(error))
+        return KernelChoice([], {}, str(error))
     tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
     reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
-    return Found([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, "")
+    return KernelChoice([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, "")
 
 
 def in_use() -> list[str]:

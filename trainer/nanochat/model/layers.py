@@ -17,10 +17,10 @@ from torch import Tensor
 from nanochat.model import kernels, ops
 from nanochat.model.attention import Triple, WindowAttention
 from nanochat.model.gpt import GPT, MLP
-from nanochat.model.gradients import Gradients, Part, product
+from nanochat.model.gradients import GradientPart, Gradients, product
 from nanochat.rules.model_size import GATE_CHANNELS
 
-OnReady = Callable[[Part, Tensor], None]
+OnReady = Callable[[GradientPart, Tensor], None]
 
 
 class Buffers:
@@ -37,11 +37,15 @@ class Buffers:
             tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return tensor
 
+    def operand(self, x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        """x as an operand of products of this type: itself, or rounded."""
+        return x if x.dtype == dtype else self.get(name, *x.shape, dtype=dtype).copy_(x)
 
-class Shared:
-    """Shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
 
-    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str] = ()) -> None:
+class PassContext:
+    """State shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
+
+    def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str]) -> None:
         self.device = model.lm_head.weight.device
         self.dtype = dtype  # of the operands of the large products
         self.gradients = Gradients(model, without)
@@ -64,15 +68,13 @@ class Shared:
             for part in self.gradients.parts[name]:
                 self.part_ready(part)
 
-    def part_ready(self, part: Part) -> None:
+    def part_ready(self, part: GradientPart) -> None:
         if self.on_ready is not None:
             self.on_ready(part, self.gradients.of(part))
 
     def operand(self, x: Tensor, name: str, keep: Buffers | None = None) -> Tensor:
-        """x as an operand of large products: itself, or rounded."""
-        if x.dtype == self.dtype:
-            return x
-        return (keep or self.buffers).get(name, *x.shape, dtype=self.dtype).copy_(x)
+        """x as an operand of large products."""
+        return (keep or self.buffers).operand(x, name, self.dtype)
 
 
 def norm_into(x: Tensor, out: Tensor) -> Tensor:
@@ -85,15 +87,15 @@ def norm_into(x: Tensor, out: Tensor) -> Tensor:
 class Normed:
     """A normed residual stream, with the data for its backward pass."""
 
-    def __init__(self, shared: Shared, buffers: Buffers) -> None:
-        self.shared, self.buffers = shared, buffers
+    def __init__(self, context: PassContext, buffers: Buffers) -> None:
+        self.context, self.buffers = context, buffers
         self.y = self.operand = self.factor = torch.empty(0)
 
     def forward(self, x: Tensor, mix: kernels.Mix | None = None) -> None:
         get = self.buffers.get
         self.y, self.factor = get("normed", *x.shape), get("factor", len(x), 1)
-        narrow = self.shared.dtype != self.y.dtype
-        self.operand = get("operand", *x.shape, dtype=self.shared.dtype) if narrow else self.y
+        narrow = self.context.dtype != self.y.dtype
+        self.operand = get("operand", *x.shape, dtype=self.context.dtype) if narrow else self.y
         kernels.norm(x, mix, self.y, self.operand, self.factor)
 
     def backward(self, dy: Tensor, d: Tensor) -> None:
@@ -104,21 +106,21 @@ class Normed:
 class MlpPass:
     """u += c_proj(relu(c_fc(norm(u)))^2)."""
 
-    def __init__(self, shared: Shared, mlp: MLP, name: str) -> None:
-        self.shared, self.mlp = shared, mlp
+    def __init__(self, context: PassContext, mlp: MLP, name: str) -> None:
+        self.context, self.mlp = context, mlp
         self.fc_name, self.proj_name = f"{name}.c_fc.weight", f"{name}.c_proj.weight"
-        self.buffers = Buffers(shared.device)
-        self.normed = Normed(shared, self.buffers)
+        self.buffers = Buffers(context.device)
+        self.normed = Normed(context, self.buffers)
         self.hidden = torch.empty(0)
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
-        self.fc = self.shared.operand(self.mlp.c_fc.weight, "fc", self.buffers)
-        self.proj = self.shared.operand(self.mlp.c_proj.weight, "proj", self.buffers)
+        self.fc = self.context.operand(self.mlp.c_fc.weight, "fc", self.buffers)
+        self.proj = self.context.operand(self.mlp.c_proj.weight, "proj", self.buffers)
 
     def forward(self, u: Tensor) -> None:
         self.normed.forward(u)
-        self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.shared.dtype)
+        self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.context.dtype)
         torch.mm(self.normed.operand, self.fc.t(), out=self.hidden)
         square = self._square()
         kernels.relu_square(self.hidden, square)
@@ -126,48 +128,48 @@ class MlpPass:
 
     def _square(self) -> Tensor:
         """Recomputed in the backward pass, because it is the largest tensor."""
-        return self.shared.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
+        return self.context.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
 
     def backward(self, d: Tensor) -> None:
         """d, the gradient after it, becomes that before it."""
-        shared, get = self.shared, self.shared.buffers.get
-        d_operand = shared.operand(d, "d_operand")
+        context, get = self.context, self.context.buffers.get
+        d_operand = context.operand(d, "d_operand")
         square = torch.mul(self.hidden, self.hidden, out=self._square())
-        shared.gradients.add_product(self.proj_name, d_operand.t(), square)
-        shared.ready(self.proj_name)
+        context.gradients.add_product(self.proj_name, d_operand.t(), square)
+        context.ready(self.proj_name)
         # Apply the square's factor 2 to the smallest tensor.
         twice = torch.mul(d_operand, 2, out=get("twice", *d.shape, dtype=d_operand.dtype))
         dhidden = torch.mm(twice, self.proj, out=square).mul_(self.hidden)
-        shared.gradients.add_product(self.fc_name, dhidden.t(), self.normed.operand)
-        shared.ready(self.fc_name)
+        context.gradients.add_product(self.fc_name, dhidden.t(), self.normed.operand)
+        context.ready(self.fc_name)
         self.normed.backward(product(dhidden, self.fc, get("dnormed", *d.shape)), d)
 
 
 class AttentionPass:
     """u += c_proj(attention(norm(u)))."""
 
-    def __init__(self, shared: Shared, model: GPT, layer: int) -> None:
-        self.shared, self.config = shared, model.config
+    def __init__(self, context: PassContext, model: GPT, layer: int) -> None:
+        self.context, self.config = context, model.config
         self.attn = model.transformer.block(layer).attn
         self.name, self.value_name = f"transformer.h.{layer}.attn", f"value_embeds.{layer}.weight"
         self.qkv_names = [f"{self.name}.{part}.weight" for part in ("c_q", "c_k", "c_v")]
         self.table = model.value_table(layer) if model.config.has_value_embeds(layer) else None
         self.window = model.config.window(layer)
-        self.buffers = Buffers(shared.device)
+        self.buffers = Buffers(context.device)
         self.scores: dict[int, WindowAttention] = {}  # by length of the sequences
         # Both gains of q and k and the softmax's scale, all applied to q.
         self.q_gain = ops.QK_SCALE**2 / math.sqrt(model.config.head_dim)
-        self.normed = Normed(shared, self.buffers)
+        self.normed = Normed(context, self.buffers)
         self.out = self.gate = self.values = torch.empty(0)
 
     def refresh(self) -> None:
         """Read the current weights, with q, k and v as one matrix."""
         parts = [self.attn.c_q.weight, self.attn.c_k.weight, self.attn.c_v.weight]
         shape = (sum(map(len, parts)), self.config.n_embd)
-        self.qkv_weight = self.buffers.get("qkv_weight", *shape, dtype=self.shared.dtype)
+        self.qkv_weight = self.buffers.get("qkv_weight", *shape, dtype=self.context.dtype)
         for target, part in zip(self._split(self.qkv_weight, 0), parts, strict=True):
             target.copy_(part)
-        self.proj = self.shared.operand(self.attn.c_proj.weight, "proj", self.buffers)
+        self.proj = self.context.operand(self.attn.c_proj.weight, "proj", self.buffers)
 
     def _split(self, qkv: Tensor, dim: int = 1) -> Triple:
         q, k, v = qkv.split([self.config.n_embd, self.config.kv_dim, self.config.kv_dim], dim=dim)
@@ -175,12 +177,12 @@ class AttentionPass:
 
     def _heads(self, x_NC: Tensor) -> Tensor:
         """[N, heads * D] as [B, T, heads, D]."""
-        split: Tensor = x_NC.unflatten(1, (-1, self.config.head_dim)).unflatten(0, self.shared.batch)
+        split: Tensor = x_NC.unflatten(1, (-1, self.config.head_dim)).unflatten(0, self.context.batch)
         return split
 
     def _by_head(self, name: str, heads: int) -> Tensor:
         """A buffer [B, heads, T, D], seen as [B, T, heads, D]."""
-        rows, tokens = self.shared.batch
+        rows, tokens = self.context.batch
         return self.buffers.get(name, rows, heads, tokens, self.config.head_dim).transpose(1, 2)
 
     def _qkv_by_head(self) -> Triple:
@@ -195,14 +197,14 @@ class AttentionPass:
 
     def _ungrouped(self, dx_MTD: Tensor, heads: int) -> Tensor:
         """The gradient [M, T, D] as [B, T, heads, D], summed over repeated heads."""
-        by_row: Tensor = dx_MTD.unflatten(0, (self.shared.batch[0], heads, -1))
+        by_row: Tensor = dx_MTD.unflatten(0, (self.context.batch[0], heads, -1))
         return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
 
     def forward(self, x: Tensor, mix: kernels.Mix) -> None:
         """Adds to u, the mix of x and the start."""
-        tokens, u = self.shared.batch[1], mix.u
+        tokens, u = self.context.batch[1], mix.u
         self.normed.forward(x, mix)
-        qkv = self.shared.buffers.get("qkv", len(u), len(self.qkv_weight))
+        qkv = self.context.buffers.get("qkv", len(u), len(self.qkv_weight))
         product(self.normed.operand, self.qkv_weight.t(), qkv)
         self._place_heads(*self._split(qkv))
         if tokens not in self.scores:
@@ -210,7 +212,7 @@ class AttentionPass:
         q, k, v = map(self._grouped, self._qkv_by_head())
         out = self._by_head("out", self.config.n_head)
         self.scores[tokens].forward(q, k, v, self._grouped(out))
-        self.out = self.buffers.get("out_NC", *u.shape, dtype=self.shared.dtype)
+        self.out = self.buffers.get("out_NC", *u.shape, dtype=self.context.dtype)
         self._heads(self.out).copy_(out)
         product(self.out, self.proj.t(), u, add=True)
 
@@ -219,7 +221,7 @@ class AttentionPass:
         q, k, v = self._qkv_by_head()
         for x, out, name, gain in ((q_NC, q, "q_factor", self.q_gain), (k_NC, k, "k_factor", 1.0)):
             factor = self.buffers.get(name, len(x), out.size(2))
-            kernels.rotate(x, out.transpose(1, 2), factor, self.shared.rotary, gain)
+            kernels.rotate(x, out.transpose(1, 2), factor, self.context.rotary, gain)
         self._add_values(v_NC)
         v.copy_(self._heads(v_NC))
 
@@ -233,41 +235,41 @@ class AttentionPass:
 
     def _gathered(self, v: Tensor) -> Tensor:
         assert self.table is not None
-        return torch.index_select(self.table, 0, self.shared.ids, out=self.buffers.get("values", *v.shape))
+        return torch.index_select(self.table, 0, self.context.ids, out=self.buffers.get("values", *v.shape))
 
     def _per_head(self, gate: Tensor) -> Tensor:
         """[N, KV] as [B, T, KV, 1]."""
-        per_head: Tensor = gate.unflatten(0, self.shared.batch).unsqueeze(-1)
+        per_head: Tensor = gate.unflatten(0, self.context.batch).unsqueeze(-1)
         return per_head
 
     def backward(self, d: Tensor) -> None:
         """d, the gradient after it, becomes that before it."""
-        shared, get = self.shared, self.shared.buffers.get
-        d_operand = shared.operand(d, "d_operand")
-        shared.gradients.add_product(f"{self.name}.c_proj.weight", d_operand.t(), self.out)
-        shared.ready(f"{self.name}.c_proj.weight")
+        context, get = self.context, self.context.buffers.get
+        d_operand = context.operand(d, "d_operand")
+        context.gradients.add_product(f"{self.name}.c_proj.weight", d_operand.t(), self.out)
+        context.ready(f"{self.name}.c_proj.weight")
         dout = product(d_operand, self.proj, get("dout", *d.shape))
         dqkv = self._scores_backward(dout)
-        dqkv_operand = shared.operand(dqkv, "dqkv_operand")
+        dqkv_operand = context.operand(dqkv, "dqkv_operand")
         dnormed = product(dqkv_operand, self.qkv_weight, get("dnormed", *d.shape))
         self._values_backward(self._split(dqkv)[2], dnormed)
-        shared.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.normed.operand)
-        shared.ready(*self.qkv_names)
+        context.gradients.add_product(self.qkv_names, dqkv_operand.t(), self.normed.operand)
+        context.ready(*self.qkv_names)
         self.normed.backward(dnormed, d)
 
     def _scores_backward(self, dout_NC: Tensor) -> Tensor:
         """The gradients of the products q, k, v, side by side."""
-        config, shared, get = self.config, self.shared, self.shared.buffers.get
+        config, context, get = self.config, self.context, self.context.buffers.get
         q, k, v = self._qkv_by_head()
         qkv_MTD = self._grouped(q), self._grouped(k), self._grouped(v)
         dout = self._by_head("out", config.n_head).copy_(self._heads(dout_NC))
         dq, dk, dv = (get(f"d{name}", *x.shape) for name, x in zip("qkv", qkv_MTD, strict=True))
-        self.scores[self.shared.batch[1]].backward(self._grouped(dout), qkv_MTD, (dq, dk, dv))
+        self.scores[self.context.batch[1]].backward(self._grouped(dout), qkv_MTD, (dq, dk, dv))
         dqkv = get("qkv", len(dout_NC), len(self.qkv_weight))
         q_out, k_out, v_out = self._split(dqkv)
         for dy, y, name, gain, into in ((dq, q, "q_factor", self.q_gain, q_out), (dk, k, "k_factor", 1.0, k_out)):
             factor, by_head = self.buffers.get(name, len(into), y.size(2)), self._ungrouped(dy, y.size(2))
-            kernels.rotate_backward(by_head.transpose(1, 2), y.transpose(1, 2), factor, shared.rotary, gain, into)
+            kernels.rotate_backward(by_head.transpose(1, 2), y.transpose(1, 2), factor, context.rotary, gain, into)
         self._heads(v_out).copy_(self._ungrouped(dv, config.n_kv_head))
         return dqkv
 
@@ -275,27 +277,27 @@ class AttentionPass:
         """The gradients of the value embeddings and of the gate, and the gate's share of dnormed."""
         if self.attn.ve_gate is None:
             return
-        shared, gate_name = self.shared, f"{self.name}.ve_gate.weight"
+        context, gate_name = self.context, f"{self.name}.ve_gate.weight"
         dvalues = self._heads(dv) * self._per_head(self.gate).mul(3)
-        shared.gradients.add_rows(self.value_name, shared.positions, dvalues.flatten(2).flatten(0, 1))
-        shared.ready(self.value_name)
+        context.gradients.add_rows(self.value_name, context.positions, dvalues.flatten(2).flatten(0, 1))
+        context.ready(self.value_name)
         dgate = torch.linalg.vecdot(self._heads(dv), self._heads(self.values)).flatten(0, 1)
         dgate.mul_(self.gate).mul_(1 - self.gate).mul_(3)
-        shared.gradients.add_product(gate_name, dgate.t(), self.normed.y[:, :GATE_CHANNELS])
-        shared.ready(gate_name)
+        context.gradients.add_product(gate_name, dgate.t(), self.normed.y[:, :GATE_CHANNELS])
+        context.ready(gate_name)
         dnormed[:, :GATE_CHANNELS].addmm_(dgate, self.attn.ve_gate.weight)
 
 
 class LayerPass:
     """u = resid * x + x0 * start, then attention and MLP."""
 
-    def __init__(self, shared: Shared, model: GPT, layer: int) -> None:
-        self.attention = AttentionPass(shared, model, layer)
-        self.mlp = MlpPass(shared, model.transformer.block(layer).mlp, f"transformer.h.{layer}.mlp")
-        self.buffers = Buffers(shared.device)
+    def __init__(self, context: PassContext, model: GPT, layer: int) -> None:
+        self.attention = AttentionPass(context, model, layer)
+        self.mlp = MlpPass(context, model.transformer.block(layer).mlp, f"transformer.h.{layer}.mlp")
+        self.buffers = Buffers(context.device)
         self.x = self.start = torch.empty(0)
         self.resid = self.x0 = 0.0
-        self.dlambdas = torch.zeros(2, device=shared.device)  # of resid and x0
+        self.dlambdas = torch.zeros(2, device=context.device)  # of resid and x0
 
     def refresh(self, resid: float, x0: float) -> None:
         """Begin a step: read the current weights and lambdas."""

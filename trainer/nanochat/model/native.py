@@ -70,7 +70,7 @@ def run(argv: Sequence[str], what: str) -> str:
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
-        out, told = process.communicate(timeout=LIMIT_SECONDS)
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         # A compiler runs its passes in processes of their own.
         os.killpg(process.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def run(argv: Sequence[str], what: str) -> str:
     if process.returncode < 0:
         raise BuildError(f"{what} was ended by signal {-process.returncode}")
     if process.returncode:
-        lines = [line for line in told.splitlines() if "error" in line] or told.splitlines() or ["no word"]
+        lines = [line for line in err.splitlines() if "error" in line] or err.splitlines() or ["no word"]
         raise BuildError(f"{what} failed with code {process.returncode}: {lines[0][:200]}")
     return out
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,6 +48,14 @@ def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 
 def rotate_and_norm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return norm(rotate_into(x, cos, sin, torch.empty_like(x))).mul_(QK_SCALE)
+
+
+def window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """0 where a query sees a key, else -inf; the last query is aligned with the last key."""
+    query = torch.arange(keys - queries, keys, device=device)[:, None]
+    distance = query - torch.arange(keys, device=device)[None, :]
+    hidden = (distance < 0) | (distance > window)
+    return torch.zeros(queries, keys, device=device).masked_fill_(hidden, -math.inf)
 
 
 def fuses_tanh(x: Tensor) -> bool:

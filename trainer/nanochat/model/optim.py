@@ -100,11 +100,6 @@ def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
     return groups
 
 
-def adamw_kernel(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: AdamWGroup, multiplier: float, step: int) -> None:
-    """One AdamW update in place; step counts from 1."""
-    kernels.adamw_(p, g, m, v, group.at(multiplier, step))
-
-
 class Undo:
     """Copies of what an update changes, to take it back if it cannot be finished."""
 
@@ -143,7 +138,7 @@ class DenseAdamW:
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
         p, m, v = self.at(rows)
-        adamw_kernel(p, gradient, m, v, self.group, multiplier, step)
+        kernels.adamw_(p, gradient, m, v, self.group.at(multiplier, step))
 
     def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """What an update of these rows changes."""
@@ -188,19 +183,17 @@ class RowAdamW:
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """Make step `step` of rows that are up to date with the previous one."""
-        kernels.adamw(self.rows(), rows, gradient, [self.group.at(multiplier, step)])
+        kernels.adamw(self.table(), rows, gradient, [self.group.at(multiplier, step)])
 
     def advance(self, rows: Tensor, history: Mapping[int, float], step: int) -> None:
         """Make the rows' postponed updates up to `step`."""
         first = int(self.current[rows].min()) + 1 if len(rows) else step + 1
         if first <= step:
-            kernels.adamw(self.rows(), rows, None, self._steps(history, first, step))
+            missed = [self.group.at(history[number], number) for number in range(first, step + 1)]
+            kernels.adamw(self.table(), rows, None, missed)
 
-    def _steps(self, history: Mapping[int, float], first: int, last: int) -> list[AdamWStep]:
-        return [self.group.at(history[number], number) for number in range(first, last + 1)]
-
-    def rows(self) -> kernels.Rows:
-        return kernels.Rows(self.parameter, self.m, self.v, self.current)
+    def table(self) -> kernels.AdamWTable:
+        return kernels.AdamWTable(self.parameter, self.m, self.v, self.current)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All rows must be up to date."""
@@ -416,7 +409,7 @@ class Optimizer:
     def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
         """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
         if name in self.tables:
-            self._keep(token_ids, *self.tables[name].rows())
+            self._keep(token_ids, *self.tables[name].table())
             self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
             self._keep(None, *self.dense[name].at(rows))

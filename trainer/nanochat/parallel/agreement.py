@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks that all ranks have the same settings, data and code before the first step, and the same weights ever after.
+"""Checks that all ranks have the same settings, data and code before the first step, and the same weights from then on.
 
 A difference is an error that names it: which key with which value on which rank, or which tensor.
 """
@@ -33,9 +33,9 @@ DIFFERENCES = {
 }
 
 
-def code_digest(folder: Path = Path(__file__).parents[1]) -> str:
+def code_digest() -> str:
     """A digest of this package's source files, without the scripts that only call it."""
-    digest = hashlib.sha256()
+    folder, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.c")]):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -54,33 +54,33 @@ def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key} {inner}": told for inner, told in flattened(value).items()}
+            flat |= {f"{key} {inner}": shown for inner, shown in flattened(value).items()}
         else:
             flat[key] = value if isinstance(value, str) else json.dumps(value)
     return flat
 
 
-def is_introduction(told: Any) -> bool:
+def is_introduction(value: Any) -> bool:
     """A host with flattened facts."""
-    return named(anything, ("host", "facts"))(told) and text(told["host"]) and named(text)(told["facts"])
+    return named(anything, ("host", "facts"))(value) and text(value["host"]) and named(text)(value["facts"])
 
 
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Fail unless every rank has the same facts."""
     mine = {"host": comm.host, "facts": flattened(facts)}
-    told = comm.exchange("the comparison of settings", mine, fits=is_introduction)
-    keys = list(dict.fromkeys(key for one in told for key in one["facts"]))
-    differing = [key for key in keys if len({one["facts"].get(key, MISSING) for one in told}) > 1]
+    answers = comm.exchange("the comparison of settings", mine, fits=is_introduction)
+    keys = list(dict.fromkeys(key for one in answers for key in one["facts"]))
+    differing = [key for key in keys if len({one["facts"].get(key, MISSING) for one in answers}) > 1]
     if not differing:
         return
     values = ", ".join(
         f"rank {rank} ({one['host']}) has {one['facts'].get(differing[0], MISSING) or 'an empty value'}"
-        for rank, one in enumerate(told)
+        for rank, one in enumerate(answers)
     )
     more = f" (and {len(differing) - 1} more: {', '.join(differing[1:4])})" if differing[1:] else ""
     text = f"the ranks differ in {differing[0]}: {values}{more}; start all ranks with the same settings."
     cause = DIFFERENCES.get(differing[0].partition(" ")[0], Cause.SETTINGS_DIFFER)
-    raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in told]))
+    raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in answers]))
 
 
 def minority(values: Sequence[str]) -> list[int]:
@@ -103,8 +103,8 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
     """Give every rank rank 0's tensors; only differing ones are sent. Returns their names."""
     if comm.world == 1:
         return []
-    told = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
-    differing = [name for name in tensors if len({one.get(name) for one in told}) > 1]
+    answers = comm.exchange("the first weights", digests(tensors), patient=True, fits=named(text, tensors))
+    differing = [name for name in tensors if len({one.get(name) for one in answers}) > 1]
     for name in differing:
         comm.broadcast(tensors[name].detach(), 0, f"the first weights of {name}")
     return differing
@@ -113,9 +113,9 @@ def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:
 def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str:
     """Fail if the ranks have diverged; returns the digest of all tensors."""
     what, fits = f"the comparison of weights {when}", named(text, tensors)
-    told = comm.exchange(what, digests(tensors), patient=True, fits=fits)
+    answers = comm.exchange(what, digests(tensors), patient=True, fits=fits)
     for name in tensors:
-        values = [one[name] for one in told]
+        values = [one[name] for one in answers]
         if len(set(values)) > 1:
             listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
             raise UserError(
@@ -124,7 +124,7 @@ def check_identical(comm: Comm, tensors: Mapping[str, Tensor], when: str) -> str
                 Cause.WEIGHTS_DIFFER,
                 minority(values),
             )
-    return whole_digest(told[0])
+    return whole_digest(answers[0])
 
 
 def whole_digest(each: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ class Shares(NamedTuple):
     head: list[int]
 
 
-def work(shares: Shares, head_work: float) -> list[float]:
+def work_split(shares: Shares, head_work: float) -> list[float]:
     """Each rank's fraction of a step's work; head_work: the head's fraction."""
     rows = [one / sum(shares.rows) for one in shares.rows]
     if not shares.head:
@@ -41,7 +41,7 @@ def work(shares: Shares, head_work: float) -> list[float]:
     return [(1 - head_work) * r + head_work * h for r, h in zip(rows, head, strict=True)]
 
 
-def fitting(now: Shares, speeds: Sequence[float]) -> Shares:
+def shares_for(now: Shares, speeds: Sequence[float]) -> Shares:
     """The shares for these speeds. With a whole head, a rank without rows would have no gradient."""
     rows = share_rows(sum(now.rows), speeds, 0 if now.head else 1)
     return Shares(rows, head_weights(speeds) if now.head else [])
@@ -49,7 +49,7 @@ def fitting(now: Shares, speeds: Sequence[float]) -> Shares:
 
 def step_seconds(shares: Shares, speeds: Sequence[float], head_work: float) -> float:
     """Busy time of the slowest rank; a speed is the fraction of a step's work that a rank does per second."""
-    return max(one / speed for one, speed in zip(work(shares, head_work), speeds, strict=True))
+    return max(one / speed for one, speed in zip(work_split(shares, head_work), speeds, strict=True))
 
 
 class Balancer:
@@ -78,7 +78,7 @@ class Balancer:
 
     def _look(self, seconds: Sequence[float]) -> Shares | None:
         """The result of a check: seconds of each rank in its usual step."""
-        speeds = [w / s for w, s in zip(work(self.shares, self.head_work), seconds, strict=True)]
+        speeds = [w / s for w, s in zip(work_split(self.shares, self.head_work), seconds, strict=True)]
         if not self._pays(speeds):
             self._speeds.clear()
             return None
@@ -90,8 +90,8 @@ class Balancer:
         if not self._pays(mean):
             return None
         self.speeds = mean
-        return fitting(self.shares, mean)
+        return shares_for(self.shares, mean)
 
     def _pays(self, speeds: Sequence[float]) -> bool:
-        better = step_seconds(fitting(self.shares, speeds), speeds, self.head_work)
+        better = step_seconds(shares_for(self.shares, speeds), speeds, self.head_work)
         return step_seconds(self.shares, speeds, self.head_work) > (1 + DEAD_BAND) * better

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.kit.common import ENVIRON, Ranks, UserError
+from nanochat.kit.common import ENVIRON, Ranks, UserError, first_line
 from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
 from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
 from nanochat.rules.causes import Cause
@@ -63,23 +63,15 @@ class CommError(UserError):
     """An exchange between ranks failed; the text names the rank, the phase and the remedy."""
 
 
-class Farewell(NamedTuple):
-    """A failed rank's message to the others."""
-
-    error: str
-    cause: Cause
-    blames: list[int]
-
-
-class Verdict(NamedTuple):
-    """Why an exchange failed."""
+class Failure(NamedTuple):
+    """Why a rank or an exchange failed."""
 
     text: str
     cause: Cause
     blames: list[int]
 
 
-class Seen(NamedTuple):
+class RankStatus(NamedTuple):
     """A rank's last position, and whether it is alive."""
 
     rank: int
@@ -88,7 +80,7 @@ class Seen(NamedTuple):
     step: int
     collective: int
     alive: bool
-    left: Farewell | None
+    left: Failure | None  # its own message, if it failed
 
     @property
     def name(self) -> str:
@@ -96,7 +88,12 @@ class Seen(NamedTuple):
 
     @property
     def last(self) -> str:
-        return f"phase {self.phase} of step {self.step}" if self.step >= 0 else f"phase {self.phase}"
+        return position(self.phase, self.step)
+
+
+def position(phase: str, step: int) -> str:
+    """A rank's position, for messages."""
+    return f"phase {phase} of step {step}" if step >= 0 else f"phase {phase}"
 
 
 class Pending(NamedTuple):
@@ -142,15 +139,15 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
         )
     except (RuntimeError, dist.DistError) as error:
         what = "serve" if serves else "reach"
-        why = "another process holds that port" if "EADDRINUSE" in str(error) else _first_line(error)
+        why = "another process holds that port" if "EADDRINUSE" in str(error) else _without_noise(error)
         todo = (
-            "stop it or choose another port"
+            "stop it or choose another port."
             if serves
-            else f"is rank 0 running there, and can this host reach port {port}"
+            else f"is rank 0 running there, and can this host reach port {port}?"
         )
         raise CommError(
             f"rank {ranks.rank} ({socket.gethostname()}) could not {what} the rendezvous at {address}:{port} "
-            f"within {timeout:g} s: {why}; {todo}{'.' if serves else '?'}",
+            f"within {timeout:g} s: {why}; {todo}",
             Cause.PORT_TAKEN if "EADDRINUSE" in str(error) else Cause.STORE_LOST,
             [0],
         ) from None
@@ -176,7 +173,7 @@ def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
         nic = environ.get("GLOO_SOCKET_IFNAME")
         raise CommError(
             f"{comm.name} reached all {comm.world} ranks at the rendezvous, but could not open a data connection to any of them "
-            f"within {5 * seconds:g} s ({_first_line(error)}); open the hosts' firewalls for the ports of "
+            f"within {5 * seconds:g} s ({_without_noise(error)}); open the hosts' firewalls for the ports of "
             f"net.ipv4.ip_local_port_range, and check that GLOO_SOCKET_IFNAME ({nic or 'not set'}) is the interface "
             "between them.",
             Cause.LINK_LOST,
@@ -198,9 +195,9 @@ class Comm:
         # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
         self.wait_seconds, self.bytes_sent = 0.0, 0
-        # The tensors that this rank waits for, and since when; the lock is kept by whoever ends it during a wait.
+        # The tensors that this rank waits for, and since when; a thread that ends this rank during a wait holds the lock.
         self._waiting: tuple[str, float] | None = None
-        self._goes_on = threading.Lock()
+        self._may_go_on = threading.Lock()
         self._exchanges = 0
         self._on_phase = on_phase
         self._quiet = threading.Event()
@@ -279,7 +276,7 @@ class Comm:
         except RuntimeError as error:
             failed = error
         finally:
-            with self._goes_on:
+            with self._may_go_on:
                 self._waiting = None
         if failed is not None:
             raise self._explain(what, failed, time.perf_counter() - begun)
@@ -292,10 +289,10 @@ class Comm:
 
     def stop_waiting(self, seconds: float) -> bool:
         """Make a wait that has lasted so long last forever, so that another thread can end this rank; False if there is none."""
-        self._goes_on.acquire()
+        self._may_go_on.acquire()
         if self.waited() > seconds:
             return True
-        self._goes_on.release()
+        self._may_go_on.release()
         return False
 
     def explain_wait(self) -> CommError:
@@ -331,24 +328,24 @@ class Comm:
 
         A live rank may take PATIENCE times the timeout.
         """
-        words = self.words(what, json.dumps(value), patient)
-        return [_understood(what, rank, word, fits) for rank, word in enumerate(words)]
+        messages = self.messages(what, json.dumps(value), patient)
+        return [_understood(what, rank, message, fits) for rank, message in enumerate(messages)]
 
-    def words(self, what: str, word: str, patient: bool) -> list[str | bytes]:
-        """Every rank's raw message."""
+    def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
+        """Every rank's message as sent; mine: this rank's."""
         if self.rendezvous is None:
-            return [word]
+            return [mine]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
         begun = time.perf_counter()
-        self._tell(f"x/{number}/{self.rank}", word, what)
+        self._tell(f"x/{number}/{self.rank}", mine, what)
         found: list[str | bytes] = [
             self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
         ]
         self.wait_seconds += time.perf_counter() - begun
         if number:
-            # Whoever answered this exchange has read the last one.
-            self._forget(f"x/{number - 1}/{self.rank}", what)
+            # All ranks answered this exchange, so they have read the last one.
+            self._ask_or_explain(lambda store: store.delete_key(f"x/{number - 1}/{self.rank}"), what)
         return found
 
     def barrier(self, what: str) -> None:
@@ -371,12 +368,9 @@ class Comm:
         return False
 
     def _tell(self, key: str, value: str, what: str) -> None:
-        self._asked(lambda store: store.set(key, value), what)
+        self._ask_or_explain(lambda store: store.set(key, value), what)
 
-    def _forget(self, key: str, what: str) -> None:
-        self._asked(lambda store: store.delete_key(key), what)
-
-    def _asked(self, call: Callable[[Store], T], what: str) -> T:
+    def _ask_or_explain(self, call: Callable[[Store], T], what: str) -> T:
         begun = time.monotonic()
         try:
             return self.ask(call)
@@ -388,7 +382,7 @@ class Comm:
         begun = looked = time.monotonic()
         limit, beat, silent = self.timeout * (PATIENCE if patient else 1), b"", 0.0
         while True:
-            value, heard, left = self._asked(lambda store: _look(store, key, rank), what)
+            value, heard, left = self._ask_or_explain(lambda store: _look(store, key, rank), what)
             if value is not None:
                 return value
             now = time.monotonic()
@@ -423,18 +417,17 @@ class Comm:
 
     def _explain(self, what: str, error: Exception | None, seconds: float) -> CommError:
         """Turn a failed exchange into a sentence that names the missing rank."""
-        seen: list[Seen] = []
+        seen: list[RankStatus] = []
         if not isinstance(error, StoreSilent):
             # A silent store tells us nothing; that is handled below.
             with contextlib.suppress(RuntimeError, dist.DistError):
                 seen = self.ask(self._roll_call, 2 * ROLL_CALL_SECONDS)
-        why = f" ({_first_line(error)})" if error is not None else ""
-        at = f"phase {self.phase}" + (f" of step {self.step}" if self.step >= 0 else "")
-        verdict = self._verdict(seen)
-        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {verdict.text}."
-        return CommError(text, verdict.cause, verdict.blames)
+        why = f" ({_without_noise(error)})" if error is not None else ""
+        at, failure = position(self.phase, self.step), self._failure(seen)
+        text = f"{self.name} stopped in {at}, after waiting {seconds:.0f} s for {what}{why}: {failure.text}."
+        return CommError(text, failure.cause, failure.blames)
 
-    def _roll_call(self, store: Store) -> list[Seen]:
+    def _roll_call(self, store: Store) -> list[RankStatus]:
         others = [rank for rank in range(self.world) if rank != self.rank]
         first = {rank: _beat_of(store, rank) for rank in others}
         last, left, until = dict(first), dict.fromkeys(others, b""), time.monotonic() + ROLL_CALL_SECONDS
@@ -446,33 +439,33 @@ class Comm:
         for rank in others:
             dummy, host, phase, step, collective = _beat(last[rank])
             farewell = _farewell(left[rank]) if left[rank] else None
-            rows.append(Seen(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
+            rows.append(RankStatus(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
         return rows
 
-    def _verdict(self, seen: Sequence[Seen]) -> Verdict:
+    def _failure(self, seen: Sequence[RankStatus]) -> Failure:
+        """The failure that the others' states suggest."""
         if not seen:
             text = "the rendezvous no longer answers, so rank 0 or its host is gone; check there first, then resume"
-            return Verdict(text, Cause.STORE_LOST, [0])
+            return Failure(text, Cause.STORE_LOST, [0])
         for rank in seen:
             if rank.left is not None:
-                text = f"{rank.name} failed: {rank.left.error.rstrip('.')}"
-                return Verdict(text, rank.left.cause, rank.left.blames)
+                return rank.left._replace(text=f"{rank.name} failed: {rank.left.text.rstrip('.')}")
         silent = [rank for rank in seen if not rank.alive]
         if silent:
-            told = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
-            text = f"no heartbeat from {told}; check that its process, host and network are up, then resume"
-            return Verdict(text, Cause.PEER_LOST, [rank.rank for rank in silent])
+            names = " and ".join(f"{rank.name}, last seen in {rank.last}" for rank in silent)
+            text = f"no heartbeat from {names}; check that its process, host and network are up, then resume"
+            return Failure(text, Cause.PEER_LOST, [rank.rank for rank in silent])
         behind = [rank for rank in seen if rank.collective < self.collective]
         if behind:
-            told = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
-            text = f"{told}; check what delays it, or raise --timeout-seconds"
-            return Verdict(text, Cause.PEER_LATE, [rank.rank for rank in behind])
+            late = " and ".join(f"{rank.name} did not arrive; it is alive and in {rank.last}" for rank in behind)
+            text = f"{late}; check what delays it, or raise --timeout-seconds"
+            return Failure(text, Cause.PEER_LATE, [rank.rank for rank in behind])
         text = "every rank is alive and arrived, so the connection between them broke; check the network, then resume"
-        return Verdict(text, Cause.LINK_LOST, [])
+        return Failure(text, Cause.LINK_LOST, [])
 
     # -- the end
 
-    def give_up(self, reason: str, cause: Cause = Cause.BUG, blames: Sequence[int] | None = None) -> None:
+    def give_up(self, reason: str, cause: Cause, blames: Sequence[int] | None) -> None:
         """Tell the others that this rank failed, so that they need not wait."""
         if self.rendezvous is None:
             return
@@ -516,8 +509,8 @@ def _look(store: Store, key: str, rank: int) -> tuple[bytes | None, bytes, bool]
 def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
     """A rank's message, if valid."""
     with contextlib.suppress(ValueError, RecursionError):
-        if fits(told := json.loads(word)):
-            return told
+        if fits(value := json.loads(word)):
+            return value
     raise UserError(
         f"rank {rank} sent an invalid message about {what} ({word[:60]!a}); "
         "check that host, and start every rank with the same trainer.",
@@ -529,28 +522,29 @@ def _understood(what: str, rank: int, word: str | bytes, fits: Fits) -> Any:
 def _beat(word: bytes) -> list[Any]:
     """Count, host, phase, step and collective of a heartbeat."""
     with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(word)
-        if row(count(), text, text, number, number)(told):
-            return list(told)
+        value = json.loads(word)
+        if row(count(), text, text, number, number)(value):
+            return list(value)
     return [0, "never seen", "start", -1, 0]
 
 
-def _farewell(word: bytes) -> Farewell:
+def _farewell(word: bytes) -> Failure:
+    """A failed rank's message to the others."""
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(word)
-        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(said):
-            return Farewell(said[0], Cause(said[1]), said[2])
-    return Farewell("an unreadable message", Cause.BUG, [])
+        value = json.loads(word)
+        if row(text, one_of([cause.value for cause in Cause]), listed(count()))(value):
+            return Failure(value[0], Cause(value[1]), value[2])
+    return Failure("an unreadable message", Cause.BUG, [])
 
 
-def outlast_agents(comm: Comm, environ: Mapping[str, str] = ENVIRON) -> None:
+def outlast_agents(comm: Comm) -> None:
     """Rank 0's last act: its torchrun agent serves the store, and the other hosts' agents complain at length
     if it disappears before they exit."""
-    others = int(environ.get("GROUP_WORLD_SIZE", "1")) - 1
-    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(environ):
+    others = int(ENVIRON.get("GROUP_WORLD_SIZE", "1")) - 1
+    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(ENVIRON):
         return
     until = time.monotonic() + AGENTS_SECONDS
-    key = f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
+    key = f"{ENVIRON.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
     with contextlib.suppress(RuntimeError, dist.DistError):
         while time.monotonic() < until:
             if comm.ask(lambda store: _ended_agents(store, key), AGENTS_SECONDS) >= others:
@@ -569,7 +563,7 @@ def _agent_serves(environ: Mapping[str, str]) -> bool:
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _first_line(error: Exception) -> str:
+def _without_noise(error: Exception) -> str:
     """The library's message, without its source file, advice and stack."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return re.sub(r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$", "", line)[:120].rstrip(". ")
+    noise = r"^\[[^\]]*\]\s*|\. This is .*$|\s*Exception raised from.*$"
+    return re.sub(noise, "", first_line(error))[:120].rstrip(". ")

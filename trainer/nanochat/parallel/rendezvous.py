@@ -12,6 +12,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -28,41 +30,29 @@ class StoreSilent(RuntimeError):
         super().__init__(f"no answer within {seconds:.0f} s")
 
 
-class _Question:
-    """A call for the thread, and its result."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call, self.done = call, threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.abandoned = False
-
-    def answer(self) -> None:
-        if self.abandoned:
-            return
+def _answer(answer: Future[Any], call: Callable[[], Any]) -> None:
+    """Make a call whose caller may no longer wait."""
+    if answer.set_running_or_notify_cancel():
         try:
-            self.value = self.call()
+            answer.set_result(call())
         # The caller must see any error; otherwise it would wait in vain.
         except BaseException as error:
-            self.error = error
-        self.done.set()
+            answer.set_exception(error)
 
-    def wait(self, seconds: float) -> Any:
-        # A caller that was suspended finds its time over, and the answer a moment later.
-        if not self.done.wait(seconds) and not self.done.wait(GRACE_SECONDS):
-            self.abandoned = True
-            raise StoreSilent(seconds)
-        if self.error is not None:
-            raise self.error
-        return self.value
+
+def _result(answer: Future[T], seconds: float) -> T:
+    # A caller that was suspended finds its time over, and the answer a moment later.
+    if not (futures.wait([answer], seconds).done or futures.wait([answer], GRACE_SECONDS).done):
+        answer.cancel()
+        raise StoreSilent(seconds)
+    return answer.result()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
     """The call's result or exception, if it comes in time."""
-    question = _Question(call)
-    threading.Thread(target=question.answer, name="rendezvous", daemon=True).start()
-    answer: T = question.wait(seconds)
-    return answer
+    answer: Future[T] = Future()
+    threading.Thread(target=_answer, args=(answer, call), name="rendezvous", daemon=True).start()
+    return _result(answer, seconds)
 
 
 class Rendezvous:
@@ -70,16 +60,15 @@ class Rendezvous:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="rendezvous", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            self._questions.get().answer()
+            _answer(*self._calls.get())
 
     def ask(self, seconds: float, call: Callable[[Store], T]) -> T:
         """The result of the call on the store; StoreSilent on timeout."""
-        question = _Question(lambda: call(self.store))
-        self._questions.put(question)
-        answer: T = question.wait(seconds)
-        return answer
+        answer: Future[T] = Future()
+        self._calls.put((answer, lambda: call(self.store)))
+        return _result(answer, seconds)

@@ -15,9 +15,8 @@ So the work of each step hides the transfer before it. The rows of a pass go thr
 many as may have their logits in memory. The weight gradient of a step's last round is left for the time
 when the layers' gradients are in transit: `finish()` computes it piece by piece.
 
-With t = tanh(y W' / 15) the logits 15 t are bounded, so their exponentials e are summed without subtracting a maximum. The
-gradient of y W' is (e / S - target) * (1 - t^2), where S is the row's sum; we store S times that, so that no pass over the
-logits waits for S, and divide the products by S instead.
+The formulas are those of head.py. Logit gradients are stored times the row's sum over all parts, so that no pass over the
+logits waits for that sum; products are divided by it instead.
 
 In training, the weights of the other parts are out of date here: `gather()` brings them, for evaluation and saves.
 """
@@ -42,7 +41,7 @@ from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm, Pending
-from nanochat.parallel.wire import FLOAT32, WIRES, Wire
+from nanochat.parallel.wire import WIRES, Wire
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import can_share, choose_head
 
@@ -56,7 +55,7 @@ def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[
     return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
 
 
-def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
+def decide_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
     """These settings with --head auto decided; rejects parts that do not fit the job or the vocabulary."""
     shares, world = settings.head_shares, len(tokens_of_ranks)
     if shares and len(shares) != world:
@@ -76,7 +75,7 @@ def fit_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[
 
 
 def make_head(settings: Settings, comm: Comm, model: GPT, shares: Shares, dtype: torch.dtype) -> SharedHead | None:
-    """This rank's part, if these settings (from fit_head) share the head."""
+    """This rank's part, if these settings (from decide_head) share the head."""
     if settings.head != "shared":
         return None
     config = model.config
@@ -138,7 +137,7 @@ class SharedHead:
         model: GPT,
         bounds: Sequence[int],
         passes: Sequence[Sequence[int]],
-        wire: Wire = FLOAT32,
+        wire: Wire,
         dtype: torch.dtype = torch.float32,
         limit: int = CHUNK_BYTES,
     ) -> None:
@@ -166,15 +165,13 @@ class SharedHead:
     # -- a pass
 
     def start_step(self) -> None:
-        real = self.part[: self.real]
-        same = self.dtype == real.dtype
-        self.operand = real if same else self.buffers.get("operand", *real.shape, dtype=self.dtype).copy_(real)
+        self.operand = self.buffers.operand(self.part[: self.real], "operand", self.dtype)
         self.number, self._written = 0, False
 
     def start_pass(self) -> None:
         """Prepare for the others' rows, which may arrive while ours are still in the layers."""
         # Sent data stays in the last pass's buffers until it has left.
-        self.settle()
+        self.wait_until_sent()
         tokens = self.passes[self.number]
         slices = even_slices(tokens, self.row_bytes, self.limit)
         self.rounds = [Round(self, number, one) for number, one in enumerate(slices)]
@@ -186,8 +183,8 @@ class SharedHead:
         return FIRST_TAG + number * (3 + self.comm.world) + kind
 
     def _expect(self, one: Round, number: int) -> None:
-        def receive(what: str, about: int, source: int, into: Tensor, kind: int, told: str) -> None:
-            one.arriving[what, about, source] = self.comm.receive(into, source, self._tag(number, kind), told)
+        def receive(what: str, about: int, source: int, into: Tensor, kind: int, name: str) -> None:
+            one.arriving[what, about, source] = self.comm.receive(into, source, self._tag(number, kind), name)
 
         for rank in self.others:
             if rank in one.active:
@@ -250,7 +247,8 @@ class SharedHead:
         if rank != self.comm.rank:
             self.comm.wait(one.arriving.pop(("targets", rank, rank)), one.arriving.pop(("y", rank, rank)))
             self.wire.read(one.sent_y[rank], one.y[place])
-        x = torch.mul(one.y[place], 1 / SOFTCAP, out=self._operand("capped", size))
+        capped = self.buffers.get(f"capped {size}", size, self.part.size(1), dtype=self.dtype)
+        x = torch.mul(one.y[place], 1 / SOFTCAP, out=capped)
         wanted = one.targets[place].long() - self.rows.start
         inside = (wanted >= 0) & (wanted < self.real)
         columns = wanted.clamp(0, self.real - 1)
@@ -301,9 +299,6 @@ class SharedHead:
                 self.comm.wait(one.arriving.pop(("dy", self.comm.rank, rank)))
                 self.wire.add(one.sent_dy[rank], out)
 
-    def _operand(self, name: str, size: int) -> Tensor:
-        return self.buffers.get(f"{name} {size}", size, self.part.size(1), dtype=self.dtype)
-
     def _weight_gradient(self, rows: slice) -> None:
         """The weight gradient of some rows of this part, from the last round."""
         product(self.logits[:, rows].t(), self.scaled, self.gradient[rows], add=self._written)
@@ -328,7 +323,7 @@ class SharedHead:
         self._broadcast_parts(self.weight, "the parts of lm_head.weight")
         self.current = True
 
-    def settle(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait until everything was sent."""
         self.comm.wait(*self._leaving)
         self._leaving.clear()

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from nanochat.kit.common import UserError, cpu_flags
 from nanochat.kit.expected import count, listed, row, text
-from nanochat.model.fused import TrainingPass, unique_ids
-from nanochat.model.gradients import HEAD, Part, is_table
+from nanochat.model.fused import TrainingPass
+from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.model.optim import ALL_ROWS, Optimizer
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire
@@ -142,13 +142,14 @@ class Sync:
     def take_ids(self) -> tuple[Tensor, bool]:
         """The sorted unique token ids of all ranks, and whether any rank was asked to stop."""
         self.comm.wait(*self.pending_ids)
-        told = [Notice.read(ids[:NOTICE]) for ids in self._ids]
-        self.save_asked = any(one.save for one in told)
-        self.is_last, self.place = told[0].last, told[0].place
-        self.busy = [one.busy for one in told]
+        notices = [Notice.read(ids[:NOTICE]) for ids in self._ids]
+        self.save_asked = any(one.save for one in notices)
+        self.is_last, self.place = notices[0].last, notices[0].place
+        self.busy = [one.busy for one in notices]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[NOTICE:], self.training.model.config.padded_vocab_size, rank)
-        return unique_ids([ids[NOTICE:] for ids in self._ids]).long().to(self.device), any(one.stop for one in told)
+        token_ids = unique_ids([ids[NOTICE:] for ids in self._ids]).long().to(self.device)
+        return token_ids, any(one.stop for one in notices)
 
     def start_step(self, token_ids: Tensor) -> None:
         """Prepare for the gradients of a step over these token ids."""
@@ -161,6 +162,9 @@ class Sync:
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
         self.changing = False
         return float(loss)
+
+    def _sum_loss(self, loss: Tensor) -> Tensor:
+        return self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
 
     @property
     def undoable(self) -> bool:
@@ -217,20 +221,19 @@ class AllReduceSync(Sync):
     def on_ready(self) -> Any:
         return self._send
 
-    def _send(self, part: Part, gradient: Tensor) -> None:
+    def _send(self, part: GradientPart, gradient: Tensor) -> None:
         travelling = gradient.to(self.wire)
         self._pending.append((self.comm.start_all_reduce(travelling, part.label), travelling, gradient))
 
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
         self.comm.enter("sync")
-        total = loss.detach().float().reshape(1).clone()
         for pending, travelling, gradient in self._pending:
             self.comm.wait(pending)
             if travelling is not gradient:
                 gradient.copy_(travelling)
         self._pending.clear()
-        self.comm.all_reduce(total, "the loss")
+        total = self._sum_loss(loss)
         super().step(loss, schedule)
         return float(total)
 
@@ -248,12 +251,12 @@ class DenseSync(Sync):
         self._buckets = make_buckets(training.ready_order, shapes, limit)
         self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
         self._pending: list[Pending] = []
-        self._left: list[set[Part]] = []
+        self._left: list[set[GradientPart]] = []
 
     @cached_property
-    def alike(self) -> bool:
+    def same_products(self) -> bool:
         """Checked in the first step, because a checkpoint may have changed the matrix library."""
-        return alike(self.comm)
+        return same_products(self.comm)
 
     @property
     def on_ready(self) -> Any:
@@ -263,7 +266,7 @@ class DenseSync(Sync):
         parts = self.training.step_gradients.parts
         self._pending, self._left = [], [{p for name in bucket.views for p in parts[name]} for bucket in self._buckets]
 
-    def _fill(self, part: Part, gradient: Tensor) -> None:
+    def _fill(self, part: GradientPart, gradient: Tensor) -> None:
         place = self._place[part.name][part.rows]
         if is_table(part.name):
             place.zero_()
@@ -289,9 +292,9 @@ class DenseSync(Sync):
         self.comm.wait(*self._pending)
         for name, gradient in gradients.items():
             gradient.copy_(self._place[name][token_ids] if is_table(name) else self._place[name])
-        total = self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
+        total = self._sum_loss(loss)
         super().step(loss, schedule)
-        if not self.alike:
+        if not self.same_products:
             self.comm.enter("sync")
             self.changing = True
             parameters = dict(self.training.model.named_parameters())
@@ -301,35 +304,36 @@ class DenseSync(Sync):
         return float(total)
 
 
-def alike(comm: Comm) -> bool:
+def same_products(comm: Comm) -> bool:
     """Whether all ranks compute matrix products with the same CPU type and library, and so bit-identically."""
     flags = sorted(cpu_flags())
     route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     way = [platform.machine(), flags, torch.get_num_threads(), route]
-    told = comm.exchange("the kinds of CPU", way, fits=row(text, listed(text), count(), text))
-    return all(one == told[0] for one in told)
+    answers = comm.exchange("the kinds of CPU", way, fits=row(text, listed(text), count(), text))
+    return all(one == answers[0] for one in answers)
 
 
 class Bucket:
     """Gradients sent together: a flat tensor and views of it."""
 
-    def __init__(self, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
-        self.flat = torch.zeros(sum(shapes[name].numel() for name in names))
-        parts = torch.split(self.flat, [shapes[name].numel() for name in names])
-        self.views = {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        sizes = [shape.numel() for shape in shapes.values()]
+        self.flat = torch.zeros(sum(sizes))
+        parts = torch.split(self.flat, sizes)
+        self.views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
 
 def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: int) -> list[Bucket]:
     """Names in order, grouped up to a limit in bytes."""
-    groups: list[list[str]] = []
+    groups: list[dict[str, torch.Size]] = []
     size = 0
     for name in names:
         size += 4 * shapes[name].numel()
         if not groups or size > limit:
-            groups.append([])
+            groups.append({})
             size = 4 * shapes[name].numel()
-        groups[-1].append(name)
-    return [Bucket(group, shapes) for group in groups]
+        groups[-1][name] = shapes[name]
+    return [Bucket(group) for group in groups]
 
 
 class OverlappedSync(Sync):
@@ -343,7 +347,7 @@ class OverlappedSync(Sync):
         tokens_of_ranks: Sequence[int],
         wire: Wire,
         row_wire: Wire,
-        speeds: Sequence[int] = (),
+        speeds: Sequence[int],
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
         self.wire, self.row_wire = wire, row_wire
@@ -365,13 +369,15 @@ class OverlappedSync(Sync):
         self._arriving: dict[tuple[str, int], tuple[Pending, Tensor]] = {}
         self._leaving: list[Pending] = []
         self._sent: dict[str, Tensor] = {}
-        self._pack = [Bucket([*self.small, "loss"], self._small_shapes()) for dummy in range(comm.world)]
+        self._pack = [self._new_pack() for dummy in range(comm.world)]
         if not wire.dtype.is_floating_point:
             fed = [*matrices, *dict.fromkeys(block.name for block in self.blocks)]
             self.feedback = {name: torch.zeros_like(self.parameters[name]) for name in fed}
 
-    def _small_shapes(self) -> dict[str, torch.Size]:
-        return {**{name: self.parameters[name].shape for name in self.small}, "loss": torch.Size([1])}
+    def _new_pack(self) -> Bucket:
+        """The small gradients and the loss of a rank."""
+        shapes = {name: self.parameters[name].shape for name in self.small}
+        return Bucket({**shapes, "loss": torch.Size([1])})
 
     @property
     def undoable(self) -> bool:
@@ -407,7 +413,7 @@ class OverlappedSync(Sync):
         wire.write(values, message, feedback)
         return message
 
-    def _fed(self, part: Part | str, rows: slice = ALL_ROWS) -> Tensor | None:
+    def _fed(self, part: GradientPart | str, rows: slice = ALL_ROWS) -> Tensor | None:
         """The rounding error of some rows of a part."""
         name, whole = (part, ALL_ROWS) if isinstance(part, str) else (part.name, part.rows)
         return self.feedback[name][whole][rows] if self.feedback else None
@@ -415,7 +421,7 @@ class OverlappedSync(Sync):
     def _leave(self, tensor: Tensor, rank: int, tag: int, what: str) -> None:
         self._leaving.append(self.comm.send(tensor, rank, tag, what))
 
-    def _share(self, block: Part, rank: int) -> slice:
+    def _share(self, block: GradientPart, rank: int) -> slice:
         """The rows of a block that a rank sums. Two ranks both sum everything: one round instead of two, with no more bytes."""
         rows, world = block.stop - block.start, self.comm.world
         return slice(rows * rank // world, rows * (rank + 1) // world) if world > 2 else slice(0, rows)
@@ -443,7 +449,7 @@ class OverlappedSync(Sync):
             self._receive("small", rank, self._pack[rank].flat, SMALL_TAG, "the loss")
 
     @torch.no_grad()
-    def _send(self, part: Part, gradient: Tensor) -> None:
+    def _send(self, part: GradientPart, gradient: Tensor) -> None:
         name, what = part.label, f"the gradient of {part.label}"
         if name in self.small:
             self._pack[self.comm.rank].views[name].copy_(gradient)
@@ -500,7 +506,7 @@ class OverlappedSync(Sync):
                 total = self.wire.add(message, total) if number else self.wire.read(message, total)
         return total
 
-    def _sum_share(self, block: Part) -> None:
+    def _sum_share(self, block: GradientPart) -> None:
         """Three or more ranks: sum this rank's share and send it to all."""
         if self.comm.world == 2:
             return
@@ -516,7 +522,7 @@ class OverlappedSync(Sync):
         # Rounded for ourselves as for the others; nobody waits for this share.
         self.wire.read(message, gradient[rows])
 
-    def _block_sum(self, block: Part) -> Tensor:
+    def _block_sum(self, block: GradientPart) -> Tensor:
         name, gradient = block.label, self.training.step_gradients.of(block)
         if self.comm.world == 2:
             message = self._sent.pop(name)
@@ -576,7 +582,7 @@ class OverlappedSync(Sync):
     def _update_small(self) -> float:
         for rank in self.others:
             self._arrived("small", rank)
-        total = Bucket([*self.small, "loss"], self._small_shapes())
+        total = self._new_pack()
         for pack in self._pack:
             total.flat += pack.flat
         for name in self.small:

@@ -15,52 +15,37 @@ from collections.abc import Sequence
 
 
 class Cause(enum.Enum):
-    """Reason of a run's end."""
+    """Reason of a run's end; its value is the code."""
 
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    PEER_LOST = "peer-lost"
-    PEER_LATE = "peer-late"
-    STORE_LOST = "store-lost"
-    LINK_LOST = "link-lost"
-    PORT_TAKEN = "port-taken"
-    SETTINGS_DIFFER = "settings-differ"
-    DATA_DIFFER = "data-differ"
-    TORCH_DIFFERS = "torch-differs"
-    CODE_DIFFERS = "code-differs"
-    WEIGHTS_DIFFER = "weights-differ"
-    NON_FINITE_LOSS = "non-finite-loss"
-    OOM = "oom"
-    DISK_FULL = "disk-full"
-    DISK_FAILED = "disk-failed"
-    BAD_DATA = "bad-data"
-    BAD_CHECKPOINT = "bad-checkpoint"
-    BAD_SETTINGS = "bad-settings"
-    BUG = "bug"
+    _value_: str
+    meaning: str
 
+    def __new__(cls, code: str, meaning: str = "") -> Cause:
+        cause = object.__new__(cls)
+        cause._value_, cause.meaning = code, meaning
+        return cause
 
-MEANINGS = {
-    Cause.FINISHED: "all steps are done",
-    Cause.STOPPED: "a rank was asked to stop by SIGTERM or Ctrl-C",
-    Cause.PEER_LOST: "the blamed ranks' heartbeats stopped: killed, frozen or cut off",
-    Cause.PEER_LATE: "the blamed ranks are alive, but did not reach an exchange within the timeout",
-    Cause.STORE_LOST: "the rendezvous store on the host of rank 0 does not answer",
-    Cause.LINK_LOST: "all ranks are alive and arrived, but the connection between them broke or never came up",
-    Cause.PORT_TAKEN: "another process holds the rendezvous port",
-    Cause.SETTINGS_DIFFER: "the ranks were started with different settings, devices or number types",
-    Cause.DATA_DIFFER: "the ranks have different shards or tokenizers",
-    Cause.TORCH_DIFFERS: "the ranks have different versions of PyTorch",
-    Cause.CODE_DIFFERS: "the ranks have different trainer files",
-    Cause.WEIGHTS_DIFFER: "the ranks hold different weights",
-    Cause.NON_FINITE_LOSS: "the loss is infinite or not a number",
-    Cause.OOM: "not enough memory",
-    Cause.DISK_FULL: "a disk is full",
-    Cause.DISK_FAILED: "a folder cannot be read or written",
-    Cause.BAD_DATA: "shards or tokenizer are missing, damaged or do not match",
-    Cause.BAD_CHECKPOINT: "the checkpoint is damaged or belongs to another model, or none is complete",
-    Cause.BAD_SETTINGS: "a setting is invalid, or not supported on this machine",
-    Cause.BUG: "a bug in the trainer; `error` names the file with the traceback",
-}
+    FINISHED = "finished", "all steps are done"
+    STOPPED = "stopped", "a rank was asked to stop by SIGTERM or Ctrl-C"
+    PEER_LOST = "peer-lost", "the blamed ranks' heartbeats stopped: killed, frozen or cut off"
+    PEER_LATE = "peer-late", "the blamed ranks are alive, but did not reach an exchange within the timeout"
+    STORE_LOST = "store-lost", "the rendezvous store on the host of rank 0 does not answer"
+    LINK_LOST = "link-lost", "all ranks are alive and arrived, but the connection between them broke or never came up"
+    PORT_TAKEN = "port-taken", "another process holds the rendezvous port"
+    SETTINGS_DIFFER = "settings-differ", "the ranks were started with different settings, devices or number types"
+    DATA_DIFFER = "data-differ", "the ranks have different shards or tokenizers"
+    TORCH_DIFFERS = "torch-differs", "the ranks have different versions of PyTorch"
+    CODE_DIFFERS = "code-differs", "the ranks have different trainer files"
+    WEIGHTS_DIFFER = "weights-differ", "the ranks hold different weights"
+    NON_FINITE_LOSS = "non-finite-loss", "the loss is infinite or not a number"
+    OOM = "oom", "not enough memory"
+    DISK_FULL = "disk-full", "a disk is full"
+    DISK_FAILED = "disk-failed", "a folder cannot be read or written"
+    BAD_DATA = "bad-data", "shards or tokenizer are missing, damaged or do not match"
+    BAD_CHECKPOINT = "bad-checkpoint", "the checkpoint is damaged or belongs to another model, or none is complete"
+    BAD_SETTINGS = "bad-settings", "a setting is invalid, or not supported on this machine"
+    BUG = "bug", "a bug in the trainer; `error` names the file with the traceback"
+
 
 # Caused by another rank or the link to it; a restart may help.
 LOSSES = frozenset(cause.value for cause in (Cause.PEER_LOST, Cause.PEER_LATE, Cause.STORE_LOST, Cause.LINK_LOST))

@@ -66,7 +66,7 @@ def scan(path: Path) -> tuple[array[int], list[str]]:
     return found, wrong
 
 
-def told(wrong: Sequence[str]) -> str:
+def summary(wrong: Sequence[str]) -> str:
     """The first few errors."""
     more = f"; and {len(wrong) - MOST_NAMED} more broken lines" if len(wrong) > MOST_NAMED else ""
     return "; ".join(wrong[:MOST_NAMED]) + more

@@ -21,7 +21,7 @@ HEAD_UNITS = 1000
 GRANULE = 16
 
 
-class Piece(NamedTuple):
+class StreamRows(NamedTuple):
     """A range of the rows that a stream gives to a step."""
 
     stream: int
@@ -39,7 +39,7 @@ def spread(rows: int, parts: int) -> list[int]:
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
-def pieces(shares: Sequence[int], rank: int) -> list[Piece]:
+def pieces(shares: Sequence[int], rank: int) -> list[StreamRows]:
     """The rows that a rank takes from each stream."""
     start = sum(shares[:rank])
     stop = start + shares[rank]
@@ -48,7 +48,7 @@ def pieces(shares: Sequence[int], rank: int) -> list[Piece]:
     for stream, (begin, end) in enumerate(zip(ends, ends[1:])):
         first, last = max(start, begin), min(stop, end)
         if first < last:
-            found.append(Piece(stream, first - begin, last - begin))
+            found.append(StreamRows(stream, first - begin, last - begin))
     return found
 
 

@@ -23,7 +23,7 @@ class Way(NamedTuple):
     """A mode that sends matrices to the ranks that sum them, and only the embedding rows used."""
 
     name: str
-    told: str  # for --help
+    summary: str  # for --help
     value_bytes: float  # on the wire, per matrix value
     row_bytes: float  # per value of an embedding row
     hidden_bytes: float  # per value of a shared head's input and its gradient
@@ -48,7 +48,7 @@ WAYS = {way.name: way for way in _WAYS}
 # These send every tensor whole.
 WHOLE = {"dense": "every tensor whole", "ddp": "DistributedDataParallel"}
 NAMES = (*WAYS, *WHOLE)
-TOLD = ", ".join(f"{name} ({told})" for name, told in [*((way.name, way.told) for way in _WAYS), *WHOLE.items()])
+SUMMARY = ", ".join(f"{name} ({text})" for name, text in [*((way.name, way.summary) for way in _WAYS), *WHOLE.items()])
 # Available to joined ranks.
 JOINED = (*(way.name for way in _WAYS if way.joins), "dense")
 
@@ -81,7 +81,7 @@ def shared_bytes(tokens: Sequence[int], width: int, rank: int, element: float = 
     return int(hidden + gradients) + others * every * STATISTICS_BYTES
 
 
-def most_bytes(tokens: Sequence[int], width: int, element: float = 4) -> int:
+def most_bytes(tokens: Sequence[int], width: int, element: float) -> int:
     """Bytes sent by the rank that sends most."""
     return max(shared_bytes(tokens, width, rank, element) for rank in range(len(tokens)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nanochat.data.dataloader import START, BatchSource, NoRows
+from nanochat.data.dataloader import BatchSource, NoRows
 from nanochat.kit.settings import EvalSettings
 from nanochat.rules import stages
 from nanochat.run.loop import evaluate
@@ -34,7 +34,7 @@ class Evaluation(RunStage):
         position: Place | None = None,
         states: Sequence[Place] | None = None,
     ) -> BatchSource:
-        return NoRows(START)
+        return NoRows()
 
 
 def measure(run: Run) -> str:

@@ -24,8 +24,8 @@ class Feed:
         self.seconds = 0.0
         self._batches: list[Pair] | None = None
         self._position: dict[str, int] = {}
-        self._taken: dataloader.Batch | None = None
-        self._finished: dataloader.Batch | None = None  # the last batch of the last finished step
+        self._taken: dataloader.LoadedBatch | None = None
+        self._finished: dataloader.LoadedBatch | None = None  # the last batch of the last finished step
 
     def take_shares(self, sync: Sync, passes: Sequence[int]) -> None:
         """Change the rows per pass."""

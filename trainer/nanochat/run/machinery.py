@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings
-from nanochat.model.fused import MATMUL_TYPES, TrainingPass
+from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
+from nanochat.model.gradients import MATMUL_TYPES
 from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm

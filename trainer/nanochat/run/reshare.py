@@ -25,7 +25,7 @@ def change_shares(run: Run, shares: Shares) -> None:
     run.comm.enter("share", run.progress.step)
     run.make_whole()
     if run.training.shared_head is not None:
-        run.training.shared_head.settle()
+        run.training.shared_head.wait_until_sent()
     optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
     schedule = run.optimizer.schedule
     run.rebuild(shares)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nanochat.data import dataset
 from nanochat.data.dataloader import START, Cursor
-from nanochat.kit.common import BadCheckpoint
+from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import count, flag, listed, maybe
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT, ModelConfig
@@ -115,7 +114,7 @@ def refusing_bad_content(folder: Path, step: int) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
-        what = f"{type(error).__name__}: {dataset.first_line(error)}"
+        what = f"{type(error).__name__}: {first_line(error)}"
         raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 

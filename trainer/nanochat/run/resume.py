@@ -197,7 +197,7 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     mine = _held(folder, found) if leader == comm.rank else None
     what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
     from_ranks = [
-        held and StepFiles(*held[:2], [FileEntry(*file) for file in held[2]])
+        held and StepFiles(held[0], held[1], [FileEntry(*file) for file in held[2]])
         for held in comm.exchange(what, mine, patient=True, fits=fits)
     ]
     source = next((rank for rank, held in enumerate(from_ranks) if held and held.whole), None)

@@ -25,7 +25,7 @@ from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.shared_head import fit_head
+from nanochat.parallel.shared_head import decide_head
 from nanochat.record.journal import Journal
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
@@ -57,7 +57,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     plan = stage.plan(settings, config)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
-    settings = fit_head(settings, config, tokens_of_ranks, device)
+    settings = decide_head(settings, config, tokens_of_ranks, device)
     comm.enter("agree", 0)
     agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
     route = numerics.setup().route if device == "cpu" else device
@@ -160,7 +160,7 @@ def say_setup(run: Run, products: str) -> None:
         say(f"  {name:<24}: {count:,}")
     say(f"Estimated FLOPs per token: {flops:e}")
     say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
-    say(f"Kernels: {run.kernels.told()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
+    say(f"Kernels: {run.kernels.summary()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
     say(f"Scaling AdamW LRs by {(768 / run.model.config.n_embd) ** 0.5:.6f} for width {run.model.config.n_embd}")

@@ -19,7 +19,7 @@ from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, user_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
-from nanochat.model.kernels import NO_KERNELS, Found
+from nanochat.model.kernels import NO_KERNELS, KernelChoice
 from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
@@ -97,7 +97,7 @@ class Run:
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
     began_at: tuple[int, int] = (0, 0)  # step and place at which this process began
-    kernels: Found = NO_KERNELS
+    kernels: KernelChoice = NO_KERNELS
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
