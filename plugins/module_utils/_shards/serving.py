@@ -14,20 +14,20 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     make_folder,
     writing,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import Outcome, Request
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import ShardsOutcome, ShardsRequest
 
 
-def serve_or_stop(request: Request) -> Outcome:
+def serve_or_stop(request: ShardsRequest) -> ShardsOutcome:
     """Start or stop the server, according to the option state."""
     return stop(request) if request.options["state"] == "stopped" else serve(request)
 
 
-def serve(request: Request) -> Outcome:
+def serve(request: ShardsRequest) -> ShardsOutcome:
     """Serve the folder's verified files."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     options = request.options
     ports = options["ports"] or {}
-    offer = share.Offer(
+    settings = share.ServerSettings(
         request.host,
         request.path,
         options["address"],
@@ -38,22 +38,22 @@ def serve(request: Request) -> Outcome:
         options["lifetime"],
         options["idle"],
     )
-    place = share.place_of(request.path, offer.secret)
+    place = share.place_of(request.path, settings.secret)
     state = share.running(place)
-    same = state is not None and share.is_same(offer)
+    same = state is not None and share.is_same(settings)
     outcome.changed = not same
     outcome.before = _server_line(state)
-    outcome.after = _server_line(state) if same else f"serving {request.path} on {offer.address}\n"
+    outcome.after = _server_line(state) if same else f"serving {request.path} on {settings.address}\n"
     if not same and not request.check:
         make_folder(request.path, request.host)
         share.stop(place)
         _know_digests(request)
-        state = share.start(offer)
-    outcome.more = _server(offer.host, offer.address, state if not request.check or same else None)
+        state = share.start(settings)
+    outcome.more = _server(settings.host, settings.address, state if not request.check or same else None)
     return outcome
 
 
-def _know_digests(request: Request) -> None:
+def _know_digests(request: ShardsRequest) -> None:
     """Hash changed files, so that the server offers everything valid from the start."""
     wanted = entries(request.manifest or load_manifest(request.path) or {})
     with writing(request.path, request.host):
@@ -76,9 +76,9 @@ def _server_line(state: share.ServerState | None) -> str:
     return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
 
 
-def stop(request: Request) -> Outcome:
+def stop(request: ShardsRequest) -> ShardsOutcome:
     """Stop the transfer's server and delete its secret; without a secret, those of all transfers."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     secret = request.options["secret"]
     state = None
     for place in [share.place_of(request.path, secret)] if secret else share.places(request.path):

@@ -27,8 +27,8 @@ SHARE = ".share"
 START_SECONDS = 15
 
 
-class Offer(NamedTuple):
-    """The settings of a server."""
+class ServerSettings(NamedTuple):
+    """The config of a server."""
 
     host: str
     folder: str
@@ -83,22 +83,22 @@ def _is_ours(pid: int, state: ServerState, place: str) -> bool:
     )
 
 
-def start(offer: Offer) -> ServerState:
+def start(settings: ServerSettings) -> ServerState:
     """Start the server in a separate session; returns its state once it listens."""
-    _forget_those_that_ended(offer.folder)
-    place = place_of(offer.folder, offer.secret)
+    _forget_those_that_ended(settings.folder)
+    place = place_of(settings.folder, settings.secret)
     # makedirs applies the mode only to the last folder.
     os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in ("server.state", "server.log"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(place, name))
-    program, settings = os.path.join(place, "server.py"), os.path.join(place, "server.json")
+    program, config = os.path.join(place, "server.py"), os.path.join(place, "server.json")
     write_whole(program, host_code.program(server.__name__, "main"), 0o600)
-    write_json(settings, {**offer._asdict(), "state": os.path.join(place, "server.state")}, 0o600)
+    write_json(config, {**settings._asdict(), "state": os.path.join(place, "server.state")}, 0o600)
     with open(os.path.join(place, "server.log"), "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", program, settings],
+            [sys.executable, "-I", program, config],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -106,18 +106,18 @@ def start(offer: Offer) -> ServerState:
             close_fds=True,
             cwd="/",
         )
-    return _wait_until_listening(offer, process)
+    return _wait_until_listening(settings, process)
 
 
-def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> ServerState:
+def _wait_until_listening(settings: ServerSettings, process: subprocess.Popen[bytes]) -> ServerState:
     deadline = time.monotonic() + START_SECONDS
-    place = place_of(offer.folder, offer.secret)
+    place = place_of(settings.folder, settings.secret)
     while time.monotonic() < deadline:
         state = _state(place)
         if state.get("error"):
             process.wait()
             raise ShardsError(
-                f"{offer.host}: the shard server cannot listen on {state['error']}; the address must be one of this "
+                f"{settings.host}: the shard server cannot listen on {state['error']}; the address must be one of this "
                 "host's own and the range must hold a free port"
             )
         if state.get("port"):
@@ -127,7 +127,7 @@ def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> Ser
         time.sleep(0.02)
     with open(os.path.join(place, "server.log"), encoding="utf-8", errors="replace") as log:
         said = log.read().strip().splitlines()[-1:] or ["nothing"]
-    raise ShardsError(f"{offer.host}: the shard server of {offer.folder} did not start; it said: {said[0]}")
+    raise ShardsError(f"{settings.host}: the shard server of {settings.folder} did not start; it said: {said[0]}")
 
 
 def _forget_those_that_ended(folder: str) -> None:
@@ -165,11 +165,11 @@ def _wait_gone(place: str, state: ServerState, patience: float) -> bool:
     return False
 
 
-def is_same(offer: Offer) -> bool:
-    """Whether the running server has the same settings and can be reused."""
-    settings = read_object(os.path.join(place_of(offer.folder, offer.secret), "server.json"))
-    settings.pop("state", None)
-    return bool(settings == offer._asdict())
+def is_same(settings: ServerSettings) -> bool:
+    """Whether the running server has the same config and can be reused."""
+    config = read_object(os.path.join(place_of(settings.folder, settings.secret), "server.json"))
+    config.pop("state", None)
+    return bool(config == settings._asdict())
 
 
 def _state(place: str) -> ServerState:

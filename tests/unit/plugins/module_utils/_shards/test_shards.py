@@ -9,7 +9,7 @@ import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, Entry, ShardsError
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ManifestEntry, ShardsError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,14 +193,11 @@ def test_files_of_the_same_host_are_linked_not_moved(store, tmp_path):
     target = tmp_path / "other"
     target.mkdir()
     digests = Digests(str(target))
-    lacking = shards.compare(shards.entries(manifest), digests)
     (store / "shard_00002.parquet").write_bytes(b"not any more what the manifest says")
-    told = []
 
-    left = shards.take_seeds(str(target), lacking, [str(store)], digests, lambda path, count: told.append(path))
+    left = shards.take_seeds(shards.entries(manifest), [str(store)], digests)
 
-    assert [one.entry.path for one in left] == ["shard_00002.parquet"]
-    assert len(told) == 4
+    assert [one.path for one in left] == ["shard_00002.parquet"]
     assert (target / "shard_00000.parquet").samefile(store / "shard_00000.parquet")
 
 
@@ -214,6 +211,6 @@ def test_any_folder_has_a_manifest_of_files(tmp_path):
     found = [one for one in map(Digests(str(tmp_path)).of, names) if one]
 
     assert shards.entries(shards.manifest_of("wheels", "files", found)) == [
-        Entry("a.whl", 1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
-        Entry("sub/b.whl", 1, "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
+        ManifestEntry("a.whl", 1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
+        ManifestEntry("sub/b.whl", 1, "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
     ]
