@@ -26,13 +26,13 @@ def serve(request: ShardsRequest) -> ShardsOutcome:
     """Serve the folder's verified files."""
     outcome = ShardsOutcome()
     options = request.options
-    ports = options["ports"] or {}
+    ports = options["ports"] or {"low": 0, "high": 0}
     settings = share.ServerSettings(
         request.host,
         request.path,
         options["address"],
-        int(ports.get("low") or 0),
-        int(ports.get("high") or 0),
+        ports["low"],
+        ports["high"],
         sorted(options["allow"]),
         options["secret"],
         options["lifetime"],

@@ -25,6 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
 
 SHARE = ".share"
 START_SECONDS = 15
+STOP_SECONDS = 10  # for each of the two signals
 
 
 class ServerSettings(NamedTuple):
@@ -67,20 +68,9 @@ def places(folder: str) -> list[str]:
 def running(place: str) -> ServerState | None:
     """The state of a server if its process is alive."""
     state = _state(place)
-    pid = number(state, "pid")
-    if not pid or state.get("ended") or not _is_ours(pid, state, place):
-        return None
-    return state
-
-
-def _is_ours(pid: int, state: ServerState, place: str) -> bool:
-    found = processes.process(pid)
-    return bool(
-        found
-        and found.start == state.get("pid_start")
-        and found.state != "Z"
-        and os.path.join(place, "server.py") in found.argv
-    )
+    found = processes.process(number(state, "pid"))
+    is_ours = found and found.start == state.get("pid_start") and os.path.join(place, "server.py") in found.argv
+    return state if is_ours and not state.get("ended") else None
 
 
 def start(settings: ServerSettings) -> ServerState:
@@ -137,32 +127,23 @@ def _forget_those_that_ended(folder: str) -> None:
             remove_tree(place)
 
 
-def stop(place: str, patience: float = 10.0) -> ServerState | None:
+def stop(place: str) -> ServerState | None:
     """Stop exactly this server; returns its last state, None if none was running."""
     state = running(place)
     if state is not None:
-        pid = int(state["pid"])
+        pid, started = state["pid"], state["pid_start"]
         for sent in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
-            if _wait_gone(place, state, patience):
-                break
+            if processes.alive(pid, started):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+            deadline = time.monotonic() + STOP_SECONDS
+            while processes.alive(pid, started) and time.monotonic() < deadline:
+                time.sleep(0.02)
         state = _state(place) or state
     remove_tree(place)
     with contextlib.suppress(OSError):  # another transfer goes on
         os.rmdir(os.path.dirname(place))
     return state
-
-
-def _wait_gone(place: str, state: ServerState, patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError, OSError):
-            os.waitpid(int(state["pid"]), os.WNOHANG)
-        if not _is_ours(int(state["pid"]), state, place):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def is_same(settings: ServerSettings) -> bool:
