@@ -174,7 +174,7 @@ message:
 
 import os
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, apply
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import FirewallRequest, apply
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     NAME,
@@ -204,7 +204,7 @@ def main() -> None:
     )
     params = module.params
     try:
-        request = Request(
+        request = FirewallRequest(
             mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
             wanted=wanted_rules(params["peers"], params["ports"], params["proto"]),
             present=params["state"] == "present",

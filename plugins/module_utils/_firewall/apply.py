@@ -8,24 +8,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Any, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, NamedTuple, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
     FirewallError,
+    FirewallStep,
     Forbidden,
     Rule,
     Run,
-    Step,
 )
 
 MOST_BLOCKING = 3
 NOTHING = "nothing on this host blocks incoming connections"
 
 
-class Request(NamedTuple):
+class FirewallRequest(NamedTuple):
     """The wanted state of a host's firewall."""
 
     mark: str
@@ -57,26 +57,26 @@ class Result(TypedDict):
     diff: dict[str, str]
 
 
-def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
+def firewalls_in_force(all_of_them: dict[str, FirewallBackend], wanted: Sequence[Rule]) -> list[FirewallBackend]:
     """Active firewalls that may drop the peers' packets, without those managed by another one."""
-    found: list[Backend] = []
+    found: list[FirewallBackend] = []
     for name, backend in all_of_them.items():
         if not any(name in other.writes for other in found) and backend.in_force(wanted):
             found.append(backend)
     return found
 
 
-def apply(run: Run, request: Request) -> Result:
+def apply(run: Run, request: FirewallRequest) -> Result:
     """Bring the host's firewall to the requested state and report it."""
-    known = ["auto", *Backend.kinds, "none"]
+    known = ["auto", *FirewallBackend.kinds, "none"]
     if request.backend not in known:
         raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
     return _apply_one(run, request) if request.mark != MARK else close_all(run, request)
 
 
-def close_all(run: Run, request: Request) -> Result:
+def close_all(run: Run, request: FirewallRequest) -> Result:
     """Remove the rules of all jobs except those to keep."""
-    backends = Backend.all(run, MARK).values()
+    backends = FirewallBackend.all(run, MARK).values()
     names: Sequence[str] = request.known
     if request.root:
         try:
@@ -102,9 +102,9 @@ def _sum_of(total: Result, one: Result, name: str) -> Result:
     }
 
 
-def _apply_one(run: Run, request: Request) -> Result:
+def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
-    backends = Backend.all(run, request.mark)
+    backends = FirewallBackend.all(run, request.mark)
     if request.backend == "none":
         return _result("none", False, NOTHING + " (by your setting)")
     if not request.root:
@@ -114,30 +114,34 @@ def _apply_one(run: Run, request: Request) -> Result:
             # They may have been opened while another firewall was active.
             asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
             changes = [(backend, backend.change([])) for backend in asked]
-            chosen = [backend for backend, change in changes if change.steps or change.before]
-            return _carry_out(run, request, chosen, bool(chosen), changes)
-        chosen = (
-            [backends[request.backend]] if request.backend != "auto" else firewalls_in_force(backends, request.wanted)
-        )
-        active = bool(chosen) and any(backend.in_force(request.wanted) for backend in chosen)
-        changes = [(backend, backend.change(request.wanted)) for backend in chosen]
-        result = _carry_out(run, request, chosen, active, changes)
+            changes = [(backend, change) for backend, change in changes if change.steps or change.before]
+            return _carry_out(run, request, changes, bool(changes))
+        if request.backend == "auto":
+            chosen = firewalls_in_force(backends, request.wanted)
+            active = bool(chosen)
+        else:
+            chosen = [backends[request.backend]]
+            active = chosen[0].in_force(request.wanted)
+        result = _carry_out(run, request, [(one, one.change(request.wanted)) for one in chosen], active)
         if not result["commands"]:
-            result["foreign"] = foreign_rules(list(backends.values()), request.wanted)
+            result["foreign"] = _first_lines([one.foreign_rules for one in backends.values()], request.wanted)
         return result
     except Forbidden as error:
         return {**_for_the_owner(backends, request), "message": str(error)}
 
 
-def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> Result:
+def _carry_out(
+    run: Run, request: FirewallRequest, changes: list[tuple[FirewallBackend, Change]], active: bool
+) -> Result:
     steps = [step for dummy, change in changes for step in change.steps]
-    blocking = blocking_rules(chosen, request.wanted) if steps and request.present else []
+    listings = [backend.blocking_rules for backend, dummy in changes]
+    blocking = _first_lines(listings, request.wanted) if steps and request.present else []
     if not request.check:
         for step in steps:
             carry_out_step(run, step)
         for backend, change in changes:
             _verify(backend, change, request)
-    name = "+".join(backend.name for backend in chosen) or "none"
+    name = "+".join(backend.name for backend, dummy in changes) or "none"
     result = _result(name, active, " ".join(change.note for dummy, change in changes if change.note))
     result["changed"] = bool(steps)
     result["rules"] = [line for dummy, change in changes for line in change.after]
@@ -153,18 +157,10 @@ def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, 
     return result
 
 
-def blocking_rules(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """The owner's rules that block; only reported, so a tool that cannot list them is no error."""
+def _first_lines(listings: list[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
+    """The first rules that block; only reported, so a tool that cannot list them is no error."""
     try:
-        return [line for backend in chosen for line in backend.blocking_rules(wanted)][:MOST_BLOCKING]
-    except FirewallError:
-        return []
-
-
-def foreign_rules(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """Rules of other programs that block; only reported."""
-    try:
-        return [line for backend in backends for line in backend.foreign_rules(wanted)][:MOST_BLOCKING]
+        return [line for list_rules in listings for line in list_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
         return []
 
@@ -173,7 +169,7 @@ def _lines(rules: Any) -> str:
     return "".join(f"{line}\n" for line in rules)
 
 
-def _verify(backend: Backend, change: Change, request: Request) -> None:
+def _verify(backend: FirewallBackend, change: Change, request: FirewallRequest) -> None:
     """Detect a tool that reports success without effect now, not at the first collective."""
     if not change.steps:
         return
@@ -184,7 +180,7 @@ def _verify(backend: Backend, change: Change, request: Request) -> None:
         )
 
 
-def carry_out_step(run: Run, step: Step) -> None:
+def carry_out_step(run: Run, step: FirewallStep) -> None:
     """Run a command or replace a file."""
     if step.path:
         try:
@@ -212,7 +208,7 @@ def replace(path: str, text: str) -> None:
         raise
 
 
-def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
+def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallRequest) -> Result:
     """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
     names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]

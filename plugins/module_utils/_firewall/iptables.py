@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
     Packets,
     foreign,
@@ -18,8 +18,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets imp
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
+    FirewallStep,
     Rule,
-    Step,
     file_text,
     marked_names,
 )
@@ -129,7 +129,7 @@ def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
     return "".join(lines[:place] + new + lines[place:])
 
 
-class Iptables(Backend):
+class Iptables(FirewallBackend):
     """Manages both families, each only if it blocks."""
 
     name = "iptables"
@@ -184,12 +184,14 @@ class Iptables(Backend):
         present = [rule_of(words) for words in mine]
         # Each is inserted at the head, so the last comes first.
         steps = [
-            Step([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
+            FirewallStep([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
             for rule in reversed(wanted)
             if rule not in present
         ]
         steps += [
-            Step([family.tool, "-w", "-D", "INPUT", *words]) for words, rule in zip(mine, present) if rule not in wanted
+            FirewallStep([family.tool, "-w", "-D", "INPUT", *words])
+            for words, rule in zip(mine, present)
+            if rule not in wanted
         ]
         saved, persistent = self._saved(family, wanted)
         note = (
@@ -201,7 +203,7 @@ class Iptables(Backend):
             steps + saved, [rule.text() for rule in present], [rule.text() for rule in wanted], persistent, note
         )
 
-    def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[Step], bool]:
+    def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[FirewallStep], bool]:
         """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
         for name, unit in family.files:
             text = file_text(self.at(name))
@@ -210,7 +212,7 @@ class Iptables(Backend):
             new = saved_with(text, self.mark, [words_of(rule, family.bits, self.mark) for rule in wanted])
             kept = len(own_rules(new, self.mark)) == len(wanted)
             shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-            return ([Step(shown, self.at(name), new)] if new != text else []), kept
+            return ([FirewallStep(shown, self.at(name), new)] if new != text else []), kept
         return [], not wanted
 
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
@@ -228,12 +230,12 @@ class Iptables(Backend):
     def suspected(self) -> bool:
         return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         head = ["-I", "INPUT", "1"] if present else ["-D", "INPUT"]
         tools = {family.version: family for family in FAMILIES}
         steps = [
-            Step([tools[rule.family].tool, *head, *words_of(rule, tools[rule.family].bits, self.mark)])
+            FirewallStep([tools[rule.family].tool, *head, *words_of(rule, tools[rule.family].bits, self.mark)])
             for rule in wanted
         ]
         saver = self.run(["netfilter-persistent", "--help"])[0] != 127
-        return steps + ([Step(["netfilter-persistent", "save"])] if saver else [])
+        return steps + ([FirewallStep(["netfilter-persistent", "save"])] if saver else [])

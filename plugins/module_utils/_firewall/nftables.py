@@ -15,7 +15,7 @@ import re
 import tempfile
 from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
     Packets,
     foreign,
@@ -26,8 +26,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets imp
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
     FirewallError,
+    FirewallStep,
     Rule,
-    Step,
     concerns,
     file_text,
     marked_names,
@@ -41,7 +41,7 @@ Chain = Tuple[str, str, str]
 Listed = Dict[str, Any]
 
 
-class Own(NamedTuple):
+class OwnRule(NamedTuple):
     """One of our rules in the kernel."""
 
     chain: Chain
@@ -89,7 +89,7 @@ class Ruleset:
         return [key for key in chains if any(self._ends(key, one) for one in packets)]
 
     def _ends(self, chain: Chain, packets: Packets) -> bool:
-        if chain[0] != "inet" and (chain[0] == "ip6") != (packets.rule.family == 6):
+        if not takes(chain, packets.rule):
             return False
         return self.base[chain].get("policy") == "drop" or self._drops(chain, packets, set())
 
@@ -130,10 +130,10 @@ class Ruleset:
                 return True
         return False
 
-    def own(self, mark: str) -> list[Own]:
+    def own(self, mark: str) -> list[OwnRule]:
         """Our rules, in any chain."""
         marked = [(chain, rule) for chain, rules in self.rules.items() for rule in rules if rule.get("comment") == mark]
-        return [Own(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
+        return [OwnRule(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
 
 
 def managed(chain: Chain) -> bool:
@@ -163,7 +163,7 @@ def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
     return ["insert", "rule", *chain, *source, rule.proto, "dport", rule.ports(), "accept", "comment", f'"{mark}"']
 
 
-def fits(chain: Chain, rule: Rule) -> bool:
+def takes(chain: Chain, rule: Rule) -> bool:
     """A chain of one family takes only that family's rules."""
     return chain[0] == "inet" or (chain[0] == "ip6") == (rule.family == 6)
 
@@ -173,7 +173,7 @@ def text_of(chain: Chain, rule: Rule) -> str:
     return f"{' '.join(chain)}: {rule.text()}"
 
 
-class Nftables(Backend):
+class Nftables(FirewallBackend):
     """Manages one rule per peer, range and blocking chain."""
 
     name = "nftables"
@@ -206,15 +206,15 @@ class Nftables(Backend):
         ruleset = self._ruleset()
         own = ruleset.own(self.mark)
         chains = ruleset.blocking(packets_of(wanted, self.run))
-        targets = [(chain, rule) for chain in chains for rule in wanted if fits(chain, rule)]
+        targets = [(chain, rule) for chain in chains for rule in wanted if takes(chain, rule)]
         present = [(entry.chain, entry.rule) for entry in own]
         steps = [
-            Step(["nft", *words_of(chain, rule, self.mark)])
+            FirewallStep(["nft", *words_of(chain, rule, self.mark)])
             for chain, rule in reversed(targets)
             if (chain, rule) not in present
         ]
         steps += [
-            Step(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
+            FirewallStep(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
             for entry in own
             if (entry.chain, entry.rule) not in targets
         ]
@@ -222,7 +222,7 @@ class Nftables(Backend):
         before, after = [text_of(*entry) for entry in present], [text_of(*entry) for entry in targets]
         return Change(steps + saved, before, after, not note, note)
 
-    def _saved(self, lines: list[str]) -> tuple[list[Step], str]:
+    def _saved(self, lines: list[str]) -> tuple[list[FirewallStep], str]:
         """Our block in the file loaded at boot, or why there is none."""
         path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
         loaded = bool(path) and self.service("is-enabled", "nftables")
@@ -241,7 +241,7 @@ class Nftables(Backend):
                 [],
                 f"nftables: {path} does not define the chains that block now ({why}), so these rules are lost at a reboot",
             )
-        return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
+        return [FirewallStep(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
 
     def _refused(self, text: str) -> str | None:
         """nft's errors about a draft, before it replaces the file loaded at boot."""
@@ -271,13 +271,13 @@ class Nftables(Backend):
             self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
         )
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         if not present:
-            return [Step(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
+            return [FirewallStep(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
         text = next(filter(None, (file_text(self.at(name)) for name in FILES)), "")
         chains = input_chains(text) or [("inet", "filter", "input")]
-        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if fits(chain, rule)]
-        return [Step(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
+        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if takes(chain, rule)]
+        return [FirewallStep(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
 
 
 def chain_lines(text: str) -> dict[Chain, list[str]]:

@@ -20,21 +20,7 @@ FOREIGN = re.compile(
     r"^(f2b-|fail2ban|docker|kube-|libvirt|lxc|incus|lxd|cni-|podman|netavark|cali-|calico|cilium|flannel|crowdsec|ts-|tailscale)",
     re.I,
 )
-OTHER_PROTOCOLS = (
-    "udp",
-    "udplite",
-    "icmp",
-    "icmpv6",
-    "igmp",
-    "sctp",
-    "dccp",
-    "esp",
-    "ah",
-    "comp",
-    "arp",
-    "vlan",
-    "ether",
-)
+OTHER_PROTOCOLS = frozenset(["udp", "udplite", "icmp", "icmpv6", "igmp", "sctp", "dccp", "esp", "ah", "comp", "arp", "vlan", "ether"])
 NOT_FOR_US = ("127.0.0.0/8", "::1/128", "224.0.0.0/4", "ff00::/8", "255.255.255.255/32")
 
 
@@ -47,14 +33,16 @@ class Packets(NamedTuple):
 
 
 def packets_of(wanted: Sequence[Rule], run: Run) -> list[Packets]:
-    """The packets to admit. The return route shows on which interface a peer's packets arrive."""
+    """The packets to admit."""
     own = tuple(re.findall(r"\binet6? ([\da-fA-F.:]+)/", run(["ip", "-o", "address", "show"])[1])) if wanted else ()
-    nics: dict[str, str] = {}
-    for rule in wanted:
-        if rule.peer not in nics:
-            found = re.search(r"\bdev (\S+)", run(["ip", "route", "get", rule.peer])[1])
-            nics[rule.peer] = found.group(1) if found else ""
+    nics = {peer: nic_towards(peer, run) for peer in dict.fromkeys(rule.peer for rule in wanted)}
     return [Packets(rule, nics[rule.peer], own) for rule in wanted]
+
+
+def nic_towards(peer: str, run: Run) -> str:
+    """The interface on which a peer's packets arrive, guessed from the return route; empty if unknown."""
+    found = re.search(r"\bdev (\S+)", run(["ip", "route", "get", peer])[1])
+    return found.group(1) if found else ""
 
 
 def foreign(name: str) -> bool:
@@ -82,18 +70,19 @@ def ports_in(packets: Packets, low: int, high: int) -> Answer:
 
 
 def source_in(packets: Packets, network: str) -> Answer:
-    return _address_in(packets.rule.peer, network)
+    return address_in(packets.rule.peer, network)
 
 
 def target_in(packets: Packets, network: str) -> Answer:
     """Whether they are sent to an address of this network."""
-    if any(_address_in(network.split("/")[0], other) for other in NOT_FOR_US):
+    if any(address_in(network.split("/")[0], other) for other in NOT_FOR_US):
         return False
-    answers = [_address_in(address, network) for address in packets.own]
+    answers = [address_in(address, network) for address in packets.own]
     return None if not answers or None in answers or len(set(answers)) > 1 else answers[0]
 
 
-def _address_in(address: str, network: str) -> Answer:
+def address_in(address: str, network: str) -> Answer:
+    """Whether an address is in a network; None if the network is something else, such as a MAC address or a set."""
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
     except ValueError:

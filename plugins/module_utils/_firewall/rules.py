@@ -71,7 +71,7 @@ def _any_source(text: str, rule: Rule) -> bool:
     return False
 
 
-class Step(NamedTuple):
+class FirewallStep(NamedTuple):
     """One thing to do: a command, or a file to be given a new text (then the command only shows it to a person)."""
 
     argv: list[str]
@@ -85,7 +85,7 @@ class Step(NamedTuple):
 class Change(NamedTuple):
     """The steps from the current to the wanted rules; before and after list the job's own rules as lines."""
 
-    steps: list[Step]
+    steps: list[FirewallStep]
     before: list[str]
     after: list[str]
     persistent: bool = True

@@ -9,12 +9,12 @@ import re
 import shlex
 from typing import NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
+    FirewallStep,
     Rule,
-    Step,
     concerns,
     file_text,
 )
@@ -66,7 +66,7 @@ def comment_of(jobs: set[str]) -> str:
     return MARK + ",".join(sorted(jobs))
 
 
-class Ufw(Backend):
+class Ufw(FirewallBackend):
     """One ufw rule for every peer and range."""
 
     name = "ufw"
@@ -106,18 +106,18 @@ class Ufw(Backend):
         return Change(steps, [text_of(spec) for spec in mine], [text_of(spec) for spec in specs])
 
     @staticmethod
-    def _join(added: dict[Spec, Added], spec: Spec, job: str) -> Step:
+    def _join(added: dict[Spec, Added], spec: Spec, job: str) -> FirewallStep:
         entry = added.get(spec)
         if entry is None:
-            return Step(["ufw", "prepend", *spec, "comment", MARK + job])
-        return Step(["ufw", *spec, "comment", comment_of((entry.jobs or set()) | {job})])
+            return FirewallStep(["ufw", "prepend", *spec, "comment", MARK + job])
+        return FirewallStep(["ufw", *spec, "comment", comment_of((entry.jobs or set()) | {job})])
 
     @staticmethod
-    def _leave(entry: Added, job: str) -> Step:
+    def _leave(entry: Added, job: str) -> FirewallStep:
         others = (entry.jobs or set()) - {job}
         if others:
-            return Step(["ufw", *entry.spec, "comment", comment_of(others)])
-        return Step(["ufw", "delete", *entry.spec])
+            return FirewallStep(["ufw", *entry.spec, "comment", comment_of(others)])
+        return FirewallStep(["ufw", "delete", *entry.spec])
 
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         denials = self._denials()
@@ -127,7 +127,7 @@ class Ufw(Backend):
     def suspected(self) -> bool:
         return bool(re.search(r"^ENABLED=yes", file_text(self.at("etc/ufw/ufw.conf")) or "", re.M))
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         if present:
-            return [Step(["ufw", "prepend", *spec_of(rule), "comment", self.mark]) for rule in wanted]
-        return [Step(["ufw", "delete", *spec_of(rule)]) for rule in wanted]
+            return [FirewallStep(["ufw", "prepend", *spec_of(rule), "comment", self.mark]) for rule in wanted]
+        return [FirewallStep(["ufw", "delete", *spec_of(rule)]) for rule in wanted]
