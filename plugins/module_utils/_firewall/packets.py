@@ -20,7 +20,9 @@ FOREIGN = re.compile(
     r"^(f2b-|fail2ban|docker|kube-|libvirt|lxc|incus|lxd|cni-|podman|netavark|cali-|calico|cilium|flannel|crowdsec|ts-|tailscale)",
     re.I,
 )
-OTHER_PROTOCOLS = frozenset(["udp", "udplite", "icmp", "icmpv6", "igmp", "sctp", "dccp", "esp", "ah", "comp", "arp", "vlan", "ether"])
+OTHER_PROTOCOLS = frozenset(
+    ["udp", "udplite", "icmp", "icmpv6", "igmp", "sctp", "dccp", "esp", "ah", "comp", "arp", "vlan", "ether"]
+)
 NOT_FOR_US = ("127.0.0.0/8", "::1/128", "224.0.0.0/4", "ff00::/8", "255.255.255.255/32")
 
 

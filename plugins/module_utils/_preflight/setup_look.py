@@ -27,7 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     find_interpreter,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wanted_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -97,7 +97,7 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> FilesSeen:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
+def venv_seen(wanted: VenvSpec, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> VenvSeen:
     """Whether the environment has the required packages and Python."""
     try:
         base = find_interpreter(run, find, python, minimum, wanted.host)

@@ -25,7 +25,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest im
     remembered,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Busy,
+    free_bytes,
+    locked,
+    read_object,
+    write_json,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 DIGESTS = ".digests.json"
@@ -239,14 +245,6 @@ def check_space(folder: str, need: int, host: str) -> None:
             f"{host}: {folder} needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free; "
             "make room there, or give this host another base folder (ddp_base_dir)"
         )
-
-
-def free_bytes(folder: str) -> int:
-    """Bytes that this user may still write; the folder need not exist yet."""
-    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
-        folder = os.path.dirname(folder)
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def make_folder(folder: str, host: str) -> None:

@@ -10,6 +10,7 @@ rebuilt; one with neither belongs to somebody else: it is used if it has the pac
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -22,13 +23,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Interpreter,
+    HostInterpreter,
     Run,
     VenvError,
     install_hint,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import (
-    Wanted,
+    VenvSpec,
     applying,
     check_room,
     choose_index,
@@ -77,22 +78,19 @@ print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else
 """
 
 
-class _Damaged(TypedDict, total=False):
-    damaged: list[str]
-
-
-class Installed(_Damaged):
+class Installed(TypedDict):
     """Installed versions of the requirements, torch's build, missing files, and the Python."""
 
     packages: dict[str, str | None]
     cuda: str | None
+    damaged: list[str]
     python: str
 
 
 class Venv:
     """One environment on this host."""
 
-    def __init__(self, wanted: Wanted, run: Run, interpreter: Interpreter) -> None:
+    def __init__(self, wanted: VenvSpec, run: Run, interpreter: HostInterpreter) -> None:
         # Packages received from other hosts are in a folder for each Python and architecture.
         handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
         self.wanted = wanted._replace(
@@ -262,11 +260,8 @@ class Venv:
 
     def _pip_wheels(self) -> list[str]:
         """Wheels of pip itself, which can be run directly."""
-        try:
-            names = os.listdir(self.wanted.wheels) if self.wanted.wheels else []
-        except OSError:
-            names = []
-        return sorted(os.path.join(self.wanted.wheels, name) for name in names if re.match(r"pip-\d.*\.whl$", name))
+        folder = self.wanted.wheels
+        return sorted(glob.glob(os.path.join(glob.escape(folder), "pip-[0-9]*.whl"))) if folder else []
 
     def _no_pip(self) -> VenvError:
         return VenvError(
