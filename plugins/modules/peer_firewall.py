@@ -77,10 +77,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-attributes:
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
 seealso:
   - module: nanochat.ddp.peer_check
 """

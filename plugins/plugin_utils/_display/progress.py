@@ -56,7 +56,7 @@ def is_due(line: str, before: str, since: float, begun: float) -> bool:
     return line != before and now - since >= min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - begun) / 10))
 
 
-class Progress:
+class RunProgress:
     """The last result of run_watch of each host."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
