@@ -237,7 +237,7 @@ class Story(_Named):
                     self._terminal.say(sentence(diff), colored=True)
 
     def v2_runner_retry(self, result: Any) -> None:
-        """RunProgress of a watched run."""
+        """Progress of a watched run."""
         self._run.take(result.host.get_name(), result.result, final=False)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
