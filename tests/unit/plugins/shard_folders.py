@@ -44,16 +44,21 @@ def describe(folder: Path) -> dict:
     return manifest
 
 
+def server_settings(folder: Path, **changes) -> shard_share.ServerSettings:
+    """Those of a server on this machine and for this machine."""
+    given = shard_share.ServerSettings(
+        folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
+    )
+    return given._replace(**changes)
+
+
 class Host:
     """A folder that is served as another host's would be."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        offer = shard_share.ServerSettings(
-            folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
-        )
-        state = shard_share.start(offer)
+        state = shard_share.start(server_settings(folder))
         self.pid = state["pid"]
         self.peer = ShardPeer(folder.name, "127.0.0.1", state["port"])
 

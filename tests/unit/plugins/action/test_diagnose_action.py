@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action import judge as action
 
 PLAN = {
     "run": "d4",
@@ -24,25 +21,9 @@ PLAN = {
 DONE = {"evidence": {"run": {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}}}
 
 
-def judge(monkeypatch, evidence, **options):
-    given = {
-        "plan": PLAN,
-        "evidence": evidence,
-        "stall_factor": 5.0,
-        "secrets": [],
-        "file": None,
-        **options,
-        "of": "verdict",
-    }
-    monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
-    monkeypatch.setattr(ActionBase, "validate_argument_spec", lambda self, spec: (None, given))
-    task = SimpleNamespace(check_mode=False, args=given)
-    return action.ActionModule(task, None, None, None, None, None).run(task_vars={})
-
-
-def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(monkeypatch, tmp_path):
+def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(judge, tmp_path):
     path = tmp_path / "runs" / "doctor.json"
-    told = judge(monkeypatch, {"a": DONE, "b": DONE}, secrets=[{"KEY": "s3cr3t"}], file=str(path))
+    told = judge("verdict", plan=PLAN, evidence={"a": DONE, "b": DONE}, secrets=[{"KEY": "s3cr3t"}], file=str(path))
     assert told["verdict"]["code"] == "not-running" and told["changed"] is False
     assert told["text"].startswith("not-running: No rank runs") and str(path) in told["text"]
     assert path.stat().st_mode & 0o777 == 0o600
@@ -50,12 +31,12 @@ def test_the_verdict_is_returned_and_all_of_it_kept_without_secrets(monkeypatch,
     assert json.loads(kept)["verdict"] == told["verdict"] and "s3cr3t" not in kept and "hunter2" not in kept
 
 
-def test_a_host_without_any_evidence_is_an_error(monkeypatch):
+def test_a_host_without_any_evidence_is_an_error(judge):
     with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
-        judge(monkeypatch, {"a": DONE})
+        judge("verdict", plan=PLAN, evidence={"a": DONE})
 
 
-def test_a_folder_that_cannot_be_written_is_told(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_is_told(judge, tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(AnsibleError, match="could not be written"):
-        judge(monkeypatch, {"a": DONE, "b": DONE}, file=str(tmp_path / "runs" / "doctor.json"))
+        judge("verdict", plan=PLAN, evidence={"a": DONE, "b": DONE}, file=str(tmp_path / "runs" / "doctor.json"))

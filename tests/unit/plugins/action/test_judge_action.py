@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.judge import JUDGEMENTS, ActionModule
+from ansible_collections.nanochat.ddp.plugins.action.judge import JUDGEMENTS
 from ansible_collections.nanochat.ddp.plugins.modules import judge as judge_module
 
 PLAN = {
@@ -20,19 +18,6 @@ PLAN = {
     "master": {"host": "desktop"},
     "nodes": [{"host": "desktop", "run_dir": "/d/runs/d4"}, {"host": "laptop", "run_dir": "/l/runs/d4"}],
 }
-
-
-@pytest.fixture
-def judge(monkeypatch):
-    """The action with these options, without Ansible around it."""
-
-    def run(of: str, **options: Any) -> dict[str, Any]:
-        monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-        module = ActionModule.__new__(ActionModule)
-        module._task = SimpleNamespace(args={"of": of, **options}, check_mode=False)
-        return dict(module.run(None, {}))
-
-    return run
 
 
 def run_of(state: str, digest: str = "d1") -> dict[str, Any]:

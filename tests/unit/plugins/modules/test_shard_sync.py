@@ -144,6 +144,7 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     assert [one["changed"] for one in (checked, done, again)] == [True, True, False]
     assert checked["diff"] == done["diff"]
     assert done["extra"] == ["data/shard_00150.parquet"]
+    assert done["links"] == {"hard": 5, "symbolic": 0}
 
 
 def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):

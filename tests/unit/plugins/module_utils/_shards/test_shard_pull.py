@@ -27,6 +27,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import (
     describe,
     fill,
     parquet,
+    server_settings,
 )
 
 
@@ -131,15 +132,18 @@ def test_no_source_sends_everything_to_everyone(tmp_path, hosts):
     assert max(sent.values()) < 3 * total
 
 
-def test_cut_transfer_goes_on_where_it_ended(master, hosts):
+@pytest.mark.parametrize(
+    ("begun", "times"), [(parquet(0)[:30_000], 1), (b"x" * 30_000, 2)], ids=["right beginning", "wrong beginning"]
+)
+def test_cut_transfer_goes_on_where_it_ended_and_begins_again_if_that_was_wrong(master, hosts, begun, times):
     other = hosts("b")[0]
     entry = entries(master.manifest)[0]
-    Path(part_of(str(other.folder), entry)).write_bytes(parquet(0)[:30_000])
+    Path(part_of(str(other.folder), entry)).write_bytes(begun)
 
     other.pull(master.manifest, [master.peer])
 
     assert same(master.folder, other.folder)
-    assert master.stop()[entry.path] == entry.bytes - 30_000
+    assert master.stop()[entry.path] == times * entry.bytes - 30_000
 
 
 def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
@@ -153,16 +157,6 @@ def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
     other.pull(manifest, [first.peer])
 
     assert same(first.folder, other.folder)
-
-
-def test_part_with_wrong_beginning_is_fetched_again(master, hosts):
-    other = hosts("b")[0]
-    entry = entries(master.manifest)[0]
-    Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 30_000)
-
-    other.pull(master.manifest, [master.peer])
-
-    assert same(master.folder, other.folder)
 
 
 @pytest.mark.parametrize("how", ["wrong", "half"])
@@ -251,10 +245,8 @@ def test_a_range_beyond_the_end_is_refused(master):
 
 
 def test_server_hangs_up_on_strangers(tmp_path):
-    fill(tmp_path / "a")
-    describe(tmp_path / "a")
-    offer = shard_share.ServerSettings("a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["192.0.2.1"], SECRET, 60, 60)
-    state = shard_share.start(offer)
+    (tmp_path / "a").mkdir()
+    state = shard_share.start(server_settings(tmp_path / "a", allow=["192.0.2.1"]))
     try:
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             ask(ShardPeer("a", "127.0.0.1", state["port"]), "/have", SECRET)
@@ -277,25 +269,14 @@ def test_secret_is_in_no_argv_and_no_readable_file(master):
     assert SECRET in (share / "server.json").read_text()
 
 
-def ended(folder: Path, patience: float = 10.0) -> bool:
+def ended(folder: Path) -> bool:
     """Whether the folder's server is gone, or goes soon."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + 10
     while shard_share.running(shard_share.place_of(str(folder), SECRET)) is not None:
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.02)
     return True
-
-
-def test_server_ends_when_nobody_asks(tmp_path):
-    fill(tmp_path / "a")
-    offer = shard_share.ServerSettings(
-        "a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=0
-    )
-    state = shard_share.start(offer)
-
-    assert state["port"]
-    assert ended(tmp_path / "a")
 
 
 def test_stop_leaves_a_process_alone_that_only_has_the_pid(tmp_path):
@@ -317,8 +298,7 @@ def test_two_transfers_of_one_folder_do_not_end_each_other(tmp_path):
     """As of two controllers, or of a play that goes on while the next one starts."""
     fill(tmp_path / "a")
     folder, other = str(tmp_path / "a"), "o" * 40
-    first = shard_share.ServerSettings("a", folder, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=60)
-    states = [shard_share.start(one) for one in (first, first._replace(secret=other))]
+    states = [shard_share.start(server_settings(tmp_path / "a", secret=secret)) for secret in (SECRET, other)]
     places = [shard_share.place_of(folder, secret) for secret in (SECRET, other)]
     try:
         assert [shard_share.running(place)["pid"] for place in places] == [state["pid"] for state in states]
@@ -332,29 +312,25 @@ def test_two_transfers_of_one_folder_do_not_end_each_other(tmp_path):
     assert not (tmp_path / "a/.share").exists()
 
 
-def test_what_a_server_left_that_ended_by_itself_goes_with_the_next_start(tmp_path):
-    fill(tmp_path / "a")
-    offer = shard_share.ServerSettings(
-        "a", str(tmp_path / "a"), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=60, idle=0
-    )
-    shard_share.start(offer)
-    assert ended(tmp_path / "a")
-    place = shard_share.place_of(offer.folder, "o" * 40)
-    shard_share.start(offer._replace(secret="o" * 40, idle=60))
+def test_a_server_ends_when_nobody_asks_and_what_it_left_goes_with_the_next_start(tmp_path):
+    folder, other = tmp_path / "a", "o" * 40
+    folder.mkdir()
+    shard_share.start(server_settings(folder, idle=0))
+    assert ended(folder)
+    place = shard_share.place_of(str(folder), other)
+    shard_share.start(server_settings(folder, secret=other))
     try:
-        assert shard_share.places(offer.folder) == [place]
+        assert shard_share.places(str(folder)) == [place]
     finally:
         shard_share.stop(place)
 
 
 def test_address_of_another_host_is_named(tmp_path):
     (tmp_path / "a").mkdir()
-    offer = shard_share.ServerSettings(
-        "worker", str(tmp_path / "a"), "192.0.2.7", 40000, 40010, ["192.0.2.1"], SECRET, 60, 60
-    )
+    settings = server_settings(tmp_path / "a", host="worker", address="192.0.2.7", low=40000, high=40010)
 
     with pytest.raises(ShardsError, match=r"^worker: the shard server cannot listen on 192.0.2.7 ports 40000-40010"):
-        shard_share.start(offer)
+        shard_share.start(settings)
 
 
 def test_port_is_taken_from_the_range(tmp_path):

@@ -120,22 +120,6 @@ def test_damaged_memory_of_digests_is_no_memory(store):
     assert digests.hashed_bytes > 0
 
 
-def test_run_folder_holds_exactly_the_manifest(store, tmp_path):
-    manifest = describe(store)
-    run = tmp_path / "run"
-    (run / "data").mkdir(parents=True)
-    (run / "data/shard_00009.parquet").write_bytes(b"of another plan")
-    wanted = shards.entries(manifest)
-
-    links = shards.plan_links(str(store), str(run), wanted)
-    kinds = shards.apply_links(str(store), str(run), links)
-
-    assert links.remove == ["data/shard_00009.parquet"]
-    assert kinds == {"hard": 5, "symbolic": 0}
-    assert sorted(path.name for path in (run / "data").iterdir()) == [f"shard_0000{n}.parquet" for n in range(3)]
-    assert shards.plan_links(str(store), str(run), wanted) == ([], [])
-
-
 def test_mended_shard_is_linked_anew(store, tmp_path):
     manifest = describe(store)
     wanted = shards.entries(manifest)
@@ -170,15 +154,6 @@ def test_links_across_file_systems_are_symbolic(store, tmp_path, monkeypatch):
 )
 def test_last_shard_is_always_the_one_for_validation(count, chosen):
     assert shards.choose(["d", "b", "c", "a"], count) == chosen
-
-
-def test_full_disk_is_said_with_need_and_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "free_bytes", lambda folder: 1_500_000)
-
-    with pytest.raises(
-        ShardsError, match=r"^laptop: /base/data needs 3.0 GB more, but its file system has 1.5 MB free"
-    ):
-        shards.check_space("/base/data", 3_000_000_000, "laptop")
 
 
 def test_folder_that_cannot_be_made_is_said(tmp_path):
