@@ -286,9 +286,9 @@ def chain_lines(text: str) -> dict[Chain, list[str]]:
     table, lines = ("", ""), []
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["table"]:
-            table = (words[1], words[2])
-        elif words[:1] == ["chain"]:
+        if words[:1] == ["table"] and len(words) > 2:
+            table = ("ip", words[1]) if words[2] == "{" else (words[1], words[2])
+        elif words[:1] == ["chain"] and len(words) > 1:
             lines = found.setdefault((*table, words[1]), [])
         elif line.endswith("{"):
             lines = []  # a set, a map and the like
@@ -312,15 +312,8 @@ def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list
 
 def input_chains(text: str) -> list[Chain]:
     """The input chains defined in a configuration file, parsed without nft."""
-    chains: list[Chain] = []
-    table: tuple[str, str] = ("", "")
-    name = ""
-    for line in re.sub(r"#.*", "", text).replace("{", "{\n").replace(";", ";\n").splitlines():
-        words = line.replace("{", " ").split()
-        if words[:1] == ["table"] and len(words) >= 2:
-            table = (words[1], words[2]) if len(words) > 2 else ("ip", words[1])
-        elif words[:1] == ["chain"] and len(words) >= 2:
-            name = words[1]
-        elif words[:4] == ["type", "filter", "hook", "input"] and name:
-            chains.append((*table, name))
-    return chains
+    one_a_line = re.sub(r"#.*", "", text).replace("{", " {\n").replace("}", "\n}\n").replace(";", ";\n")
+    hook = ["type", "filter", "hook", "input"]
+    return [
+        chain for chain, lines in chain_lines(one_a_line).items() if any(line.split()[:4] == hook for line in lines)
+    ]
