@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
-from typing import Any, Callable, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
@@ -39,22 +40,23 @@ class FirewallRequest(NamedTuple):
     keep: tuple[str, ...] = ()
 
 
-class Result(TypedDict):
+@dataclasses.dataclass
+class Result:
     """The changes, done or predicted, and messages for the owner of the host."""
 
-    changed: bool
     backend: str
     active: bool
-    rules: list[str]
-    commands: list[str]
-    if_closed: list[str]
-    blocking: list[str]
-    foreign: list[str]
-    closed: list[str]
-    persistent: bool
-    needs_root: bool
     message: str
-    diff: dict[str, str]
+    changed: bool = False
+    rules: list[str] = dataclasses.field(default_factory=list)
+    commands: list[str] = dataclasses.field(default_factory=list)
+    if_closed: list[str] = dataclasses.field(default_factory=list)
+    blocking: list[str] = dataclasses.field(default_factory=list)
+    foreign: list[str] = dataclasses.field(default_factory=list)
+    closed: list[str] = dataclasses.field(default_factory=list)
+    persistent: bool = True
+    needs_root: bool = False
+    diff: dict[str, str] = dataclasses.field(default_factory=lambda: {"before": "", "after": ""})
 
 
 def firewalls_in_force(all_of_them: dict[str, FirewallBackend], wanted: Sequence[Rule]) -> list[FirewallBackend]:
@@ -66,15 +68,15 @@ def firewalls_in_force(all_of_them: dict[str, FirewallBackend], wanted: Sequence
     return found
 
 
-def apply(run: Run, request: FirewallRequest) -> Result:
+def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
     """Bring the host's firewall to the requested state and report it."""
     known = ["auto", *FirewallBackend.kinds, "none"]
     if request.backend not in known:
         raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
-    return _apply_one(run, request) if request.mark != MARK else close_all(run, request)
+    return dataclasses.asdict(_apply_one(run, request) if request.mark != MARK else _close_all(run, request))
 
 
-def close_all(run: Run, request: FirewallRequest) -> Result:
+def _close_all(run: Run, request: FirewallRequest) -> Result:
     """Remove the rules of all jobs except those to keep."""
     backends = FirewallBackend.all(run, MARK).values()
     names: Sequence[str] = request.known
@@ -83,7 +85,7 @@ def close_all(run: Run, request: FirewallRequest) -> Result:
             names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
         except Forbidden:
             pass
-    total = _result("none", False, "this host has no rules from this collection")
+    total = Result("none", False, "this host has no rules from this collection")
     for name in names:
         if name not in request.keep:
             total = _sum_of(total, _apply_one(run, request._replace(mark=MARK + name)), name)
@@ -92,21 +94,21 @@ def close_all(run: Run, request: FirewallRequest) -> Result:
 
 def _sum_of(total: Result, one: Result, name: str) -> Result:
     """Combine the results of several jobs."""
-    return {
-        **one,
-        "changed": total["changed"] or one["changed"],
-        "persistent": True,
-        "commands": list(dict.fromkeys(total["commands"] + one["commands"])),
-        "diff": {when: total["diff"][when] + one["diff"][when] for when in ("before", "after")},
-        "closed": total["closed"] + ([name] if one["changed"] else []),
-    }
+    return dataclasses.replace(
+        one,
+        changed=total.changed or one.changed,
+        persistent=True,
+        commands=list(dict.fromkeys(total.commands + one.commands)),
+        diff={when: total.diff[when] + one.diff[when] for when in ("before", "after")},
+        closed=total.closed + ([name] if one.changed else []),
+    )
 
 
 def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
     backends = FirewallBackend.all(run, request.mark)
     if request.backend == "none":
-        return _result("none", False, NOTHING + " (by your setting)")
+        return Result("none", False, NOTHING + " (by your setting)")
     if not request.root:
         return _for_the_owner(backends, request)
     try:
@@ -123,11 +125,11 @@ def _apply_one(run: Run, request: FirewallRequest) -> Result:
             chosen = [backends[request.backend]]
             active = chosen[0].in_force(request.wanted)
         result = _carry_out(run, request, [(one, one.change(request.wanted)) for one in chosen], active)
-        if not result["commands"]:
-            result["foreign"] = _first_lines([one.foreign_rules for one in backends.values()], request.wanted)
+        if not result.commands:
+            result.foreign = _first_lines([one.foreign_rules for one in backends.values()], request.wanted)
         return result
     except Forbidden as error:
-        return {**_for_the_owner(backends, request), "message": str(error)}
+        return dataclasses.replace(_for_the_owner(backends, request), message=str(error))
 
 
 def _carry_out(
@@ -141,20 +143,22 @@ def _carry_out(
             carry_out_step(run, step)
         for backend, change in changes:
             _verify(backend, change, request)
-    name = "+".join(backend.name for backend, dummy in changes) or "none"
-    result = _result(name, active, " ".join(change.note for dummy, change in changes if change.note))
-    result["changed"] = bool(steps)
-    result["rules"] = [line for dummy, change in changes for line in change.after]
-    result["commands"] = [step.shown() for step in steps]
-    result["blocking"] = blocking
-    result["persistent"] = all(change.persistent for dummy, change in changes)
-    result["diff"] = {
-        "before": _lines(line for dummy, change in changes for line in change.before),
-        "after": _lines(result["rules"]),
-    }
-    if not result["message"] and not result["rules"]:
-        result["message"] = "" if not request.present else NOTHING if not active else "the peers already have access"
-    return result
+    before = [line for dummy, change in changes for line in change.before]
+    rules = [line for dummy, change in changes for line in change.after]
+    message = " ".join(change.note for dummy, change in changes if change.note)
+    if not message and not rules and request.present:
+        message = "the peers already have access" if active else NOTHING
+    return Result(
+        "+".join(backend.name for backend, dummy in changes) or "none",
+        active,
+        message,
+        changed=bool(steps),
+        rules=rules,
+        commands=[step.shown() for step in steps],
+        blocking=blocking,
+        persistent=all(change.persistent for dummy, change in changes),
+        diff={"before": _lines(before), "after": _lines(rules)},
+    )
 
 
 def _first_lines(listings: list[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
@@ -165,7 +169,7 @@ def _first_lines(listings: list[Callable[[Sequence[Rule]], list[str]]], wanted: 
         return []
 
 
-def _lines(rules: Any) -> str:
+def _lines(rules: list[str]) -> str:
     return "".join(f"{line}\n" for line in rules)
 
 
@@ -213,7 +217,7 @@ def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallReques
     names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:
-        result = _result("none", False, "no firewall seen; reading its rules needs root")
+        result = Result("none", False, "no firewall seen; reading its rules needs root")
         # Rules may be loaded without any file or service showing it.
         unseen = [
             one
@@ -221,30 +225,13 @@ def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallReques
             if name in names and one.packet_filter and one.there(one.packet_filter)
         ]
         if unseen and request.present:
-            result["if_closed"] = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
+            result.if_closed = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
         return result
-    result = _result(
-        guessed[0].name, True, "nothing was changed without root; the owner of this host can run the commands"
+    return Result(
+        guessed[0].name,
+        True,
+        "nothing was changed without root; the owner of this host can run the commands",
+        commands=[step.shown() for step in guessed[0].suggested(request.wanted, request.present)],
+        needs_root=True,
+        persistent=False,
     )
-    result["commands"] = [step.shown() for step in guessed[0].suggested(request.wanted, request.present)]
-    result["needs_root"] = True
-    result["persistent"] = False
-    return result
-
-
-def _result(backend: str, active: bool, message: str) -> Result:
-    return {
-        "changed": False,
-        "backend": backend,
-        "active": active,
-        "rules": [],
-        "commands": [],
-        "if_closed": [],
-        "blocking": [],
-        "foreign": [],
-        "closed": [],
-        "persistent": True,
-        "needs_root": False,
-        "message": message,
-        "diff": {"before": "", "after": ""},
-    }
