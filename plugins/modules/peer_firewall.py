@@ -202,7 +202,7 @@ def main() -> None:
     try:
         request = FirewallRequest(
             mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
-            wanted=wanted_rules(params["peers"], params["ports"], params["proto"]),
+            wanted=wanted_rules(params["peers"], params["ports"]),
             present=params["state"] == "present",
             backend=params["backend"],
             check=module.check_mode,

@@ -48,7 +48,7 @@ def rich_rule(rule: Rule, mark: str) -> str:
     """A rule in firewalld's syntax and order."""
     return (
         f'rule priority="{priority(mark)}" family="ipv{rule.family}" source address="{rule.peer}" '
-        f'port port="{rule.ports()}" protocol="{rule.proto}" accept'
+        f'port port="{rule.ports()}" protocol="tcp" accept'
     )
 
 
@@ -56,10 +56,10 @@ def own_rule(text: str, mark: str) -> Rule | None:
     """The rule behind a rich rule of this job, or None for any other."""
     exact = re.match(
         rf'^rule priority="{priority(mark)}" family="ipv[46]" source address="([^"]+)" '
-        r'port port="(\d+(?:-\d+)?)" protocol="(\w+)" accept$',
+        r'port port="(\d+(?:-\d+)?)" protocol="tcp" accept$',
         text,
     )
-    return Rule(exact.group(1), *port_range(exact.group(2)), exact.group(3)) if exact else None
+    return Rule(exact.group(1), *port_range(exact.group(2))) if exact else None
 
 
 def parse_zones(text: str) -> dict[str, Zone]:

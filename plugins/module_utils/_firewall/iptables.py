@@ -49,7 +49,7 @@ NO_TABLES = ("incompatible", "Address family not supported", "Table does not exi
 
 def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
     """A rule in the syntax of `iptables -S`, after the chain's name."""
-    match = ["-p", rule.proto, "-m", rule.proto, "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
+    match = ["-p", "tcp", "-m", "tcp", "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
     return ["-s", f"{rule.peer}/{bits}", *match, "-j", "ACCEPT"]
 
 
@@ -110,7 +110,7 @@ def rule_of(words: Sequence[str]) -> Rule:
     """Parse one of our own rules."""
     value = dict(zip(words, words[1:]))
     low, _dummy, high = value["--dport"].partition(":")
-    return Rule(value["-s"].split("/")[0], int(low), int(high or low), value["-p"])
+    return Rule(value["-s"].split("/")[0], int(low), int(high or low))
 
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:

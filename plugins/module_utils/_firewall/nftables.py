@@ -160,7 +160,7 @@ def rule_of(rule: Listed) -> Rule:
 def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
     """nft arguments for one rule at the head of a chain."""
     source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
-    return ["insert", "rule", *chain, *source, rule.proto, "dport", rule.ports(), "accept", "comment", f'"{mark}"']
+    return ["insert", "rule", *chain, *source, "tcp", "dport", rule.ports(), "accept", "comment", f'"{mark}"']
 
 
 def takes(chain: Chain, rule: Rule) -> bool:

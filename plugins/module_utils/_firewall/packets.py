@@ -153,7 +153,7 @@ def _nft_payload(packets: Packets, payload: Mapping[str, Any], right: Any) -> An
         if (protocol == "ip") != (packets.rule.family == 4):
             return False
         if field in ("protocol", "nexthdr"):
-            return str(right) in (packets.rule.proto, "6")
+            return str(right) in ("tcp", "6")
         if field in ("saddr", "daddr"):
             return _nft_addresses(packets, str(field), right)
     if field == "dport":
@@ -181,7 +181,7 @@ def _nft_meta(packets: Packets, key: str, right: Any) -> Answer:
     if key in ("iifname", "iif"):
         return arrives_on(packets, str(right))
     if key == "l4proto":
-        return str(right) in (packets.rule.proto, "6")
+        return str(right) in ("tcp", "6")
     if key == "nfproto":
         return str(right) == f"ipv{packets.rule.family}"
     if key == "pkttype":
@@ -229,7 +229,7 @@ def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence
     if flag == "-i":
         return arrives_on(packets, value, "+")
     if flag in ("-p", "--protocol"):
-        return value in (packets.rule.proto, "all", "6")
+        return value in ("tcp", "all", "6")
     if flag in ("--dport", "--dports"):
         pairs = re.findall(r"(\d+)(?::(\d+))?", value)
         return any_of([ports_in(packets, int(low), int(high or low)) for low, high in pairs]) if pairs else None

@@ -25,12 +25,11 @@ class Forbidden(FirewallError):
 
 
 class Rule(NamedTuple):
-    """One peer may open connections to one range of our ports."""
+    """One peer may open TCP connections to one range of our ports."""
 
     peer: str
     low: int
     high: int
-    proto: str = "tcp"
 
     @property
     def family(self) -> int:
@@ -40,7 +39,7 @@ class Rule(NamedTuple):
         return str(self.low) if self.low == self.high else f"{self.low}{separator}{self.high}"
 
     def text(self) -> str:
-        return f"{self.proto} from {self.peer} to port {self.ports()}"
+        return f"tcp from {self.peer} to port {self.ports()}"
 
 
 def concerns(line: str, wanted: Sequence[Rule]) -> bool:
@@ -136,11 +135,11 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return result
 
 
-def wanted_rules(peers: Sequence[str], ports: Sequence[int | str], proto: str = "tcp") -> list[Rule]:
+def wanted_rules(peers: Sequence[str], ports: Sequence[int | str]) -> list[Rule]:
     """One rule for every peer and every range of ports, without doubles, in the order of the peers."""
     ranges = merged(port_range(port) for port in ports)
     unique = list(dict.fromkeys(address(peer) for peer in peers))
-    return [Rule(peer, low, high, proto) for peer in unique for low, high in ranges]
+    return [Rule(peer, low, high) for peer in unique for low, high in ranges]
 
 
 def covers(ranges: Iterable[tuple[int, int]], rule: Rule) -> bool:

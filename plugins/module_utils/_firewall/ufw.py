@@ -31,12 +31,12 @@ class Added(NamedTuple):
 
 def spec_of(rule: Rule) -> Spec:
     """The words of a rule, in the order in which ufw shows them."""
-    return ("allow", "from", rule.peer, "to", "any", "port", rule.ports(":"), "proto", rule.proto)
+    return ("allow", "from", rule.peer, "to", "any", "port", rule.ports(":"), "proto", "tcp")
 
 
 def text_of(spec: Spec) -> str:
     """Our rule as a line for people."""
-    return Rule(spec[2], *_ports(spec[6]), spec[8]).text()
+    return Rule(spec[2], *_ports(spec[6])).text()
 
 
 def _ports(text: str) -> tuple[int, int]:
