@@ -96,7 +96,7 @@ served:
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import PATH, VERIFY, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.serving import serve_or_stop
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.share import serve_or_stop
 
 SPEC = {
     **PATH,

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
 from typing import Any, Iterator, NamedTuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
@@ -363,12 +362,3 @@ def sweep_parts(folder: str) -> None:
             if name.startswith(".") and name.endswith((".part", ".part.etag")):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(root, name))
-
-
-def remove_tree(path: str) -> None:
-    """Remove a folder or file of any kind; it may be missing."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
