@@ -54,7 +54,7 @@ def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
 
 
 def _target(words: Sequence[str]) -> str:
-    """A rule's target; nothing for a rule that only counts."""
+    """A rule's target; empty if it only counts."""
     return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
 
 

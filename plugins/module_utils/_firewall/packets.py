@@ -48,7 +48,7 @@ def nic_towards(peer: str, run: Run) -> str:
 
 
 def foreign(name: str) -> bool:
-    """Whether a table or chain is kept by another program."""
+    """Whether another program maintains a table or chain."""
     return bool(FOREIGN.match(name))
 
 
@@ -92,7 +92,7 @@ def address_in(address: str, network: str) -> Answer:
 
 
 def arrives_on(packets: Packets, pattern: str, wild: str = "*") -> Answer:
-    """Whether they come in by an interface of this name, or one that begins so."""
+    """Whether they arrive on an interface with this name, or with this beginning of a name."""
     if not packets.nic:
         return False if pattern == "lo" else None
     if pattern.endswith(wild):
@@ -114,7 +114,7 @@ def nft_match(packets: Packets, match: Mapping[str, Any], sets: Mapping[str, Any
 
 
 def nft_holds(packets: Packets, left: Any, right: Any, sets: Mapping[str, Any]) -> Answer:
-    """Whether what the left side means of these packets is (in) the right side."""
+    """Whether the left side's value for these packets equals the right side, or is in it."""
     if not isinstance(left, dict):
         return None
     if isinstance(right, str) and right.startswith("@"):
@@ -221,7 +221,7 @@ def iptables_rule(packets: Packets, words: Sequence[str]) -> Answer:
 
 
 def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence[str]) -> Any:
-    """The answer to one condition, "" for a word that is none."""
+    """The answer to one condition; "" if the word is none."""
     if flag == "-s":
         return source_in(packets, value)
     if flag == "-d":
@@ -240,6 +240,6 @@ def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence
     if flag == "--dst-type":
         return "LOCAL" in value.split(",")
     if flag == "--match-set" and foreign(value):
-        return False  # whom another program bans is that program's affair
-    # A limit, a mark, a set of addresses and whatever else there is: it may be met.
+        return False  # another program's bans are reported, not judged
+    # Anything else, such as a limit, a mark or a set of addresses, may be met.
     return ""

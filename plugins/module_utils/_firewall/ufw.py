@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ufw: its own rules, prepended so that they come before the owner's denials; ufw itself keeps them over a reboot."""
+"""ufw: rules of its own kind, prepended to the owner's denials; ufw keeps them across reboots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Spec = Tuple[str, ...]
 
 
 class Added(NamedTuple):
-    """A rule as `ufw show added` tells it; jobs is None for a rule that is not ours."""
+    """A rule of `ufw show added`; jobs is None if it is not ours."""
 
     spec: Spec
     jobs: set[str] | None
@@ -62,7 +62,7 @@ def parse_added(text: str) -> dict[Spec, Added]:
 
 
 def comment_of(jobs: set[str]) -> str:
-    """ufw holds a rule only once, so jobs that want the same one share its comment."""
+    """The comment of a rule, which all jobs share that want it, because ufw holds a rule only once."""
     return MARK + ",".join(sorted(jobs))
 
 
@@ -80,7 +80,7 @@ class Ufw(FirewallBackend):
         if "Status: active" not in status:
             return False
         default = re.search(r"^Default: (\w+) \(incoming\)", status, re.M)
-        # The shown rules say only what the owner added; a default of allow with no denial lets everybody in.
+        # With a default of allow, only the owner's denials can block.
         return not default or default.group(1) != "allow" or any(concerns(line, wanted) for line in self._denials())
 
     def _denials(self) -> list[str]:
@@ -99,7 +99,7 @@ class Ufw(FirewallBackend):
         added = parse_added(self.tool("ufw", "show", "added"))
         job = self.mark[len(MARK) :]
         mine = [entry.spec for entry in added.values() if entry.jobs and job in entry.jobs]
-        # A rule of the owner's with the same words serves as well, and must not be taken away later.
+        # The owner's own rule with the same words serves too, and must not be removed later.
         specs = [spec for spec in map(spec_of, wanted) if spec not in added or added[spec].jobs is not None]
         steps = [self._join(added, spec, job) for spec in reversed(specs) if spec not in mine]
         steps += [self._leave(added[spec], job) for spec in mine if spec not in specs]
