@@ -222,7 +222,7 @@ def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallReques
         unseen = [
             one
             for name, one in backends.items()
-            if name in names and one.packet_filter and one.there(one.packet_filter)
+            if name in names and one.packet_filter and one.has_program(one.packet_filter)
         ]
         if unseen and request.present:
             result.if_closed = [step.shown() for step in unseen[0].suggested(request.wanted, True)]

@@ -84,7 +84,7 @@ class FirewallBackend(ABC):
         kind = Forbidden if any(text in words.lower() for text in DENIED) else FirewallError
         raise kind(f"{self.name}: `{' '.join(argv)}` failed: {words}")
 
-    def there(self, program: str) -> bool:
+    def has_program(self, program: str) -> bool:
         """Whether a program is installed."""
         return self.run([program, "--version"])[0] != 127
 

@@ -58,7 +58,7 @@ def _target(words: Sequence[str]) -> str:
     return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
 
 
-def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
+def dropping_lines(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
     """The lines of `iptables -S` that may drop one of these packets on its way through INPUT.
 
     Skips chains of other programs, or with `of_others` counts only those.
@@ -70,13 +70,15 @@ def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -
             lines.setdefault(words[1], []).extend([line] if words[0] == "-A" else [])
     found: list[str] = []
     for one in packets:
-        found += [line for line in _ends("INPUT", lines, one, set(), of_others) if line not in found]
+        found += [line for line in _dropping_in("INPUT", lines, one, set(), of_others) if line not in found]
     if packets and not of_others:
         found += re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
     return found
 
 
-def _ends(chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool) -> list[str]:
+def _dropping_in(
+    chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool
+) -> list[str]:
     seen.add(chain)
     found: list[str] = []
     for line in lines.get(chain, []):
@@ -86,7 +88,7 @@ def _ends(chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[s
             continue
         if target in lines:
             if target not in seen and (of_others or not foreign(target)):
-                found += _ends(target, lines, packets, seen, of_others)
+                found += _dropping_in(target, lines, packets, seen, of_others)
         elif target not in HARMLESS and foreign(chain) is of_others:
             found.append(line)
     return found
@@ -149,12 +151,12 @@ class Iptables(FirewallBackend):
             old = [family for family in LEGACY if re.search(r"^-A|^-P INPUT (?!ACCEPT)", self._listing(family), re.M)]
         return [*FAMILIES, *old]
 
-    def _ends(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
+    def _dropping_lines(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
         mine = [rule for rule in wanted if rule.family == family.version]
-        return ends_of(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
+        return dropping_lines(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
 
     def in_force(self, wanted: Sequence[Rule]) -> bool:
-        return any(self._ends(family, wanted) for family in self._families())
+        return any(self._dropping_lines(family, wanted) for family in self._families())
 
     def names(self, known: Sequence[str]) -> set[str]:
         listings = [self._listing(family) for family in self._families()]
@@ -178,7 +180,7 @@ class Iptables(FirewallBackend):
 
     def _family_change(self, family: Family, wanted: Sequence[Rule]) -> Change:
         listing = self._listing(family)
-        if not ends_of(listing, packets_of(wanted, self.run)):
+        if not dropping_lines(listing, packets_of(wanted, self.run)):
             wanted = []
         mine = own_rules(listing, self.mark)
         present = [rule_of(words) for words in mine]
@@ -218,13 +220,15 @@ class Iptables(FirewallBackend):
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         found: list[str] = []
         for family in self._families():
-            ends = self._ends(family, wanted)
-            found += [line for line in ends if not line.startswith("-P")] or ends
+            drops = self._dropping_lines(family, wanted)
+            found += [line for line in drops if not line.startswith("-P")] or drops
         return found
 
     def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
         return [
-            f"iptables {line}" for family in self._families() for line in self._ends(family, wanted, of_others=True)
+            f"iptables {line}"
+            for family in self._families()
+            for line in self._dropping_lines(family, wanted, of_others=True)
         ]
 
     def suspected(self) -> bool:

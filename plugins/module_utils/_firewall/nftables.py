@@ -86,9 +86,9 @@ class Ruleset:
         """The base chains that may drop one of these packets, of the owner's rule set or of other programs."""
         inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet") and foreign(key[1]) is of_others]
         chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
-        return [key for key in chains if any(self._ends(key, one) for one in packets)]
+        return [key for key in chains if any(self._may_drop(key, one) for one in packets)]
 
-    def _ends(self, chain: Chain, packets: Packets) -> bool:
+    def _may_drop(self, chain: Chain, packets: Packets) -> bool:
         if not takes(chain, packets.rule):
             return False
         return self.base[chain].get("policy") == "drop" or self._drops(chain, packets, set())
@@ -181,7 +181,7 @@ class Nftables(FirewallBackend):
     packet_filter = "nft"
 
     def _ruleset(self) -> Ruleset:
-        text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
+        text = self.tool("nft", "-j", "list", "ruleset") if self.has_program("nft") else ""
         # Tables in iptables' format that it cannot handle, or without iptables installed, count as native.
         return Ruleset(text, all(self._sees(tool) for tool in ("iptables", "ip6tables")))
 
@@ -255,7 +255,7 @@ class Nftables(FirewallBackend):
         chains = chain_lines(self.tool("nft", "list", "ruleset"))
         found = []
         for chain in self._ruleset().blocking(packets_of(wanted, self.run)):
-            lines = [line for line in ends(chain, chains, set()) if concerns(line, wanted)]
+            lines = [line for line in dropping_lines(chain, chains, set()) if concerns(line, wanted)]
             policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
             found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
         return found
@@ -297,7 +297,7 @@ def chain_lines(text: str) -> dict[Chain, list[str]]:
     return found
 
 
-def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
+def dropping_lines(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
     """The rules that drop a packet, in a chain and those it jumps to."""
     seen.add(chain)
     found = []
@@ -306,7 +306,7 @@ def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list
         if re.search(r"\b(drop|reject|queue)\b", line) and not line.startswith("type "):
             found.append(line)
         for target in further:
-            found += ends(target, chains, seen) if target not in seen else []
+            found += dropping_lines(target, chains, seen) if target not in seen else []
     return found
 
 

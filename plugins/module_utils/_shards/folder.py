@@ -127,12 +127,12 @@ def save_manifest(folder: str, manifest: Manifest) -> None:
 class Digests:
     """Digests of a folder's files, valid while size, time and inode do not change."""
 
-    def __init__(self, folder: str, believe: bool = True) -> None:
+    def __init__(self, folder: str, use_stored: bool = True) -> None:
         self.folder = folder
         self.hashed_bytes = 0
         self._known: dict[str, Remembered] = {}
         self._dirty = False
-        if believe:
+        if use_stored:
             self._known = remembered(read_object(os.path.join(folder, DIGESTS)))
 
     def of(self, path: str) -> ManifestEntry | None:

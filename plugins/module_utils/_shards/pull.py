@@ -107,7 +107,7 @@ class Swarm:
         known = self._have.get(peer, {}).get(entry.path)
         return known is not None and known["sha256"] == entry.sha256 and (peer, entry.path) not in self._wrong
 
-    def heard(self, peer: ShardPeer, files: dict[str, Offered]) -> None:
+    def note_offers(self, peer: ShardPeer, files: dict[str, Offered]) -> None:
         """A peer listed its files; any news means that the swarm is alive."""
         with self.lock:
             if set(files) != set(self._have.get(peer, {})):
@@ -115,19 +115,19 @@ class Swarm:
             self._have[peer] = files
             self._failures[peer] = 0
 
-    def moves(self) -> None:
+    def note_progress(self) -> None:
         """Bytes have arrived."""
         with self.lock:
             self._last_progress = time.monotonic()
 
-    def finished(self, transfer: Transfer) -> None:
+    def note_arrival(self, transfer: Transfer) -> None:
         with self.lock:
             self._busy.discard(transfer.entry.path)
             self.todo.pop(transfer.entry.path, None)
             self.pulled[transfer.peer.host] = self.pulled.get(transfer.peer.host, 0) + transfer.entry.bytes
             self._last_progress = time.monotonic()
 
-    def gave_up(self, transfer: Transfer, why: Exception) -> None:
+    def note_failure(self, transfer: Transfer, why: Exception) -> None:
         """Let somebody else try: another peer, or this one a little later."""
         with self.lock:
             self._busy.discard(transfer.entry.path)
@@ -138,9 +138,9 @@ class Swarm:
                 self._wrong.add((transfer.peer, transfer.entry.path))
                 self.trouble[transfer.peer.host] = str(why)
             else:
-                self.unreachable(transfer.peer, why)
+                self.note_unreachable(transfer.peer, why)
 
-    def unreachable(self, peer: ShardPeer, why: Exception) -> None:
+    def note_unreachable(self, peer: ShardPeer, why: Exception) -> None:
         with self.lock:
             self._failures[peer] = self._failures.get(peer, 0) + 1
             pause = min(LONGEST_PAUSE_SECONDS, 0.2 * 2 ** self._failures[peer])
@@ -229,9 +229,9 @@ class Puller(NamedTuple):
 
         def ask(peer: ShardPeer) -> None:
             try:
-                swarm.heard(peer, self._have(peer))
+                swarm.note_offers(peer, self._have(peer))
             except Exception as why:  # a peer may answer anything
-                swarm.unreachable(peer, why)
+                swarm.note_unreachable(peer, why)
 
         threads = [
             threading.Thread(target=ask, args=(peer,), daemon=True) for peer in self.peers if swarm.may_ask(peer)
@@ -268,12 +268,12 @@ class Puller(NamedTuple):
                 continue
             try:
                 self._fetch(swarm, transfer)
-                swarm.finished(transfer)
+                swarm.note_arrival(transfer)
             except (BusyError, WrongBytesError, http.client.HTTPException, ConnectionError, socket.timeout) as why:
-                swarm.gave_up(transfer, why)
+                swarm.note_failure(transfer, why)
             except OSError as why:
                 if why.filename is None and not _is_about_disk(why):
-                    swarm.gave_up(transfer, why)
+                    swarm.note_failure(transfer, why)
                 else:
                     swarm.failure = why
             except Exception as why:
@@ -318,7 +318,7 @@ class Puller(NamedTuple):
                 file.write(chunk)
                 digest.update(chunk)
                 left -= len(chunk)
-                swarm.moves()
+                swarm.note_progress()
 
     def _what_is_missing(self, swarm: Swarm) -> str:
         names = sorted(swarm.todo)

@@ -74,10 +74,10 @@ class ServedFiles:
             }
 
     def take_slot(self, path: str, believed: str) -> bool:
-        """Limit parallel transfers; those who wait soon find the file at hosts already served.
+        """Limit parallel transfers; peers that wait soon find the file on hosts already served.
 
-        A peer says how often it believes this file to have left already; if that is old news, it has to look again who
-        else has it by now. So it is nearly always another host that a file comes from the third time.
+        A peer sends how often it believes this file was served. If that is outdated, it must first ask again who else has
+        the file, so a third copy nearly always comes from another host.
         """
         with self._lock:
             self.last_asked = time.monotonic()

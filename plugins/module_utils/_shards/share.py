@@ -224,7 +224,7 @@ def _know_digests(request: ShardsRequest) -> None:
     """Hash changed files, so that the server offers everything valid from the start."""
     wanted = entries(request.manifest or load_manifest(request.path) or {})
     with writing(request.path, request.host):
-        digests = Digests(request.path, believe=not request.full)
+        digests = Digests(request.path, use_stored=not request.full)
         compare(wanted, digests)
         digests.save()
 

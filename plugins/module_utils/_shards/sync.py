@@ -59,7 +59,7 @@ def make_manifest(request: ShardsRequest) -> ShardsOutcome:
     if not names:
         outcome.msg = f"{request.path} holds no files yet"
         return outcome
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     found = [entry for entry in (digests.of(name) for name in names) if entry]
     made = manifest_of(request.id or os.path.basename(request.path), request.layout, found)
     outcome.manifest, outcome.after = made, listing(made)
@@ -182,7 +182,7 @@ def fetch(request: ShardsRequest) -> ShardsOutcome:
     names = collection.names()
     kept = request.manifest or load_manifest(request.path)
     expected = {one.path: one.sha256 for one in entries(kept)} if kept else {}
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     for name in names:
         problem = _problem(request.path, name, digests, expected.get(name))
         if problem:
@@ -232,7 +232,7 @@ def sync(request: ShardsRequest) -> ShardsOutcome:
     kept = load_manifest(request.path)
     if not request.check:
         make_folder(request.path, request.host)
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     states = compare(wanted, digests)
     lacking = [one for one in states if one.state != "ok"]
     _describe(request, outcome, states, lacking)
@@ -311,7 +311,7 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
 
 
 def _require_right(request: ShardsRequest, wanted: list[ManifestEntry]) -> None:
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     wrong = [one for one in compare(wanted, digests) if one.state != "ok"]
     digests.save()
     if wrong:

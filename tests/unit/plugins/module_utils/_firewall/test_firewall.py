@@ -251,7 +251,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
     ],
 )
 def test_field_30_iptables_blocks_only_where_the_peers_packets_may_end(listing, blocks):
-    assert bool(iptables.ends_of(listing, [PACKETS])) is blocks
+    assert bool(iptables.dropping_lines(listing, [PACKETS])) is blocks
 
 
 def test_field_30_a_ban_of_fail2bans_is_told_and_left_alone():
@@ -784,7 +784,7 @@ def test_a_new_backend_is_one_class(monkeypatch):
         writes = ("iptables",)
 
         def in_force(self, wanted):
-            return self.there("gate")
+            return self.has_program("gate")
 
         def lines(self):
             return self.tool("gate", "list").split()
