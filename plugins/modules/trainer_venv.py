@@ -129,7 +129,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
     before = words(venv.stamp(), "requirements")
     state, found = venv.look()
-    is_ready = venv.is_ready(state, found)
+    is_ready = state == "ready"
     if not is_ready and not module.check_mode:
         venv.build(state)
         found = venv.packages()

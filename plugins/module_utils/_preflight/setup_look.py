@@ -105,7 +105,7 @@ def venv_seen(wanted: VenvSpec, python: str, minimum: str, run: Run, find: Calla
         state, found = venv.look()
     except VenvError:
         return {"ready": False}
-    if found is None or not venv.is_ready(state, found):
+    if found is None or state != "ready":
         return {"ready": False}
     packages = found["packages"]
     return {

@@ -123,13 +123,15 @@ class Venv:
         return "foreign" if is_foreign else "broken"
 
     def look(self) -> tuple[str, Installed | None]:
-        """The state (absent, ready, other, broken, foreign or occupied), and the content of a usable environment.
+        """The state (absent, ready, other, broken, foreign or occupied), and the content of a readable environment.
 
+        ready: usable as it is, ours or somebody else's with the packages.
         other: finished, but for other requirements, or a package was removed or replaced since.
         """
         place = self.place()
         if place == "foreign":
-            return place, self.packages()
+            found = self.packages()
+            return "foreign" if self.lacking(found["packages"]) else "ready", found
         if place != "made":
             return place, None
         try:
@@ -148,10 +150,6 @@ class Venv:
         if found.get("damaged"):
             return "broken"
         return "other" if self.lacking(found["packages"]) else "ready"
-
-    def is_ready(self, state: str, found: Installed | None) -> bool:
-        """Whether it can be used as it is; so can somebody else's if it has the packages."""
-        return state == "ready" or (state == "foreign" and found is not None and not self.lacking(found["packages"]))
 
     def _looks_like_venv(self) -> bool:
         return any(os.path.exists(os.path.join(self.wanted.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
