@@ -106,7 +106,7 @@ responder:
       description: The clock tick at which it started.
       type: int
 holders:
-  description: Who holds the rendezvous port, each with port, address, user, pid, command, marker and run.
+  description: Processes that hold the rendezvous port, each with port, address, user, pid, command, marker and run.
   type: list
   elements: dict
   returned: with O(state=started)

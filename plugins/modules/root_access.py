@@ -26,7 +26,7 @@ attributes:
     description: It runs one command over the connection and copies no module to the host.
     support: full
   become:
-    description: That is what it is about.
+    description: The task's become settings are tested.
     support: full
 seealso:
   - module: nanochat.ddp.host_info
