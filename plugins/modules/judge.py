@@ -12,26 +12,26 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Runs on the controller and asks no host anything. It judges what the tasks of all hosts registered; use it with C(run_once).
-  - Missing evidence of a host is an error, never "nothing found".
+  - Runs on the controller and contacts no host. It judges the registered results of all hosts' tasks; use it with C(run_once).
+  - A host's missing evidence is an error, never "nothing found".
 options:
   of:
     description:
       - V(settings) reads the variables C(ddp_*) of the hosts, refuses wrong ones and returns RV(controller).
       - V(questions) does the same and returns the options of M(nanochat.ddp.host_info) for each host.
-      - V(plan) computes the one document that every later step of a job reads, from the settings and from the facts C(ddp_probe), which are
-        what M(nanochat.ddp.host_info) returned. It holds the world, the rank of each host, addresses, ports and interfaces, threads and the
-        batch, the counted parameters, and the exact command and environment of every rank. It refuses what cannot work before anything is
-        touched, and names every problem at once.
-      - V(setup) says, from what M(nanochat.ddp.setup_info) returned, which steps have nothing to bring to any host.
-      - V(sameness) fails where hosts have different trainers, packages or data. Ranks of different versions would disagree, so all hosts need
+      - V(plan) computes the one document that every later step of a job reads, from the settings and the facts C(ddp_probe), the result of
+        M(nanochat.ddp.host_info). It contains the world size, each host's rank, addresses, ports and interfaces, threads and the batch, the
+        number of parameters, and the exact command and environment of every rank. It refuses everything that cannot work before anything is
+        changed, and names all problems at once.
+      - V(setup) decides from the results of M(nanochat.ddp.setup_info) which steps have nothing to do on any host.
+      - V(sameness) fails if hosts have different trainers, packages or data. Ranks of different versions would disagree, so all hosts need
         the same trainer files, the same torch, with the same Python the same packages, and the same shards with the same tokenizer.
-      - V(preflight) makes findings of what was tried between the hosts, each with a stable code, its severity, what was seen, why it matters
-        and what to do; predicts the speed of one host and of all where a training step and the links were measured; shows all this, and
-        fails where a finding stands against a start.
-      - V(launch) decides from what M(nanochat.ddp.run_info) returned whether the run is left alone or started. A run lives or ends as a whole.
-      - V(verdict) names, from what M(nanochat.ddp.doctor_info) returned, why a run is stuck or died. A host that cannot be reached, one that
-        did not answer in time and one on which collecting failed are distinguished.
+      - V(preflight) turns the tests between the hosts into findings, each with a stable code, its severity, what was seen, why it matters
+        and what to do; predicts the speed of one host and of all if a training step and the links were measured; prints all this, and
+        fails if a finding prevents a start.
+      - V(launch) decides from the results of M(nanochat.ddp.run_info) whether the run is left alone or started, always on all hosts.
+      - V(verdict) finds from the results of M(nanochat.ddp.doctor_info) why a run is stuck or died. It distinguishes hosts that are
+        unreachable, that did not answer in time, and on which collecting failed.
     type: str
     choices: [settings, questions, plan, setup, sameness, launch, preflight, verdict]
     required: true
@@ -43,7 +43,7 @@ options:
     elements: str
   tolerant:
     description:
-      - Return what stands in the way of a start as findings, and take hosts without a probe. Enough to see a run and to stop it.
+      - Return obstacles to a start as findings, and accept hosts without a probe. Suffices to inspect and stop a run.
       - Invalid settings are still rejected. With O(of=questions) and O(of=plan).
     type: bool
     default: false
@@ -52,39 +52,39 @@ options:
     type: dict
   evidence:
     description:
-      - For each host of the plan the registered result of the module that O(of) names, whatever became of the task there.
-      - With O(of=preflight) what its tasks registered, by C(probe), C(firewall), C(answering), C(links), C(manifest), C(files), C(gloo),
-        C(step) and C(measured), as far as it was tried. What is there of one host and missing of another one is an error.
+      - For each host of the plan, the registered result of the module for O(of), even of a failed task.
+      - With O(of=preflight), the results that its tasks registered, by C(probe), C(firewall), C(answering), C(links), C(manifest), C(files),
+        C(gloo), C(step) and C(measured). Results of one host that another host lacks are an error.
       - Required with O(of=setup), O(of=preflight), O(of=launch) and O(of=verdict).
     type: dict
   files:
-    description: For every host what M(nanochat.ddp.trainer_files) returned. With O(of=sameness).
+    description: For every host, the result of M(nanochat.ddp.trainer_files). With O(of=sameness).
     type: dict
   venv:
-    description: For every host what M(nanochat.ddp.trainer_venv) returned. With O(of=sameness).
+    description: For every host, the result of M(nanochat.ddp.trainer_venv). With O(of=sameness).
     type: dict
   data:
-    description: For every host what M(nanochat.ddp.shard_folder) returned with the links of the run. With O(of=sameness).
+    description: For every host, the result of M(nanochat.ddp.shard_folder) with the run's links. With O(of=sameness).
     type: dict
   master:
     description: The host with which the others are compared; by default the first of O(hosts). With O(of=sameness).
     type: str
   probes:
-    description: For every host what M(nanochat.ddp.host_info) returned as C(probe), where the evidence does not have it. With O(of=preflight).
+    description: For every host, C(probe) of the result of M(nanochat.ddp.host_info), if it is not in the evidence. With O(of=preflight).
     type: dict
     default: {}
   plan_findings:
-    description: What the plan itself found. With O(of=preflight).
+    description: The findings of the plan. With O(of=preflight).
     type: list
     elements: dict
     default: []
   before_network:
     description:
-      - Whether the step that opens the firewalls is still to come. Closed ports that it will open are then no error. With O(of=preflight).
+      - Whether the step that opens the firewalls has not run yet. Closed ports that it will open are then not an error. With O(of=preflight).
     type: bool
     default: false
   rehearsal:
-    description: Whether the trainer and the data are on the hosts by now and have to be the same. With O(of=preflight).
+    description: Whether the trainer and the data are already on the hosts and must be the same. With O(of=preflight).
     type: bool
     default: false
   running:
@@ -114,12 +114,12 @@ options:
     default: []
   measured:
     description:
-      - For each host the measurements of a rehearsal of this job, which a second plan goes by (O(of=plan)). Without them the last ones count
-        that the host kept, as C(ddp_probe) has them.
+      - For each host, the measurements of a rehearsal of this job, on which a second plan is based (O(of=plan)). By default the host's last
+        measurements in C(ddp_probe).
     type: dict
   show:
     description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(budget) is only the table of the
-      models that fit a budget.
+      models within a budget.
     type: str
     choices: [text, json, none, budget]
   file:
@@ -207,7 +207,7 @@ plan:
     world: 2
     master: {host: desktop, address: 192.168.1.10, port: 29500}
 ranks:
-  description: The rank of each host, which is its place among the plan's nodes.
+  description: The rank of each host, its index in the plan's nodes.
   returned: success and O(of=plan)
   type: dict
   sample: {desktop: 0, laptop: 1}
@@ -224,17 +224,17 @@ so_far:
   type: dict
   sample: {running: false, done: false}
 problems:
-  description: What stands in the way, as findings.
+  description: The obstacles, as findings.
   returned: failure and O(of=settings), O(of=questions) or O(of=plan)
   type: list
   elements: dict
   sample: [{code: setting-refused, severity: error, host: '', peer: null, seen: ddp_depth is "x" on every host; it must be an integer of at least 1}]
 trainer:
-  description: Whether every host has the trainer's files and packages, the same as all others.
+  description: Whether every host has the trainer's files and packages, the same on all.
   returned: success and O(of=setup)
   type: bool
 data:
-  description: Whether every host has the whole data set, the same as all others, and the run reads exactly that.
+  description: Whether every host has the whole data set, the same on all, and the run reads exactly that.
   returned: success and O(of=setup)
   type: bool
 run:
@@ -244,13 +244,13 @@ run:
   sample: d4
 decided:
   description: >-
-    For each value that the settings may leave open its C(value), who decided it in C(by) (V(user), V(profile), V(default), V(stage), V(trainer),
-    V(hosts), V(measured) or V(resumed run)), and C(why) where that is not plain.
+    For each value that the settings may leave open, its C(value), who decided it in C(by) (V(user), V(profile), V(default), V(stage), V(trainer),
+    V(hosts), V(measured) or V(resumed run)), and C(why) if that is not obvious.
   returned: success and O(of=plan)
   type: dict
   sample: {sync: {value: int8, by: measured, why: ''}, iterations: {value: 100, by: user, why: ''}}
 findings:
-  description: What is worth knowing about the plan, or what was tried, errors first.
+  description: Findings about the plan or the tests, errors first.
   returned: O(of=plan) or O(of=preflight)
   type: list
   elements: dict
@@ -297,7 +297,7 @@ verdict:
   type: dict
   sample: {code: rank-frozen, severity: error, host: laptop, seen: rank 1 (laptop) is stopped (process 4711 is in state T)., remedy: ''}
 evidence:
-  description: The lines that the verdict rests on.
+  description: The lines on which the verdict is based.
   returned: success and O(of=verdict)
   type: list
   elements: str
@@ -306,7 +306,7 @@ text:
   returned: success and O(of=plan) or O(of=verdict)
   type: str
 msg:
-  description: What stands against it, or which hosts differ and in what.
+  description: The obstacles, or which hosts differ and in what.
   returned: failure
   type: str
 """
