@@ -58,6 +58,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.manifest = describe(folder)
         state = shard_share.start(server_settings(folder))
         self.pid = state["pid"]
         self.peer = ShardPeer(folder.name, "127.0.0.1", state["port"])

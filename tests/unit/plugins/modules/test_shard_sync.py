@@ -21,10 +21,7 @@ ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl",
 
 @pytest.fixture
 def master(tmp_path):
-    fill(tmp_path / "master")
-    manifest = describe(tmp_path / "master")
-    host = Host(tmp_path / "master")
-    host.manifest = manifest  # type: ignore[attr-defined]
+    host = Host(fill(tmp_path / "master"))
     yield host
     host.stop()
 

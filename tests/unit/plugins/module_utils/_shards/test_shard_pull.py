@@ -24,7 +24,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import (
     SECRET,
     Host,
     all_at_once,
-    describe,
     fill,
     parquet,
     server_settings,
@@ -48,10 +47,7 @@ def hosts(tmp_path):
 @pytest.fixture
 def master(tmp_path, hosts):
     fill(tmp_path / "master", shards=4)
-    manifest = describe(tmp_path / "master")
-    host = hosts("master")[0]
-    host.manifest = manifest
-    return host
+    return hosts("master")[0]
 
 
 def same(one: Path, other: Path) -> bool:
@@ -117,15 +113,14 @@ def test_three_hosts_end_up_alike(master, hosts):
 
 def test_no_source_sends_everything_to_everyone(tmp_path, hosts):
     fill(tmp_path / "first", shards=10, size=300_000)
-    manifest = describe(tmp_path / "first")
     first = hosts("first")[0]
     others = hosts("b", "c", "d", "e", "f")
     everyone = [host.peer for host in [first, *others]]
 
-    raised = all_at_once([lambda host=host: host.pull(manifest, everyone) for host in others])
+    raised = all_at_once([lambda host=host: host.pull(first.manifest, everyone) for host in others])
 
     assert raised == []
-    total = sum(one.bytes for one in entries(manifest))  # type: ignore[misc]
+    total = sum(one.bytes for one in entries(first.manifest))  # type: ignore[misc]
     sent = {host.folder.name: sum(host.stop().values()) for host in [first, *others]}
     assert sum(sent.values()) == pytest.approx(total * len(others), rel=0.05)
     # Without handing on, the first would send five times the data set, and the others nothing.
@@ -149,12 +144,11 @@ def test_cut_transfer_goes_on_where_it_ended_and_begins_again_if_that_was_wrong(
 def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
     fill(tmp_path / "first")
     (tmp_path / "first/tokenizer/token_bytes.pt").write_bytes(b"")
-    manifest = describe(tmp_path / "first")
     first, other = hosts("first", "b")
-    entry = entries(manifest)[0]
+    entry = entries(first.manifest)[0]
     Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 90_000)
 
-    other.pull(manifest, [first.peer])
+    other.pull(first.manifest, [first.peer])
 
     assert same(first.folder, other.folder)
 
