@@ -93,7 +93,7 @@ class Story(_Named):
         self._begun = time.monotonic()
         atexit.register(self._at_exit)
 
-    def _takes(self, msg: str, color: str | None) -> bool:
+    def _show_in_step(self, msg: str, color: str | None) -> bool:
         """Show other plugins' output under the current step."""
         if self._terminal.quiet or self._steps.current is None:
             return False
@@ -106,7 +106,7 @@ class Story(_Named):
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Nothing to show yet."""
-        self._terminal.guard(self._takes)
+        self._terminal.guard(self._show_in_step)
         if self._checking:
             self._terminal.say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
 

@@ -103,16 +103,12 @@ class Ruleset:
         for part in parts:
             if "match" in part and nft_match(packets, part["match"], sets) is False:
                 return False
-            if "vmap" in part:
-                if any(
-                    self._verdict(chain, verdict, packets, seen) for verdict in self._met(chain, part["vmap"], packets)
-                ):
-                    return True
-            elif self._verdict(chain, part, packets, seen):
+            verdicts = self._reachable(chain, part["vmap"], packets) if "vmap" in part else [part]
+            if any(self._verdict(chain, verdict, packets, seen) for verdict in verdicts):
                 return True
         return False
 
-    def _met(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
+    def _reachable(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
         """The verdicts of a map that these packets may reach."""
         data = vmap.get("data")
         pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])

@@ -251,12 +251,12 @@ def make_folder(folder: str, host: str) -> None:
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
     except OSError as why:
-        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_who_may(folder)}") from why
+        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_access_hint(folder)}") from why
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ShardsError(f"{host}: {folder} cannot be written by this user; {_who_may(folder)}")
+        raise ShardsError(f"{host}: {folder} cannot be written by this user; {_access_hint(folder)}")
 
 
-def _who_may(folder: str) -> str:
+def _access_hint(folder: str) -> str:
     return f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
 
 

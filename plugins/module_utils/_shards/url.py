@@ -128,7 +128,7 @@ class Download:
         except (OSError, http.client.HTTPException, UrlError) as why:
             if isinstance(why, OSError) and str(why.filename or "").startswith(self.path):
                 raise
-            raise PassingError(_said(why)) from why
+            raise PassingError(_error_text(why)) from why
         return self._check(size, expected or sha256)
 
     def _require_complete(self, why: urllib.error.HTTPError, begin: int) -> None:
@@ -219,6 +219,6 @@ def _write(file: Any, chunk: bytes, path: str) -> None:
         raise OSError(why.errno, why.strerror, path) from why
 
 
-def _said(why: BaseException) -> str:
+def _error_text(why: BaseException) -> str:
     reason = getattr(why, "reason", None)
     return str(reason if reason is not None else why) or type(why).__name__

@@ -34,11 +34,11 @@ def _script_problems(name: str, script: str, flags: Sequence[str]) -> Sequence[s
         ast.parse(script)
     except (SyntaxError, ValueError) as error:
         return [f"has a {name} that is not valid Python ({error})"]
-    unknown = [flag for flag in flags if not _names(script, flag)]
+    unknown = [flag for flag in flags if not _mentions(script, flag)]
     return [f"has a {name} without {', '.join(unknown)}"] if unknown else []
 
 
-def _names(script: str, flag: str) -> bool:
+def _mentions(script: str, flag: str) -> bool:
     """Whether a script contains a flag in any spelling, because some build their flags in a loop."""
     words = flag.lstrip("-").split("-")
     return re.search(r"(?<![\w-])(--)?" + "[-_]".join(map(re.escape, words)) + r"(?![\w-])", script) is not None

@@ -70,7 +70,7 @@ def find_interpreter(
             if wanted:
                 seen.append(f"{wanted} does not exist or does not run")
             continue
-        if found.version[:2] >= numbers(minimum):
+        if found.version[:2] >= version_numbers(minimum):
             return found
         seen.append(f"{name} is {'.'.join(map(str, found.version))}")
     what = "; ".join(dict.fromkeys(seen)) or "no python3 was found"
@@ -104,7 +104,7 @@ def ask_interpreter(run: Run, path: str) -> HostInterpreter | None:
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 

@@ -53,7 +53,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     rc, out, err = run(argv, environ)
     made = sorted(glob.glob(os.path.join(glob.escape(folder), f"cpython-{MADE_PYTHON}.*")))
     if rc != 0 or not made:
-        raise VenvError(refusal(host, folder, err or out), "python")
+        raise VenvError(uv_error_text(host, folder, err or out), "python")
     link = os.path.join(folder, PYTHON_IN_FOLDER.split("/", 1)[0])
     if os.path.lexists(link + ".new"):
         os.unlink(link + ".new")
@@ -78,7 +78,7 @@ def unpack(wheels: str, folder: str, host: str) -> str:
     return tool
 
 
-def refusal(host: str, folder: str, words: str) -> str:
+def uv_error_text(host: str, folder: str, words: str) -> str:
     """Why uv made none, in its words, and what to do."""
     lines = [re.sub(r"^\s*(error|cause|warning): ", "", line).strip() for line in words.splitlines() if line.strip()]
     download = next((line for line in lines if "download" in line and "://" in line), "")

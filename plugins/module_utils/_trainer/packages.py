@@ -26,7 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     HostInterpreter,
     Run,
     VenvError,
-    numbers,
+    version_numbers,
 )
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -69,14 +69,14 @@ def meets(requirement: str, version: str | None) -> bool:
     return pin == version or ("+" not in pin and pin == version.split("+")[0])
 
 
-def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
+def applicable(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
     """Requirements that apply to a Python version; only the marker `python_version` is evaluated, the rest is left to pip."""
     found = []
     for one in requirements:
         marker = re.match(r"(.*?)\s*;\s*python_version\s*(<|>=)\s*['\"](\d+)\.(\d+)['\"]\s*$", one)
         if not marker:
             found.append(one)
-        elif (numbers(minor) >= (int(marker.group(3)), int(marker.group(4)))) == (marker.group(2) == ">="):
+        elif (version_numbers(minor) >= (int(marker.group(3)), int(marker.group(4)))) == (marker.group(2) == ">="):
             found.append(marker.group(1))
     return tuple(found)
 
@@ -284,7 +284,7 @@ def fetch_wheels(wanted: VenvSpec, run: Run, base: HostInterpreter, pip: list[st
         other += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
     argv += ["--dest", fresh, *choose_index(wanted, run, pip, [], other)[1], *other]
     # Include pip for hosts whose Python lacks ensurepip.
-    rc, out, err = run([*argv, *applying(wanted.requirements, target["python"]), "pip"])
+    rc, out, err = run([*argv, *applicable(wanted.requirements, target["python"]), "pip"])
     if rc != 0:
         raise explain(wanted._replace(path=wanted.wheels), base, out + "\n" + err)
     write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wanted, target))

@@ -30,7 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import (
     VenvSpec,
-    applying,
+    applicable,
     check_room,
     choose_index,
     explain,
@@ -95,7 +95,7 @@ class Venv:
         handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
         self.wanted = wanted._replace(
             wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
-            requirements=applying(wanted.requirements, interpreter.minor),
+            requirements=applicable(wanted.requirements, interpreter.minor),
         )
         self.run = run
         self.base = interpreter

@@ -259,8 +259,8 @@ def test_the_index_is_asked_through_pip_s_own_proxy(monkeypatch):
 
 def test_requirements_hold_for_the_python_that_they_name():
     both = ['numpy==2.4.6;python_version>="3.11"', "numpy==2.2.6 ; python_version < '3.11'", "x==1; os_name=='nt'"]
-    assert packages.applying(both, "3.10") == ("numpy==2.2.6", both[2])
-    assert packages.applying(both, "3.14") == ("numpy==2.4.6", both[2])
+    assert packages.applicable(both, "3.10") == ("numpy==2.2.6", both[2])
+    assert packages.applicable(both, "3.14") == ("numpy==2.4.6", both[2])
 
 
 def test_environment_is_named_by_all_that_goes_into_it():
