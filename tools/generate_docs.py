@@ -162,14 +162,14 @@ FIREWALL = "plugins/module_utils/_firewall"
 def every_firewall() -> str:
     """plugins/module_utils/_firewall/every.py: Ansible brings to a host only files that are imported by name."""
     files = sorted(
-        path.stem for path in (ROOT / FIREWALL).glob("*.py") if "(Backend):" in path.read_text(encoding="utf-8")
+        path.stem for path in (ROOT / FIREWALL).glob("*.py") if "(FirewallBackend):" in path.read_text(encoding="utf-8")
     )
     package = f"ansible_collections.nanochat.ddp.{FIREWALL.replace('/', '.')}"
-    names = ", ".join(f'"{name}"' for name in ["Backend", *files])
+    names = ", ".join(f'"{name}"' for name in ["FirewallBackend", *files])
     return (
-        f'{LICENCE}"""Backend, with every file that has one; written by tools/generate_docs.py."""\n\n'
+        f'{LICENCE}"""FirewallBackend, with every file that has one; written by tools/generate_docs.py."""\n\n'
         f"from __future__ import annotations\n\nfrom {package} import {', '.join(files)}\n"
-        f"from {package}.backend import Backend\n\n__all__ = [{names}]\n"
+        f"from {package}.backend import FirewallBackend\n\n__all__ = [{names}]\n"
     )
 
 

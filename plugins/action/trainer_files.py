@@ -23,24 +23,17 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         task_vars = task_vars or {}
         result: dict[str, object] = super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
-        tree = sources(arguments)
-        arguments.setdefault("host", task_vars.get("inventory_hostname"))
-        arguments["files"] = digests_of(tree)
-        asked = self._ask(arguments, None, task_vars)
+        tree = sources(self._task.args)
+        arguments = {"host": task_vars.get("inventory_hostname"), **self._task.args, "files": digests_of(tree)}
+
+        def ask(**contents: dict[str, str]) -> dict[str, object]:
+            """Without contents the module only compares."""
+            name = "nanochat.ddp.trainer_files"
+            return dict(self._execute_module(name, module_args={**arguments, **contents}, task_vars=task_vars))
+
+        asked = ask()
         if asked.get("changed") and not asked.get("failed"):
-            contents = {path: base64.b64encode(tree[path]).decode() for path in words(asked, "written")}
-            asked = self._ask(arguments, contents, task_vars)
+            asked = ask(contents={path: base64.b64encode(tree[path]).decode() for path in words(asked, "written")})
         asked.pop("invocation", None)
         result.update(asked)
         return result
-
-    def _ask(
-        self, arguments: dict[str, object], contents: dict[str, str] | None, task_vars: dict[str, object]
-    ) -> dict[str, object]:
-        """Without contents the module only compares."""
-        arguments = {**arguments, "contents": contents} if contents is not None else arguments
-        answer: dict[str, object] = self._execute_module(
-            module_name="nanochat.ddp.trainer_files", module_args=arguments, task_vars=task_vars
-        )
-        return answer

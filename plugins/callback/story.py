@@ -40,7 +40,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import RunProgress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import MARKS, Terminal
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import (
@@ -58,13 +58,17 @@ DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
 COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN, "info": C.COLOR_DEBUG}
 
 
-class AnsiblesOwn(DefaultCallback):
-    """Ansible's own output, for -v."""
+class _Named(DefaultCallback):
+    """The plugin's name and kind."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "nanochat.ddp.story"
     plugin_type = "callback"  # which Ansible would derive from the name of the class
+
+
+class AnsiblesOwn(_Named):
+    """Ansible's own output, for -v."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,20 +76,15 @@ class AnsiblesOwn(DefaultCallback):
         self._display.display = lambda msg, *args, **options: show(printable(msg, colors=True), *args, **options)
 
 
-class Story(DefaultCallback):
+class Story(_Named):
     """Passes Ansible's events to the terminal, the steps and the run's progress."""
-
-    CALLBACK_VERSION = 2.0
-    CALLBACK_TYPE = "stdout"
-    CALLBACK_NAME = "nanochat.ddp.story"
-    plugin_type = "callback"  # which Ansible would derive from the name of the class
 
     def __init__(self) -> None:
         super().__init__()
         self._checking = bool(context.CLIARGS.get("check"))
         self._terminal = Terminal(self._display)
         self._steps = Steps(self._terminal, self._checking)
-        self._run = Progress(self._terminal, self._steps)
+        self._run = RunProgress(self._terminal, self._steps)
         self._for_terminal: Mapping[str, Any] = {}
         self._trouble = False
         self._hosts_failed: set[str] = set()
@@ -94,7 +93,7 @@ class Story(DefaultCallback):
         self._begun = time.monotonic()
         atexit.register(self._at_exit)
 
-    def _takes(self, msg: str, color: str | None) -> bool:
+    def _show_in_step(self, msg: str, color: str | None) -> bool:
         """Show other plugins' output under the current step."""
         if self._terminal.quiet or self._steps.current is None:
             return False
@@ -107,7 +106,7 @@ class Story(DefaultCallback):
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Nothing to show yet."""
-        self._terminal.guard(self._takes)
+        self._terminal.guard(self._show_in_step)
         if self._checking:
             self._terminal.say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
 
@@ -151,9 +150,10 @@ class Story(DefaultCallback):
                 for key, value in result.result.items()
                 if not key.startswith("_") and key not in ("changed", "failed")
             }
-            self._steps.tell(sentence(self._dump_results(shown)))
-        else:
-            self._steps.tell(sentence(text) if isinstance(text, str) else sentence(self._dump_results({"msg": text})))
+            text = self._dump_results(shown)
+        elif not isinstance(text, str):
+            text = self._dump_results({"msg": text})
+        self._steps.tell(sentence(text))
 
     def _changed(self, result: Any) -> None:
         host = result.host.get_name()

@@ -1,11 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that give plays and roles a value: of several hosts, of a setting, of a measurement."""
+"""Filters that give plays and roles a value: of several hosts, of their runs, of a setting, of a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -17,6 +17,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ty
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import best_of_all, with_link
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
 
 NOTHING = object()
@@ -62,6 +64,31 @@ def checkout_problems(folder: str, flags: Mapping[str, object], script: str) -> 
     return problems(folder, [f"--{name}" for name in flags], script)
 
 
+def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Host and run of every answer of run_info, also of a loop, without silent hosts."""
+    for host, result in results.items():
+        for one in (result or {}).get("results") or [result]:
+            if one and one.get("run"):
+                yield str(host), dict(one["run"])
+
+
+def one_run(results: Mapping[str, Any]) -> str:
+    """The name of the run started last on any host; empty if there is none."""
+    return find_run.one_run(seen(results)) or ""
+
+
+def newest_plans(results: Mapping[str, Any]) -> list[Any]:
+    """The plans returned by run_info with the runs, that of the newest training first."""
+    told = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
+    return [result["plan"] for result in sorted(told, key=lambda result: find_run.age(result["run"]), reverse=True)]
+
+
+def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
+    """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none."""
+    found = find_run.newest_model(seen(results))
+    return found._asdict() if found else {}
+
+
 class FilterModule:
     """The filters by name."""
 
@@ -69,6 +96,10 @@ class FilterModule:
         """Name and function."""
         return {
             "of_hosts": of_hosts,
+            "one_run": one_run,
+            "newest_model": newest_model,
+            "newest_plans": newest_plans,
+            "collected_model": lambda results, run="": collected_model(str(results), str(run)) or "",
             "setting": setting,
             "environment": environment,
             "plain_name": plain_name,

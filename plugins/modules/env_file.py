@@ -12,13 +12,12 @@ version_added: 0.1.0
 description:
   - Writes a dictionary as a file of assignments that any POSIX shell reads with C(set -a; . ./env).
   - Each value reaches a process byte for byte, including spaces, quotes, dollar signs, newlines (also the last one) or bytes that are not UTF-8.
-  - The file is put in its place at once and is never readable for others than O(mode) allows, not even for a moment.
+  - The file is replaced atomically and is never readable by more users than O(mode) allows, not even for a moment.
 extends_documentation_fragment:
   - nanochat.ddp.changer
 attributes:
   diff_mode:
-    description: Returns what has changed or would change. Secrets and values that go away are masked; a secret that
-      changed is marked as changed.
+    description: Returns what has changed or would change. Secrets and removed values are masked; a changed secret is marked as changed.
     support: full
 options:
   path:
@@ -27,26 +26,26 @@ options:
     required: true
   env:
     description:
-      - The whole environment that the file is to hold; what else the file holds goes away.
-      - Names hold letters, digits and C(_) and start with no digit. Variables that shells keep for themselves, such as
+      - The whole environment of the file; other variables in it are removed.
+      - Names consist of letters, digits and C(_), and do not start with a digit. Variables that shells set themselves, such as
         E(UID) or E(PWD), are refused.
       - Values are text or numbers. Put V(true), V(false) and V(null) in quotes.
       - Required when O(state=present).
     type: dict
   secrets:
     description:
-      - Names in O(env) whose values must never be shown. They are masked in the diff, in what is returned and in logs.
+      - Names in O(env) whose values must never be shown. They are masked in the diff, the result and logs.
     type: list
     elements: str
     default: []
   mode:
     description:
       - The file's mode, as octal digits in quotes.
-      - With O(secrets) no mode is taken that lets everybody read the file.
+      - With O(secrets), modes that let everybody read the file are refused.
     type: str
     default: '0600'
   state:
-    description: Whether the file is there.
+    description: Whether the file exists.
     type: str
     choices: [present, absent]
     default: present
@@ -83,7 +82,7 @@ path:
   type: str
   sample: /mnt/data/nanochat/runs/d4/env
 names:
-  description: Names of the variables that the file holds, sorted. Empty when O(state=absent).
+  description: Names of the variables in the file, sorted. Empty when O(state=absent).
   returned: always
   type: list
   elements: str

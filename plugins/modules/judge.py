@@ -119,7 +119,7 @@ options:
     type: dict
   show:
     description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(budget) is only the table of the
-      models that fit a budget.
+      models within a budget.
     type: str
     choices: [text, json, none, budget]
   file:
@@ -207,7 +207,7 @@ plan:
     world: 2
     master: {host: desktop, address: 192.168.1.10, port: 29500}
 ranks:
-  description: The rank of each host, which is its place among the plan's nodes.
+  description: The rank of each host, its index in the plan's nodes.
   returned: success and O(of=plan)
   type: dict
   sample: {desktop: 0, laptop: 1}
@@ -230,11 +230,11 @@ problems:
   elements: dict
   sample: [{code: setting-refused, severity: error, host: '', peer: null, seen: ddp_depth is "x" on every host; it must be an integer of at least 1}]
 trainer:
-  description: Whether every host has the trainer's files and packages, the same as all others.
+  description: Whether every host has the trainer's files and packages, the same on all.
   returned: success and O(of=setup)
   type: bool
 data:
-  description: Whether every host has the whole data set, the same as all others, and the run reads exactly that.
+  description: Whether every host has the whole data set, the same on all, and the run reads exactly that.
   returned: success and O(of=setup)
   type: bool
 run:

@@ -35,11 +35,11 @@ options:
   mirror:
     description:
       - A mirror of the releases as a URL, V(file:///FOLDER) for one on this host.
-      - By default what uv's own settings and C(UV_PYTHON_INSTALL_MIRROR) say.
+      - By default the one in uv's own settings or C(UV_PYTHON_INSTALL_MIRROR).
     type: str
     default: ''
   lacking:
-    description: Why there is no uv wheel, for the error message; by default there is one.
+    description: The reason why there is no uv wheel, for the error message; empty if there is one.
     type: str
     default: ''
 """

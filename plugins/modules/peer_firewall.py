@@ -14,12 +14,12 @@ description:
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
   - Does nothing if nothing blocks, or if the peers are admitted already.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
-  - Only rules that the packets of the peers can meet count as blocking. What another program keeps (fail2ban, Docker, libvirt, Kubernetes)
-    is left alone; where it keeps a peer out, RV(foreign) tells.
-  - In nftables and iptables the rules stand at the head of the very chains that filter what comes in, for an accept
-    elsewhere would not prevent their drop. ufw and firewalld get rules of their own kind.
-  - The rules survive a reboot with ufw and firewalld, and with nftables and iptables where the distribution loads a
-    saved rule set at boot; RV(persistent) tells.
+  - Only rules that may match the peers' packets count as blocking. Rules of other programs (fail2ban, Docker, libvirt, Kubernetes) are left
+    alone; RV(foreign) lists those that keep a peer out.
+  - In nftables and iptables the rules go to the head of the chains that filter incoming packets, because an accept elsewhere would not prevent
+    a drop there. ufw and firewalld get rules of their own kind.
+  - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
+    see RV(persistent).
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 extends_documentation_fragment:
@@ -27,8 +27,8 @@ extends_documentation_fragment:
 options:
   name:
     description:
-      - Name of the job. It marks the rules, so that those of this job and no others are changed or removed.
-      - Without it O(state=absent) removes the rules of all jobs of which no process lives on this host.
+      - Name of the job. It marks the rules, so that only this job's rules are changed or removed.
+      - Without it, O(state=absent) removes the rules of all jobs that have no live process on this host.
     type: str
   peers:
     description:
@@ -45,8 +45,8 @@ options:
     default: []
   known:
     description:
-      - Names of jobs that may have rules here, for O(state=absent) without O(name). Rules of firewalld hold no name, so there only
-        those of these jobs are found. Without root the commands for the owner are made for these jobs.
+      - Names of jobs that may have rules here, for O(state=absent) without O(name). firewalld's rules contain no name, so only
+        those of these jobs are found. Without root, the commands for the owner are for these jobs.
     type: list
     elements: str
     default: []
@@ -72,15 +72,10 @@ options:
   state:
     description:
       - Whether the rules of this job are there.
-      - With V(absent) every rule of this job goes, whatever O(peers) and O(ports) say; without root they serve to name
-        the commands.
+      - V(absent) removes every rule of this job, whatever O(peers) and O(ports) are; without root, the commands name those.
     type: str
     choices: [present, absent]
     default: present
-attributes:
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
 seealso:
   - module: nanochat.ddp.peer_check
 """
@@ -174,7 +169,7 @@ message:
 
 import os
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, apply
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import FirewallRequest, apply
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     NAME,
@@ -204,9 +199,9 @@ def main() -> None:
     )
     params = module.params
     try:
-        request = Request(
+        request = FirewallRequest(
             mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
-            wanted=wanted_rules(params["peers"], params["ports"], params["proto"]),
+            wanted=wanted_rules(params["peers"], params["ports"]),
             present=params["state"] == "present",
             backend=params["backend"],
             check=module.check_mode,

@@ -12,8 +12,7 @@ version_added: 0.1.0
 description:
   - V(started) starts a process that answers M(nanochat.ddp.peer_check) of the other hosts on the host's own address,
     V(stopped) ends it.
-  - Leaves nothing behind; the process ends by itself at its deadline, and only that very process is ever signalled.
-    Works without root.
+  - Leaves nothing behind; the process ends by itself at its deadline, and no other process is ever signalled. Works without root.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:
@@ -27,7 +26,7 @@ options:
     type: str
   rendezvous_port:
     description:
-      - The port on which the master will wait for all others. V(0) on hosts that are not the master.
+      - The port on which the master will wait for the others. V(0) on all other hosts.
       - If another process holds it, RV(holders) names that.
     type: int
     default: 0
@@ -50,7 +49,7 @@ options:
     type: int
   started:
     description:
-      - With O(state=stopped), the clock tick at which that process started, so that no other one with its number is hit.
+      - With O(state=stopped), the clock tick at which that process started, so that no other process with its number is signalled.
     type: int
 attributes:
   check_mode:
@@ -107,7 +106,7 @@ responder:
       description: The clock tick at which it started.
       type: int
 holders:
-  description: Who holds the rendezvous port, each with port, address, user, pid, command, marker and run.
+  description: Processes that hold the rendezvous port, each with port, address, user, pid, command, marker and run.
   type: list
   elements: dict
   returned: with O(state=started)

@@ -73,7 +73,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
@@ -82,10 +82,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import ma
 def write(module: AnsibleModule, path: str, text: str) -> bool:
     """Write the page if it differs; all at once."""
     data = text.encode("utf-8")
-    if os.path.isfile(path):
-        with open(path, "rb") as stream:
-            if stream.read() == data:
-                return False
+    if read_bytes(path) == data:
+        return False
     if not module.check_mode:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_whole(path, data)

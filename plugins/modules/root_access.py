@@ -18,28 +18,15 @@ options: {}
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 extends_documentation_fragment:
+  - nanochat.ddp.reader
+  - nanochat.ddp.reader.looks
   - ansible.builtin.action_common_attributes
 attributes:
   action:
     description: It runs one command over the connection and copies no module to the host.
     support: full
-  async:
-    description: There is nothing to wait for.
-    support: none
   become:
-    description: That is what it is about.
-    support: full
-  bypass_host_loop:
-    description: It runs for each host.
-    support: none
-  check_mode:
-    description: Nothing is changed.
-    support: full
-  diff_mode:
-    description: Nothing is changed.
-    support: none
-  platform:
-    platforms: posix
+    description: The task's become settings are tested.
     support: full
 seealso:
   - module: nanochat.ddp.host_info

@@ -10,7 +10,7 @@ module: session_boot
 short_description: Start a session again after a reboot
 version_added: 0.1.0
 description:
-  - Makes a session of M(nanochat.ddp.tmux_session) start when the host boots, or no longer.
+  - Makes a session of M(nanochat.ddp.tmux_session) start when the host boots, or stops that.
   - This is a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
     without root), or else a line of the user's crontab. If neither works, nothing is changed and a warning says what is missing.
   - After a reboot the session runs its last command. A session that had ended or was stopped is not started.

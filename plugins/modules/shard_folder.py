@@ -7,27 +7,27 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: shard_folder
-short_description: A host's folder of shards and a tokenizer, from where they come to the run that reads them
+short_description: Fill and describe a host's folder of shards and a tokenizer, and link it into a run
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Fills the folder from a folder of the same host or from a URL, describes its files in C(manifest.json), by which M(nanochat.ddp.shard_sync)
-    brings the same files to other hosts, and lets a run read exactly these.
+  - Fills the folder from a folder of the same host or from a URL, and describes its files in C(manifest.json). With the manifest,
+    M(nanochat.ddp.shard_sync) copies the same files to other hosts, and a run reads exactly these.
 extends_documentation_fragment:
   - nanochat.ddp.shards
   - nanochat.ddp.shards.verify
 options:
   state:
     description:
-      - V(imported) gives the chosen shards of O(source), and its tokenizer, a second name in O(path); nothing is copied where links are
-        possible. Once O(path) has a manifest, that says what belongs to the data set, whatever the source holds today.
-      - V(fetched) downloads what is missing or broken of the first O(shards) files of a collection at O(url) and of its last one, which is
-        validation. Downloads resume where they were cut; a truncated or corrupted file is downloaded again.
-      - V(described) writes names, sizes and SHA-256 digests of the folder's files to C(manifest.json). A manifest that is already there
-        stays the truth unless O(refresh=true).
-      - V(linked) makes C(data/) and C(tokenizer/) below O(dest) hold exactly the manifest's files, by hard links into O(path), by symbolic
-        ones where that fails. Other files there are removed. Every file is checked against its digest before.
+      - V(imported) links the chosen shards of O(source) and its tokenizer into O(path). Once O(path) has a manifest, that decides what belongs
+        to the data set, whatever the source contains today.
+      - V(fetched) downloads missing and broken files among the first O(shards) files of a collection at O(url) and its last one, which is for
+        validation. Interrupted downloads resume; truncated and corrupted files are downloaded again.
+      - V(described) writes names, sizes and SHA-256 digests of the folder's files to C(manifest.json). An existing manifest stays valid
+        unless O(refresh=true).
+      - V(linked) makes C(data/) and C(tokenizer/) below O(dest) contain exactly the manifest's files, by hard links into O(path), or symbolic
+        links if that fails. Other files there are removed. Every file is checked against its digest first.
     type: str
     choices: [imported, fetched, described, linked]
     required: true
@@ -42,7 +42,7 @@ options:
     type: str
   shards:
     description:
-      - How many shards to take, the last one of the folder or collection among them, which is validation. V(0) takes all.
+      - How many shards to take, including the last one of the folder or collection, which is for validation. V(0) takes all.
       - With O(state=imported) and O(state=fetched).
     type: int
     default: 0
@@ -71,7 +71,7 @@ options:
     type: bool
     default: false
   manifest:
-    description: The manifest with the digests that files have to have; by default the folder's own. With O(state=fetched) and O(state=linked).
+    description: The manifest with the files' expected digests; by default the folder's own. With O(state=fetched) and O(state=linked).
     type: dict
   dest:
     description: The run folder. Required with O(state=linked).
@@ -121,7 +121,7 @@ described:
   returned: O(state=described)
   type: bool
 files:
-  description: The files of the source that belong to the data set; without a tokenizer among them one has to be trained.
+  description: The source's files that belong to the data set; if no tokenizer is among them, one must be trained.
   returned: O(state=imported)
   type: list
   elements: str
@@ -145,7 +145,7 @@ repaired:
   type: dict
   sample: {shard_00001.parquet: truncated}
 extra:
-  description: Files that are no part of the data set; they are removed from O(path) by O(state=imported) and from O(dest) by O(state=linked).
+  description: Files that do not belong to the data set; they are removed from O(path) by O(state=imported) and from O(dest) by O(state=linked).
   returned: success
   type: list
   elements: str

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: shard_server
-short_description: Run a short-lived server that hands a folder's files to the other hosts
+short_description: Run a short-lived server of a folder's files for the other hosts
 version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Starts or stops a process that hands the verified files of a folder to the addresses in O(allow). It ends by itself.
+  - Starts or stops a process that serves a folder's verified files to the addresses in O(allow). It ends by itself.
   - M(nanochat.ddp.shard_sync) on the other hosts fetches from it.
 extends_documentation_fragment:
   - nanochat.ddp.shards
@@ -24,7 +24,7 @@ options:
     choices: [started, stopped]
     default: started
   manifest:
-    description: The manifest whose files are handed on; by default the folder's own.
+    description: The manifest whose files are served; by default the folder's own.
     type: dict
   address:
     description: This host's own address, to listen on.
@@ -42,14 +42,14 @@ options:
         type: int
         required: true
   allow:
-    description: The addresses that may ask; all others are hung up on.
+    description: The addresses that may connect; other connections are closed.
     type: list
     elements: str
     default: []
   secret:
     description:
       - Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
-      - With O(state=stopped), whose server is ended; without it those of all transfers of this folder.
+      - With O(state=stopped), the transfer whose server is stopped; without it, those of all transfers of this folder.
     type: str
   lifetime:
     description: After how many seconds the server ends in any case.
@@ -79,7 +79,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 server:
-  description: The server of this folder as O(nanochat.ddp.shard_sync#module:peers) takes it; C(port) is null in check mode.
+  description: The server of this folder, for O(nanochat.ddp.shard_sync#module:peers); C(port) is null in check mode.
   returned: success
   type: dict
   sample: {host: desktop, address: 192.168.1.10, port: 40123}
@@ -89,14 +89,14 @@ pid:
   type: int
   sample: 4711
 served:
-  description: Bytes that the server has sent, by file; counted when it has stopped.
+  description: Bytes that the server has sent, by file; known once it has stopped.
   returned: success
   type: dict
   sample: {shard_00000.parquet: 81246}
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import PATH, VERIFY, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.serving import serve_or_stop
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.share import serve_or_stop
 
 SPEC = {
     **PATH,

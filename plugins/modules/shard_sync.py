@@ -15,10 +15,9 @@ description:
   - Brings a folder (a data set of numbered parquet shards with its tokenizer, or any other folder) in line with a
     manifest of names, sizes and SHA-256 digests.
   - Hosts pull from each other directly, without SSH keys between them and without passing through the controller. Each
-    host hands on what it has finished, so that the first source sends every file about once, however many hosts there
-    are.
-  - Transfers resume where they were cut, every file is checked against its digest before it gets its name, and files
-    that are corrupted, truncated or missing are found and repaired.
+    host serves what it has finished, so the first source sends every file about once, regardless of the number of hosts.
+  - Interrupted transfers resume, every file is checked against its digest before it gets its name, and corrupted, truncated and missing
+    files are found and repaired.
 extends_documentation_fragment:
   - nanochat.ddp.shards
   - nanochat.ddp.shards.verify
@@ -50,7 +49,7 @@ options:
         type: int
         required: true
   seeds:
-    description: Folders of this host in which some of the files may be already; they are linked.
+    description: Folders of this host that may already contain some of the files, which are then linked.
     type: list
     elements: path
     default: []
@@ -65,7 +64,7 @@ options:
     type: int
     default: 3
   timeout:
-    description: For how many seconds nothing may move before it fails.
+    description: Fail after this many seconds without progress.
     type: int
     default: 60
 """
@@ -99,7 +98,7 @@ digest:
   type: str
   sample: 0f343b0931126a20
 moved:
-  description: Files that were (in check mode, would be) brought here.
+  description: Files that were (in check mode, would be) copied here.
   returned: success
   type: list
   elements: str
@@ -118,7 +117,7 @@ repaired:
   type: dict
   sample: {shard_00001.parquet: truncated}
 extra:
-  description: Files that are no part of the manifest; they are kept.
+  description: Files that are not in the manifest; they are kept.
   returned: success
   type: list
   elements: str

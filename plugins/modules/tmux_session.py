@@ -11,18 +11,16 @@ short_description: Manage one named tmux session that runs one program
 version_added: 0.1.0
 description:
   - Starts, restarts, stops and removes one tmux session that runs a program with its own environment, working folder and
-    log, and tells what became of it.
+    log, and returns its state.
   - The program outlives the SSH connection and the controller. C(tmux attach -t NAME) shows its output while it
     runs and after its end; the log has it line by line, standard output and standard error.
-  - Stopping ends everything that the session started and nothing else. Those who can save their work are asked first (the
-    workers of torchrun, or else the last children) and have O(stop_timeout) seconds; then all are asked, then all are killed.
-    A process belongs to the session if it descends from it or carries its id in E(NANOCHAT_DDP_SESSION); neither its name
-    nor its command line is ever looked at.
-  - The program gets the variables of O(env_file), and of its surroundings only E(HOME), E(USER), E(LOGNAME), E(SHELL), a
+  - Stopping ends everything that the session started and nothing else. Processes that can save their work (the workers of torchrun, or
+    else the last children) get SIGTERM first and have O(stop_timeout) seconds; then all get SIGTERM, then all are killed.
+    A process belongs to the session if it descends from it or has its id in E(NANOCHAT_DDP_SESSION); its name and command line do not matter.
+  - The program gets the variables of O(env_file), and besides these only E(HOME), E(USER), E(LOGNAME), E(SHELL), a
     standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).
   - If O(env_file) sets E(NANOCHAT_POLITE) to C(low) or C(guest), the program runs at idle priority, and is killed first when memory runs out.
-  - Writes C(run.sh) into O(state_dir), which a person can run by hand just as well, and C(session.json), which says how it
-    is and how it ended.
+  - Writes C(run.sh) into O(state_dir), which can be run by hand too, and C(session.json) with the session's state and end.
 attributes:
   check_mode:
     description: Can run in check mode and return what would change without changing it.
@@ -47,28 +45,27 @@ options:
     required: true
   argv:
     description:
-      - The program and its arguments. No shell looks at them.
+      - The program and its arguments; no shell interprets them.
       - Required when O(state=started) or O(state=restarted).
     type: list
     elements: str
   chdir:
-    description: The folder in which the program runs. It is O(state_dir) if nothing is said.
+    description: The folder in which the program runs, by default O(state_dir).
     type: path
   env_file:
-    description: A file of assignments that a POSIX shell reads, as M(nanochat.ddp.env_file) writes it.
+    description: A file of assignments for a POSIX shell, as M(nanochat.ddp.env_file) writes it.
     type: path
   log:
     description:
-      - The file to which the program's output is appended. Its folder is created if need be.
-      - It is C(log/NAME.log) below O(state_dir) if nothing is said.
+      - The file to which the program's output is appended, by default C(log/NAME.log) below O(state_dir). Its folder is created.
     type: path
   state:
     description:
       - V(started) leaves alone a session that runs with the same O(argv), O(chdir), O(log) and environment, and restarts
         one that runs with others. One that has ended with the same is left as it is, unless O(rerun=true).
       - V(restarted) stops it if it runs, and starts it.
-      - V(ready) changes nothing, and fails where the session could not be started, as without tmux, with the name in use, or with a
-        program, a folder or an environment that is not there. It is asked of all hosts before what runs is stopped for a new start.
+      - V(ready) changes nothing, and fails if the session could not be started, for example without tmux, with the name in use, or without the
+        program, folder or environment. All hosts are asked this before running sessions are stopped for a new start.
       - V(stopped) ends its processes. The pane and C(session.json) stay.
       - V(absent) does the same and removes the tmux session and C(session.json) as well. The log and C(run.sh) stay.
     type: str
@@ -80,9 +77,9 @@ options:
     default: false
   revive:
     description:
-      - Whether a program that is killed, or ends with the exit code 75 (C(EX_TEMPFAIL)), is started again on the same host, after a
-        second at first and after up to a minute where it dies again and again.
-      - What it leaves behind is ended first. A program that is stopped is not started again.
+      - Whether a program that is killed, or exits with code 75 (C(EX_TEMPFAIL)), is started again on the same host, after one second at first
+        and up to a minute if it keeps dying.
+      - Its remaining processes are ended first. A program that is stopped is not started again.
     type: bool
     default: false
   stop_timeout:

@@ -94,19 +94,19 @@ def main() -> None:
     if not wanted or not all(is_inside(path) for path in wanted):
         module.fail_json(msg=f"{host}: there are no files to copy to {dest}; {module.params['src']} is empty")
     try:
-        difference = compare(dest, wanted)
+        changes = compare(dest, wanted)
         result = {
-            "changed": bool(difference.write or difference.remove),
+            "changed": bool(changes.write or changes.remove),
             "digest": digest_of(wanted),
-            "written": difference.write,
-            "removed": difference.remove,
+            "written": changes.write,
+            "removed": changes.remove,
         }
         if result["changed"]:
             refuse_in_use(dest)
         if contents is not None:
-            result["diff"] = diffs(dest, difference, contents)
+            result["diff"] = diffs(dest, changes, contents)
             if result["changed"] and not module.check_mode:
-                apply(dest, wanted, difference, contents)
+                apply(dest, wanted, changes, contents)
     except TreeError as why:
         module.fail_json(msg=f"{host}: {why}")
     except OSError as why:

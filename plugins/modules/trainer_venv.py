@@ -129,11 +129,11 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
     before = words(venv.stamp(), "requirements")
     state, found = venv.look()
-    is_ready = venv.is_ready(state, found)
+    is_ready = state == "ready"
     if not is_ready and not module.check_mode:
         venv.build(state)
         found = venv.packages()
-    found = found or {"packages": {}, "cuda": None, "python": ""}
+    found = found or {"packages": {}, "cuda": None, "damaged": [], "python": ""}
     index = venv.stamp().get("index") if is_ready or not module.check_mode else None
     for warning in venv.warnings:
         module.warn(warning)

@@ -46,8 +46,7 @@ options:
         required: true
   confirm:
     description:
-      - Fetch nothing, but ask the indexes that this host reaches whether they have these very files, which another host fetched. It may tell
-        anything of them.
+      - Fetch nothing, but ask the indexes that this host can reach whether they list these files, which another, untrusted host fetched.
     type: list
     elements: dict
     suboptions:
@@ -60,12 +59,12 @@ options:
         type: str
         required: true
       bytes:
-        description: Its size, which is not looked at.
+        description: Its size, which is ignored.
         type: int
 """
 
 EXAMPLES = r"""
-- name: Fetch the packages once for the hosts that reach no index
+- name: Fetch the packages once for the hosts that cannot reach an index
   nanochat.ddp.trainer_wheels:
     path: /mnt/data/nanochat/venv
     wheels_dir: /mnt/data/nanochat/wheels
@@ -80,7 +79,7 @@ python_version:
   type: str
   sample: '3.11'
 unconfirmed:
-  description: Of O(confirm) those that no index has, or of which none can be asked here.
+  description: The files of O(confirm) that no index lists, or for which no index can be asked here.
   returned: with O(confirm)
   type: list
   elements: str

@@ -26,3 +26,11 @@ def run_module(capsys, monkeypatch):
         return json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """The warnings of the modules, as they come."""
+    said: list[str] = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: said.append(text))
+    return said

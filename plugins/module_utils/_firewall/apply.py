@@ -5,27 +5,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
-from typing import Any, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
     FirewallError,
+    FirewallStep,
     Forbidden,
     Rule,
     Run,
-    Step,
 )
 
 MOST_BLOCKING = 3
 NOTHING = "nothing on this host blocks incoming connections"
 
 
-class Request(NamedTuple):
+class FirewallRequest(NamedTuple):
     """The wanted state of a host's firewall."""
 
     mark: str
@@ -39,51 +40,52 @@ class Request(NamedTuple):
     keep: tuple[str, ...] = ()
 
 
-class Result(TypedDict):
+@dataclasses.dataclass
+class Result:
     """The changes, done or predicted, and messages for the owner of the host."""
 
-    changed: bool
     backend: str
     active: bool
-    rules: list[str]
-    commands: list[str]
-    if_closed: list[str]
-    blocking: list[str]
-    foreign: list[str]
-    closed: list[str]
-    persistent: bool
-    needs_root: bool
     message: str
-    diff: dict[str, str]
+    changed: bool = False
+    rules: list[str] = dataclasses.field(default_factory=list)
+    commands: list[str] = dataclasses.field(default_factory=list)
+    if_closed: list[str] = dataclasses.field(default_factory=list)
+    blocking: list[str] = dataclasses.field(default_factory=list)
+    foreign: list[str] = dataclasses.field(default_factory=list)
+    closed: list[str] = dataclasses.field(default_factory=list)
+    persistent: bool = True
+    needs_root: bool = False
+    diff: dict[str, str] = dataclasses.field(default_factory=lambda: {"before": "", "after": ""})
 
 
-def firewalls_in_force(all_of_them: dict[str, Backend], wanted: Sequence[Rule]) -> list[Backend]:
+def firewalls_in_force(all_of_them: dict[str, FirewallBackend], wanted: Sequence[Rule]) -> list[FirewallBackend]:
     """Active firewalls that may drop the peers' packets, without those managed by another one."""
-    found: list[Backend] = []
+    found: list[FirewallBackend] = []
     for name, backend in all_of_them.items():
         if not any(name in other.writes for other in found) and backend.in_force(wanted):
             found.append(backend)
     return found
 
 
-def apply(run: Run, request: Request) -> Result:
+def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
     """Bring the host's firewall to the requested state and report it."""
-    known = ["auto", *Backend.kinds, "none"]
+    known = ["auto", *FirewallBackend.kinds, "none"]
     if request.backend not in known:
         raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
-    return _apply_one(run, request) if request.mark != MARK else close_all(run, request)
+    return dataclasses.asdict(_apply_one(run, request) if request.mark != MARK else _close_all(run, request))
 
 
-def close_all(run: Run, request: Request) -> Result:
+def _close_all(run: Run, request: FirewallRequest) -> Result:
     """Remove the rules of all jobs except those to keep."""
-    backends = Backend.all(run, MARK).values()
+    backends = FirewallBackend.all(run, MARK).values()
     names: Sequence[str] = request.known
     if request.root:
         try:
             names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
         except Forbidden:
             pass
-    total = _result("none", False, "this host has no rules from this collection")
+    total = Result("none", False, "this host has no rules from this collection")
     for name in names:
         if name not in request.keep:
             total = _sum_of(total, _apply_one(run, request._replace(mark=MARK + name)), name)
@@ -92,21 +94,21 @@ def close_all(run: Run, request: Request) -> Result:
 
 def _sum_of(total: Result, one: Result, name: str) -> Result:
     """Combine the results of several jobs."""
-    return {
-        **one,
-        "changed": total["changed"] or one["changed"],
-        "persistent": True,
-        "commands": list(dict.fromkeys(total["commands"] + one["commands"])),
-        "diff": {when: total["diff"][when] + one["diff"][when] for when in ("before", "after")},
-        "closed": total["closed"] + ([name] if one["changed"] else []),
-    }
+    return dataclasses.replace(
+        one,
+        changed=total.changed or one.changed,
+        persistent=True,
+        commands=list(dict.fromkeys(total.commands + one.commands)),
+        diff={when: total.diff[when] + one.diff[when] for when in ("before", "after")},
+        closed=total.closed + ([name] if one.changed else []),
+    )
 
 
-def _apply_one(run: Run, request: Request) -> Result:
+def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
-    backends = Backend.all(run, request.mark)
+    backends = FirewallBackend.all(run, request.mark)
     if request.backend == "none":
-        return _result("none", False, NOTHING + " (by your setting)")
+        return Result("none", False, NOTHING + " (by your setting)")
     if not request.root:
         return _for_the_owner(backends, request)
     try:
@@ -114,66 +116,64 @@ def _apply_one(run: Run, request: Request) -> Result:
             # They may have been opened while another firewall was active.
             asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
             changes = [(backend, backend.change([])) for backend in asked]
-            chosen = [backend for backend, change in changes if change.steps or change.before]
-            return _carry_out(run, request, chosen, bool(chosen), changes)
-        chosen = (
-            [backends[request.backend]] if request.backend != "auto" else firewalls_in_force(backends, request.wanted)
-        )
-        active = bool(chosen) and any(backend.in_force(request.wanted) for backend in chosen)
-        changes = [(backend, backend.change(request.wanted)) for backend in chosen]
-        result = _carry_out(run, request, chosen, active, changes)
-        if not result["commands"]:
-            result["foreign"] = foreign_rules(list(backends.values()), request.wanted)
+            changes = [(backend, change) for backend, change in changes if change.steps or change.before]
+            return _carry_out(run, request, changes, bool(changes))
+        if request.backend == "auto":
+            chosen = firewalls_in_force(backends, request.wanted)
+            active = bool(chosen)
+        else:
+            chosen = [backends[request.backend]]
+            active = chosen[0].in_force(request.wanted)
+        result = _carry_out(run, request, [(one, one.change(request.wanted)) for one in chosen], active)
+        if not result.commands:
+            result.foreign = _first_lines([one.foreign_rules for one in backends.values()], request.wanted)
         return result
     except Forbidden as error:
-        return {**_for_the_owner(backends, request), "message": str(error)}
+        return dataclasses.replace(_for_the_owner(backends, request), message=str(error))
 
 
-def _carry_out(run: Run, request: Request, chosen: list[Backend], active: bool, changes: list[Any]) -> Result:
+def _carry_out(
+    run: Run, request: FirewallRequest, changes: list[tuple[FirewallBackend, Change]], active: bool
+) -> Result:
     steps = [step for dummy, change in changes for step in change.steps]
-    blocking = blocking_rules(chosen, request.wanted) if steps and request.present else []
+    listings = [backend.blocking_rules for backend, dummy in changes]
+    blocking = _first_lines(listings, request.wanted) if steps and request.present else []
     if not request.check:
         for step in steps:
             carry_out_step(run, step)
         for backend, change in changes:
             _verify(backend, change, request)
-    name = "+".join(backend.name for backend in chosen) or "none"
-    result = _result(name, active, " ".join(change.note for dummy, change in changes if change.note))
-    result["changed"] = bool(steps)
-    result["rules"] = [line for dummy, change in changes for line in change.after]
-    result["commands"] = [step.shown() for step in steps]
-    result["blocking"] = blocking
-    result["persistent"] = all(change.persistent for dummy, change in changes)
-    result["diff"] = {
-        "before": _lines(line for dummy, change in changes for line in change.before),
-        "after": _lines(result["rules"]),
-    }
-    if not result["message"] and not result["rules"]:
-        result["message"] = "" if not request.present else NOTHING if not active else "the peers already have access"
-    return result
+    before = [line for dummy, change in changes for line in change.before]
+    rules = [line for dummy, change in changes for line in change.after]
+    message = " ".join(change.note for dummy, change in changes if change.note)
+    if not message and not rules and request.present:
+        message = "the peers already have access" if active else NOTHING
+    return Result(
+        "+".join(backend.name for backend, dummy in changes) or "none",
+        active,
+        message,
+        changed=bool(steps),
+        rules=rules,
+        commands=[step.shown() for step in steps],
+        blocking=blocking,
+        persistent=all(change.persistent for dummy, change in changes),
+        diff={"before": _lines(before), "after": _lines(rules)},
+    )
 
 
-def blocking_rules(chosen: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """The owner's rules that block; only reported, so a tool that cannot list them is no error."""
+def _first_lines(listings: list[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
+    """The first rules that block; only reported, so a tool that cannot list them is no error."""
     try:
-        return [line for backend in chosen for line in backend.blocking_rules(wanted)][:MOST_BLOCKING]
+        return [line for list_rules in listings for line in list_rules(wanted)][:MOST_BLOCKING]
     except FirewallError:
         return []
 
 
-def foreign_rules(backends: list[Backend], wanted: Sequence[Rule]) -> list[str]:
-    """Rules of other programs that block; only reported."""
-    try:
-        return [line for backend in backends for line in backend.foreign_rules(wanted)][:MOST_BLOCKING]
-    except FirewallError:
-        return []
-
-
-def _lines(rules: Any) -> str:
+def _lines(rules: list[str]) -> str:
     return "".join(f"{line}\n" for line in rules)
 
 
-def _verify(backend: Backend, change: Change, request: Request) -> None:
+def _verify(backend: FirewallBackend, change: Change, request: FirewallRequest) -> None:
     """Detect a tool that reports success without effect now, not at the first collective."""
     if not change.steps:
         return
@@ -184,7 +184,7 @@ def _verify(backend: Backend, change: Change, request: Request) -> None:
         )
 
 
-def carry_out_step(run: Run, step: Step) -> None:
+def carry_out_step(run: Run, step: FirewallStep) -> None:
     """Run a command or replace a file."""
     if step.path:
         try:
@@ -212,43 +212,26 @@ def replace(path: str, text: str) -> None:
         raise
 
 
-def _for_the_owner(backends: dict[str, Backend], request: Request) -> Result:
+def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallRequest) -> Result:
     """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
     names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
     guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
     if not guessed:
-        result = _result("none", False, "no firewall seen; reading its rules needs root")
+        result = Result("none", False, "no firewall seen; reading its rules needs root")
         # Rules may be loaded without any file or service showing it.
         unseen = [
             one
             for name, one in backends.items()
-            if name in names and one.packet_filter and one.there(one.packet_filter)
+            if name in names and one.packet_filter and one.has_program(one.packet_filter)
         ]
         if unseen and request.present:
-            result["if_closed"] = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
+            result.if_closed = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
         return result
-    result = _result(
-        guessed[0].name, True, "nothing was changed without root; the owner of this host can run the commands"
+    return Result(
+        guessed[0].name,
+        True,
+        "nothing was changed without root; the owner of this host can run the commands",
+        commands=[step.shown() for step in guessed[0].suggested(request.wanted, request.present)],
+        needs_root=True,
+        persistent=False,
     )
-    result["commands"] = [step.shown() for step in guessed[0].suggested(request.wanted, request.present)]
-    result["needs_root"] = True
-    result["persistent"] = False
-    return result
-
-
-def _result(backend: str, active: bool, message: str) -> Result:
-    return {
-        "changed": False,
-        "backend": backend,
-        "active": active,
-        "rules": [],
-        "commands": [],
-        "if_closed": [],
-        "blocking": [],
-        "foreign": [],
-        "closed": [],
-        "persistent": True,
-        "needs_root": False,
-        "message": message,
-        "diff": {"before": "", "after": ""},
-    }

@@ -12,16 +12,16 @@ from typing import ClassVar, Dict, Sequence, Tuple, Type
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
     FirewallError,
+    FirewallStep,
     Forbidden,
     Rule,
     Run,
-    Step,
 )
 
 DENIED = ("not permitted", "permission denied", "must be root", "need to be root", "authorization failed")
 
 
-class Backend(ABC):
+class FirewallBackend(ABC):
     """One kind of firewall; `run(argv)` returns (exit code, stdout, stderr), 127 for a missing program."""
 
     name = ""
@@ -31,7 +31,7 @@ class Backend(ABC):
     writes: ClassVar[Tuple[str, ...]] = ()
     # The program of a packet filter, whose rules may be loaded without a trace in files or services.
     packet_filter = ""
-    kinds: ClassVar[Dict[str, Type[Backend]]] = {}
+    kinds: ClassVar[Dict[str, Type[FirewallBackend]]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.kinds[cls.name] = cls
@@ -66,11 +66,11 @@ class Backend(ABC):
         """Guess without root whether this firewall is active."""
 
     @abstractmethod
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         """Commands for the owner of a host, as precise as possible without root."""
 
     @classmethod
-    def all(cls, run: Run, mark: str) -> dict[str, Backend]:
+    def all(cls, run: Run, mark: str) -> dict[str, FirewallBackend]:
         """Every backend by name, in order."""
         ordered = sorted(cls.kinds.values(), key=lambda kind: kind.order)
         return {kind.name: kind(run, mark) for kind in ordered}
@@ -84,7 +84,7 @@ class Backend(ABC):
         kind = Forbidden if any(text in words.lower() for text in DENIED) else FirewallError
         raise kind(f"{self.name}: `{' '.join(argv)}` failed: {words}")
 
-    def there(self, program: str) -> bool:
+    def has_program(self, program: str) -> bool:
         """Whether a program is installed."""
         return self.run([program, "--version"])[0] != 127
 

@@ -8,18 +8,18 @@ Rich rules have no comment; a priority derived from the job's name identifies th
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import zlib
 from typing import NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import address_in, nic_towards
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
     FirewallError,
+    FirewallStep,
     Rule,
-    Step,
     concerns,
     covers,
     port_range,
@@ -48,7 +48,7 @@ def rich_rule(rule: Rule, mark: str) -> str:
     """A rule in firewalld's syntax and order."""
     return (
         f'rule priority="{priority(mark)}" family="ipv{rule.family}" source address="{rule.peer}" '
-        f'port port="{rule.ports()}" protocol="{rule.proto}" accept'
+        f'port port="{rule.ports()}" protocol="tcp" accept'
     )
 
 
@@ -56,10 +56,10 @@ def own_rule(text: str, mark: str) -> Rule | None:
     """The rule behind a rich rule of this job, or None for any other."""
     exact = re.match(
         rf'^rule priority="{priority(mark)}" family="ipv[46]" source address="([^"]+)" '
-        r'port port="(\d+(?:-\d+)?)" protocol="(\w+)" accept$',
+        r'port port="(\d+(?:-\d+)?)" protocol="tcp" accept$',
         text,
     )
-    return Rule(exact.group(1), *port_range(exact.group(2)), exact.group(3)) if exact else None
+    return Rule(exact.group(1), *port_range(exact.group(2))) if exact else None
 
 
 def parse_zones(text: str) -> dict[str, Zone]:
@@ -80,16 +80,9 @@ def parse_zones(text: str) -> dict[str, Zone]:
 def zone_for(peer: str, nic: str, zones: dict[str, Zone], default: str) -> str:
     """A source's zone takes precedence over the interface's, which takes precedence over the default."""
     for name, zone in zones.items():
-        if any(_inside(peer, source) for source in zone.sources):
+        if any(address_in(peer, source) for source in zone.sources):
             return name
     return next((name for name, zone in zones.items() if nic and nic in zone.interfaces), default)
-
-
-def _inside(peer: str, source: str) -> bool:
-    try:
-        return ipaddress.ip_address(peer) in ipaddress.ip_network(source, strict=False)
-    except ValueError:  # a MAC address or an ipset
-        return False
 
 
 def is_open(zone: Zone, rule: Rule) -> bool:
@@ -108,7 +101,12 @@ def plain(rich: str) -> str:
     return re.sub(r'\bport port="([^"]+)"', r"port \1", said)
 
 
-class Firewalld(Backend):
+def text_of(name: str, rule: Rule) -> str:
+    """Our rule in a zone as a line for people."""
+    return f"zone {name}: {rule.text()}"
+
+
+class Firewalld(FirewallBackend):
     """Manages the running and the permanent rule set with firewall-cmd."""
 
     name = "firewalld"
@@ -140,58 +138,56 @@ class Firewalld(Backend):
         """The rules of a stopped firewalld: those it would restore at its start can be removed."""
         own = [pair for argv in self._listings() for pair in self._own(parse_zones(self.tool(*argv)))]
         steps = [
-            Step(["firewall-offline-cmd", f"--zone={name}", f"--remove-rich-rule={rich_rule(rule, self.mark)}"])
+            FirewallStep(["firewall-offline-cmd", f"--zone={name}", f"--remove-rich-rule={rich_rule(rule, self.mark)}"])
             for name, rule in own
         ]
-        return Change(steps, [f"zone {name}: {rule.text()}" for name, rule in own], [])
+        return Change(steps, [text_of(*pair) for pair in own], [])
 
     def change(self, wanted: Sequence[Rule]) -> Change:
         if not self._runs():
             return self._change_stopped()
-        zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
-        default = self.tool("firewall-cmd", "--get-default-zone").strip()
-        placed = [(zone_for(rule.peer, self._nic(rule.peer), zones, default), rule) for rule in wanted]
+        zones, placed = self._placed(wanted)
         for name, rule in placed:
             if name not in zones:
                 raise FirewallError(f"firewalld: zone {name!r}, which receives {rule.peer}, does not exist")
         needed = [(name, rule) for name, rule in placed if not is_open(zones[name], rule)]
         permanent = parse_zones(self.tool("firewall-cmd", "--permanent", "--list-all-zones"))
         steps = self._steps(RUNNING, zones, needed) + self._steps(PERMANENT, permanent, needed)
-        before = [f"zone {name}: {rule.text()}" for name, rule in self._own(zones)]
-        return Change(steps, before, [f"zone {name}: {rule.text()}" for name, rule in needed])
+        return Change(steps, [text_of(*pair) for pair in self._own(zones)], [text_of(*pair) for pair in needed])
 
-    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
+    def _placed(self, wanted: Sequence[Rule]) -> tuple[dict[str, Zone], list[tuple[str, Rule]]]:
+        """All zones, and the name of each rule's zone with the rule."""
         zones = parse_zones(self.tool("firewall-cmd", "--list-all-zones"))
         default = self.tool("firewall-cmd", "--get-default-zone").strip()
-        names = dict.fromkeys(zone_for(rule.peer, self._nic(rule.peer), zones, default) for rule in wanted)
+        return zones, [(zone_for(rule.peer, nic_towards(rule.peer, self.run), zones, default), rule) for rule in wanted]
+
+    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
+        zones, placed = self._placed(wanted)
+        names = dict.fromkeys(name for name, dummy in placed)
         return [f"zone {name} (target {zones[name].target})" for name in names if name in zones]
 
     def _own(self, zones: dict[str, Zone]) -> list[tuple[str, Rule]]:
         found = [(name, own_rule(rich, self.mark)) for name, zone in zones.items() for rich in zone.rich]
         return [(name, rule) for name, rule in found if rule is not None]
 
-    def _steps(self, scope: tuple[str, ...], zones: dict[str, Zone], needed: list[tuple[str, Rule]]) -> list[Step]:
+    def _steps(
+        self, scope: tuple[str, ...], zones: dict[str, Zone], needed: list[tuple[str, Rule]]
+    ) -> list[FirewallStep]:
         present = self._own(zones)
         add = [("add", pair) for pair in needed if pair not in present]
         remove = [("remove", pair) for pair in present if pair not in needed]
         return [
-            Step(["firewall-cmd", *scope, f"--zone={name}", f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
+            FirewallStep(["firewall-cmd", *scope, f"--zone={name}", f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
             for verb, (name, rule) in add + remove
         ]
-
-    def _nic(self, peer: str) -> str:
-        """The interface on which the peer's packets arrive, guessed from the return route."""
-        out = self.run(["ip", "route", "get", peer])[1]
-        found = re.search(r"\bdev (\S+)", out)
-        return found.group(1) if found else ""
 
     def suspected(self) -> bool:
         return self.service("is-active", "firewalld")
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         verb = "add" if present else "remove"
         return [
-            Step(["firewall-cmd", *scope, f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
+            FirewallStep(["firewall-cmd", *scope, f"--{verb}-rich-rule={rich_rule(rule, self.mark)}"])
             for scope in (RUNNING, PERMANENT)
             for rule in wanted
         ]

@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
     Packets,
     foreign,
@@ -18,8 +18,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets imp
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
+    FirewallStep,
     Rule,
-    Step,
     file_text,
     marked_names,
 )
@@ -49,16 +49,16 @@ NO_TABLES = ("incompatible", "Address family not supported", "Table does not exi
 
 def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
     """A rule in the syntax of `iptables -S`, after the chain's name."""
-    match = ["-p", rule.proto, "-m", rule.proto, "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
+    match = ["-p", "tcp", "-m", "tcp", "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
     return ["-s", f"{rule.peer}/{bits}", *match, "-j", "ACCEPT"]
 
 
 def _target(words: Sequence[str]) -> str:
-    """A rule's target; nothing for a rule that only counts."""
+    """A rule's target; empty if it only counts."""
     return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
 
 
-def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
+def dropping_lines(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
     """The lines of `iptables -S` that may drop one of these packets on its way through INPUT.
 
     Skips chains of other programs, or with `of_others` counts only those.
@@ -70,13 +70,15 @@ def ends_of(listing: str, packets: Sequence[Packets], of_others: bool = False) -
             lines.setdefault(words[1], []).extend([line] if words[0] == "-A" else [])
     found: list[str] = []
     for one in packets:
-        found += [line for line in _ends("INPUT", lines, one, set(), of_others) if line not in found]
+        found += [line for line in _dropping_in("INPUT", lines, one, set(), of_others) if line not in found]
     if packets and not of_others:
         found += re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
     return found
 
 
-def _ends(chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool) -> list[str]:
+def _dropping_in(
+    chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool
+) -> list[str]:
     seen.add(chain)
     found: list[str] = []
     for line in lines.get(chain, []):
@@ -86,7 +88,7 @@ def _ends(chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[s
             continue
         if target in lines:
             if target not in seen and (of_others or not foreign(target)):
-                found += _ends(target, lines, packets, seen, of_others)
+                found += _dropping_in(target, lines, packets, seen, of_others)
         elif target not in HARMLESS and foreign(chain) is of_others:
             found.append(line)
     return found
@@ -110,7 +112,7 @@ def rule_of(words: Sequence[str]) -> Rule:
     """Parse one of our own rules."""
     value = dict(zip(words, words[1:]))
     low, _dummy, high = value["--dport"].partition(":")
-    return Rule(value["-s"].split("/")[0], int(low), int(high or low), value["-p"])
+    return Rule(value["-s"].split("/")[0], int(low), int(high or low))
 
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
@@ -129,7 +131,7 @@ def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
     return "".join(lines[:place] + new + lines[place:])
 
 
-class Iptables(Backend):
+class Iptables(FirewallBackend):
     """Manages both families, each only if it blocks."""
 
     name = "iptables"
@@ -149,12 +151,12 @@ class Iptables(Backend):
             old = [family for family in LEGACY if re.search(r"^-A|^-P INPUT (?!ACCEPT)", self._listing(family), re.M)]
         return [*FAMILIES, *old]
 
-    def _ends(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
+    def _dropping_lines(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
         mine = [rule for rule in wanted if rule.family == family.version]
-        return ends_of(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
+        return dropping_lines(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
 
     def in_force(self, wanted: Sequence[Rule]) -> bool:
-        return any(self._ends(family, wanted) for family in self._families())
+        return any(self._dropping_lines(family, wanted) for family in self._families())
 
     def names(self, known: Sequence[str]) -> set[str]:
         listings = [self._listing(family) for family in self._families()]
@@ -178,18 +180,20 @@ class Iptables(Backend):
 
     def _family_change(self, family: Family, wanted: Sequence[Rule]) -> Change:
         listing = self._listing(family)
-        if not ends_of(listing, packets_of(wanted, self.run)):
+        if not dropping_lines(listing, packets_of(wanted, self.run)):
             wanted = []
         mine = own_rules(listing, self.mark)
         present = [rule_of(words) for words in mine]
         # Each is inserted at the head, so the last comes first.
         steps = [
-            Step([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
+            FirewallStep([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
             for rule in reversed(wanted)
             if rule not in present
         ]
         steps += [
-            Step([family.tool, "-w", "-D", "INPUT", *words]) for words, rule in zip(mine, present) if rule not in wanted
+            FirewallStep([family.tool, "-w", "-D", "INPUT", *words])
+            for words, rule in zip(mine, present)
+            if rule not in wanted
         ]
         saved, persistent = self._saved(family, wanted)
         note = (
@@ -201,7 +205,7 @@ class Iptables(Backend):
             steps + saved, [rule.text() for rule in present], [rule.text() for rule in wanted], persistent, note
         )
 
-    def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[Step], bool]:
+    def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[FirewallStep], bool]:
         """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
         for name, unit in family.files:
             text = file_text(self.at(name))
@@ -210,30 +214,32 @@ class Iptables(Backend):
             new = saved_with(text, self.mark, [words_of(rule, family.bits, self.mark) for rule in wanted])
             kept = len(own_rules(new, self.mark)) == len(wanted)
             shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-            return ([Step(shown, self.at(name), new)] if new != text else []), kept
+            return ([FirewallStep(shown, self.at(name), new)] if new != text else []), kept
         return [], not wanted
 
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         found: list[str] = []
         for family in self._families():
-            ends = self._ends(family, wanted)
-            found += [line for line in ends if not line.startswith("-P")] or ends
+            drops = self._dropping_lines(family, wanted)
+            found += [line for line in drops if not line.startswith("-P")] or drops
         return found
 
     def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
         return [
-            f"iptables {line}" for family in self._families() for line in self._ends(family, wanted, of_others=True)
+            f"iptables {line}"
+            for family in self._families()
+            for line in self._dropping_lines(family, wanted, of_others=True)
         ]
 
     def suspected(self) -> bool:
         return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         head = ["-I", "INPUT", "1"] if present else ["-D", "INPUT"]
         tools = {family.version: family for family in FAMILIES}
         steps = [
-            Step([tools[rule.family].tool, *head, *words_of(rule, tools[rule.family].bits, self.mark)])
+            FirewallStep([tools[rule.family].tool, *head, *words_of(rule, tools[rule.family].bits, self.mark)])
             for rule in wanted
         ]
         saver = self.run(["netfilter-persistent", "--help"])[0] != 127
-        return steps + ([Step(["netfilter-persistent", "save"])] if saver else [])
+        return steps + ([FirewallStep(["netfilter-persistent", "save"])] if saver else [])

@@ -15,7 +15,7 @@ import re
 import tempfile
 from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
     Packets,
     foreign,
@@ -26,8 +26,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets imp
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     Change,
     FirewallError,
+    FirewallStep,
     Rule,
-    Step,
     concerns,
     file_text,
     marked_names,
@@ -41,7 +41,7 @@ Chain = Tuple[str, str, str]
 Listed = Dict[str, Any]
 
 
-class Own(NamedTuple):
+class OwnRule(NamedTuple):
     """One of our rules in the kernel."""
 
     chain: Chain
@@ -86,10 +86,10 @@ class Ruleset:
         """The base chains that may drop one of these packets, of the owner's rule set or of other programs."""
         inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet") and foreign(key[1]) is of_others]
         chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
-        return [key for key in chains if any(self._ends(key, one) for one in packets)]
+        return [key for key in chains if any(self._may_drop(key, one) for one in packets)]
 
-    def _ends(self, chain: Chain, packets: Packets) -> bool:
-        if chain[0] != "inet" and (chain[0] == "ip6") != (packets.rule.family == 6):
+    def _may_drop(self, chain: Chain, packets: Packets) -> bool:
+        if not takes(chain, packets.rule):
             return False
         return self.base[chain].get("policy") == "drop" or self._drops(chain, packets, set())
 
@@ -103,16 +103,12 @@ class Ruleset:
         for part in parts:
             if "match" in part and nft_match(packets, part["match"], sets) is False:
                 return False
-            if "vmap" in part:
-                if any(
-                    self._verdict(chain, verdict, packets, seen) for verdict in self._met(chain, part["vmap"], packets)
-                ):
-                    return True
-            elif self._verdict(chain, part, packets, seen):
+            verdicts = self._reachable(chain, part["vmap"], packets) if "vmap" in part else [part]
+            if any(self._verdict(chain, verdict, packets, seen) for verdict in verdicts):
                 return True
         return False
 
-    def _met(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
+    def _reachable(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
         """The verdicts of a map that these packets may reach."""
         data = vmap.get("data")
         pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])
@@ -130,10 +126,10 @@ class Ruleset:
                 return True
         return False
 
-    def own(self, mark: str) -> list[Own]:
+    def own(self, mark: str) -> list[OwnRule]:
         """Our rules, in any chain."""
         marked = [(chain, rule) for chain, rules in self.rules.items() for rule in rules if rule.get("comment") == mark]
-        return [Own(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
+        return [OwnRule(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
 
 
 def managed(chain: Chain) -> bool:
@@ -160,10 +156,10 @@ def rule_of(rule: Listed) -> Rule:
 def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
     """nft arguments for one rule at the head of a chain."""
     source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
-    return ["insert", "rule", *chain, *source, rule.proto, "dport", rule.ports(), "accept", "comment", f'"{mark}"']
+    return ["insert", "rule", *chain, *source, "tcp", "dport", rule.ports(), "accept", "comment", f'"{mark}"']
 
 
-def fits(chain: Chain, rule: Rule) -> bool:
+def takes(chain: Chain, rule: Rule) -> bool:
     """A chain of one family takes only that family's rules."""
     return chain[0] == "inet" or (chain[0] == "ip6") == (rule.family == 6)
 
@@ -173,7 +169,7 @@ def text_of(chain: Chain, rule: Rule) -> str:
     return f"{' '.join(chain)}: {rule.text()}"
 
 
-class Nftables(Backend):
+class Nftables(FirewallBackend):
     """Manages one rule per peer, range and blocking chain."""
 
     name = "nftables"
@@ -181,7 +177,7 @@ class Nftables(Backend):
     packet_filter = "nft"
 
     def _ruleset(self) -> Ruleset:
-        text = self.tool("nft", "-j", "list", "ruleset") if self.there("nft") else ""
+        text = self.tool("nft", "-j", "list", "ruleset") if self.has_program("nft") else ""
         # Tables in iptables' format that it cannot handle, or without iptables installed, count as native.
         return Ruleset(text, all(self._sees(tool) for tool in ("iptables", "ip6tables")))
 
@@ -206,15 +202,15 @@ class Nftables(Backend):
         ruleset = self._ruleset()
         own = ruleset.own(self.mark)
         chains = ruleset.blocking(packets_of(wanted, self.run))
-        targets = [(chain, rule) for chain in chains for rule in wanted if fits(chain, rule)]
+        targets = [(chain, rule) for chain in chains for rule in wanted if takes(chain, rule)]
         present = [(entry.chain, entry.rule) for entry in own]
         steps = [
-            Step(["nft", *words_of(chain, rule, self.mark)])
+            FirewallStep(["nft", *words_of(chain, rule, self.mark)])
             for chain, rule in reversed(targets)
             if (chain, rule) not in present
         ]
         steps += [
-            Step(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
+            FirewallStep(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
             for entry in own
             if (entry.chain, entry.rule) not in targets
         ]
@@ -222,7 +218,7 @@ class Nftables(Backend):
         before, after = [text_of(*entry) for entry in present], [text_of(*entry) for entry in targets]
         return Change(steps + saved, before, after, not note, note)
 
-    def _saved(self, lines: list[str]) -> tuple[list[Step], str]:
+    def _saved(self, lines: list[str]) -> tuple[list[FirewallStep], str]:
         """Our block in the file loaded at boot, or why there is none."""
         path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
         loaded = bool(path) and self.service("is-enabled", "nftables")
@@ -241,7 +237,7 @@ class Nftables(Backend):
                 [],
                 f"nftables: {path} does not define the chains that block now ({why}), so these rules are lost at a reboot",
             )
-        return [Step(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
+        return [FirewallStep(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
 
     def _refused(self, text: str) -> str | None:
         """nft's errors about a draft, before it replaces the file loaded at boot."""
@@ -255,7 +251,7 @@ class Nftables(Backend):
         chains = chain_lines(self.tool("nft", "list", "ruleset"))
         found = []
         for chain in self._ruleset().blocking(packets_of(wanted, self.run)):
-            lines = [line for line in ends(chain, chains, set()) if concerns(line, wanted)]
+            lines = [line for line in dropping_lines(chain, chains, set()) if concerns(line, wanted)]
             policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
             found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
         return found
@@ -271,13 +267,13 @@ class Nftables(Backend):
             self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
         )
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         if not present:
-            return [Step(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
+            return [FirewallStep(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
         text = next(filter(None, (file_text(self.at(name)) for name in FILES)), "")
         chains = input_chains(text) or [("inet", "filter", "input")]
-        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if fits(chain, rule)]
-        return [Step(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
+        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if takes(chain, rule)]
+        return [FirewallStep(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
 
 
 def chain_lines(text: str) -> dict[Chain, list[str]]:
@@ -286,9 +282,9 @@ def chain_lines(text: str) -> dict[Chain, list[str]]:
     table, lines = ("", ""), []
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["table"]:
-            table = (words[1], words[2])
-        elif words[:1] == ["chain"]:
+        if words[:1] == ["table"] and len(words) > 2:
+            table = ("ip", words[1]) if words[2] == "{" else (words[1], words[2])
+        elif words[:1] == ["chain"] and len(words) > 1:
             lines = found.setdefault((*table, words[1]), [])
         elif line.endswith("{"):
             lines = []  # a set, a map and the like
@@ -297,7 +293,7 @@ def chain_lines(text: str) -> dict[Chain, list[str]]:
     return found
 
 
-def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
+def dropping_lines(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
     """The rules that drop a packet, in a chain and those it jumps to."""
     seen.add(chain)
     found = []
@@ -306,21 +302,14 @@ def ends(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list
         if re.search(r"\b(drop|reject|queue)\b", line) and not line.startswith("type "):
             found.append(line)
         for target in further:
-            found += ends(target, chains, seen) if target not in seen else []
+            found += dropping_lines(target, chains, seen) if target not in seen else []
     return found
 
 
 def input_chains(text: str) -> list[Chain]:
     """The input chains defined in a configuration file, parsed without nft."""
-    chains: list[Chain] = []
-    table: tuple[str, str] = ("", "")
-    name = ""
-    for line in re.sub(r"#.*", "", text).replace("{", "{\n").replace(";", ";\n").splitlines():
-        words = line.replace("{", " ").split()
-        if words[:1] == ["table"] and len(words) >= 2:
-            table = (words[1], words[2]) if len(words) > 2 else ("ip", words[1])
-        elif words[:1] == ["chain"] and len(words) >= 2:
-            name = words[1]
-        elif words[:4] == ["type", "filter", "hook", "input"] and name:
-            chains.append((*table, name))
-    return chains
+    one_a_line = re.sub(r"#.*", "", text).replace("{", " {\n").replace("}", "\n}\n").replace(";", ";\n")
+    hook = ["type", "filter", "hook", "input"]
+    return [
+        chain for chain, lines in chain_lines(one_a_line).items() if any(line.split()[:4] == hook for line in lines)
+    ]

@@ -20,20 +20,8 @@ FOREIGN = re.compile(
     r"^(f2b-|fail2ban|docker|kube-|libvirt|lxc|incus|lxd|cni-|podman|netavark|cali-|calico|cilium|flannel|crowdsec|ts-|tailscale)",
     re.I,
 )
-OTHER_PROTOCOLS = (
-    "udp",
-    "udplite",
-    "icmp",
-    "icmpv6",
-    "igmp",
-    "sctp",
-    "dccp",
-    "esp",
-    "ah",
-    "comp",
-    "arp",
-    "vlan",
-    "ether",
+OTHER_PROTOCOLS = frozenset(
+    ["udp", "udplite", "icmp", "icmpv6", "igmp", "sctp", "dccp", "esp", "ah", "comp", "arp", "vlan", "ether"]
 )
 NOT_FOR_US = ("127.0.0.0/8", "::1/128", "224.0.0.0/4", "ff00::/8", "255.255.255.255/32")
 
@@ -47,18 +35,20 @@ class Packets(NamedTuple):
 
 
 def packets_of(wanted: Sequence[Rule], run: Run) -> list[Packets]:
-    """The packets to admit. The return route shows on which interface a peer's packets arrive."""
+    """The packets to admit."""
     own = tuple(re.findall(r"\binet6? ([\da-fA-F.:]+)/", run(["ip", "-o", "address", "show"])[1])) if wanted else ()
-    nics: dict[str, str] = {}
-    for rule in wanted:
-        if rule.peer not in nics:
-            found = re.search(r"\bdev (\S+)", run(["ip", "route", "get", rule.peer])[1])
-            nics[rule.peer] = found.group(1) if found else ""
+    nics = {peer: nic_towards(peer, run) for peer in dict.fromkeys(rule.peer for rule in wanted)}
     return [Packets(rule, nics[rule.peer], own) for rule in wanted]
 
 
+def nic_towards(peer: str, run: Run) -> str:
+    """The interface on which a peer's packets arrive, guessed from the return route; empty if unknown."""
+    found = re.search(r"\bdev (\S+)", run(["ip", "route", "get", peer])[1])
+    return found.group(1) if found else ""
+
+
 def foreign(name: str) -> bool:
-    """Whether a table or chain is kept by another program."""
+    """Whether another program maintains a table or chain."""
     return bool(FOREIGN.match(name))
 
 
@@ -82,18 +72,19 @@ def ports_in(packets: Packets, low: int, high: int) -> Answer:
 
 
 def source_in(packets: Packets, network: str) -> Answer:
-    return _address_in(packets.rule.peer, network)
+    return address_in(packets.rule.peer, network)
 
 
 def target_in(packets: Packets, network: str) -> Answer:
     """Whether they are sent to an address of this network."""
-    if any(_address_in(network.split("/")[0], other) for other in NOT_FOR_US):
+    if any(address_in(network.split("/")[0], other) for other in NOT_FOR_US):
         return False
-    answers = [_address_in(address, network) for address in packets.own]
+    answers = [address_in(address, network) for address in packets.own]
     return None if not answers or None in answers or len(set(answers)) > 1 else answers[0]
 
 
-def _address_in(address: str, network: str) -> Answer:
+def address_in(address: str, network: str) -> Answer:
+    """Whether an address is in a network; None if the network is something else, such as a MAC address or a set."""
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
     except ValueError:
@@ -101,7 +92,7 @@ def _address_in(address: str, network: str) -> Answer:
 
 
 def arrives_on(packets: Packets, pattern: str, wild: str = "*") -> Answer:
-    """Whether they come in by an interface of this name, or one that begins so."""
+    """Whether they arrive on an interface with this name, or with this beginning of a name."""
     if not packets.nic:
         return False if pattern == "lo" else None
     if pattern.endswith(wild):
@@ -123,7 +114,7 @@ def nft_match(packets: Packets, match: Mapping[str, Any], sets: Mapping[str, Any
 
 
 def nft_holds(packets: Packets, left: Any, right: Any, sets: Mapping[str, Any]) -> Answer:
-    """Whether what the left side means of these packets is (in) the right side."""
+    """Whether the left side's value for these packets equals the right side, or is in it."""
     if not isinstance(left, dict):
         return None
     if isinstance(right, str) and right.startswith("@"):
@@ -162,7 +153,7 @@ def _nft_payload(packets: Packets, payload: Mapping[str, Any], right: Any) -> An
         if (protocol == "ip") != (packets.rule.family == 4):
             return False
         if field in ("protocol", "nexthdr"):
-            return str(right) in (packets.rule.proto, "6")
+            return str(right) in ("tcp", "6")
         if field in ("saddr", "daddr"):
             return _nft_addresses(packets, str(field), right)
     if field == "dport":
@@ -190,7 +181,7 @@ def _nft_meta(packets: Packets, key: str, right: Any) -> Answer:
     if key in ("iifname", "iif"):
         return arrives_on(packets, str(right))
     if key == "l4proto":
-        return str(right) in (packets.rule.proto, "6")
+        return str(right) in ("tcp", "6")
     if key == "nfproto":
         return str(right) == f"ipv{packets.rule.family}"
     if key == "pkttype":
@@ -230,7 +221,7 @@ def iptables_rule(packets: Packets, words: Sequence[str]) -> Answer:
 
 
 def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence[str]) -> Any:
-    """The answer to one condition, "" for a word that is none."""
+    """The answer to one condition; "" if the word is none."""
     if flag == "-s":
         return source_in(packets, value)
     if flag == "-d":
@@ -238,7 +229,7 @@ def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence
     if flag == "-i":
         return arrives_on(packets, value, "+")
     if flag in ("-p", "--protocol"):
-        return value in (packets.rule.proto, "all", "6")
+        return value in ("tcp", "all", "6")
     if flag in ("--dport", "--dports"):
         pairs = re.findall(r"(\d+)(?::(\d+))?", value)
         return any_of([ports_in(packets, int(low), int(high or low)) for low, high in pairs]) if pairs else None
@@ -249,6 +240,6 @@ def _iptables_condition(packets: Packets, flag: str, value: str, after: Sequence
     if flag == "--dst-type":
         return "LOCAL" in value.split(",")
     if flag == "--match-set" and foreign(value):
-        return False  # whom another program bans is that program's affair
-    # A limit, a mark, a set of addresses and whatever else there is: it may be met.
+        return False  # another program's bans are reported, not judged
+    # Anything else, such as a limit, a mark or a set of addresses, may be met.
     return ""

@@ -25,12 +25,11 @@ class Forbidden(FirewallError):
 
 
 class Rule(NamedTuple):
-    """One peer may open connections to one range of our ports."""
+    """One peer may open TCP connections to one range of our ports."""
 
     peer: str
     low: int
     high: int
-    proto: str = "tcp"
 
     @property
     def family(self) -> int:
@@ -40,11 +39,11 @@ class Rule(NamedTuple):
         return str(self.low) if self.low == self.high else f"{self.low}{separator}{self.high}"
 
     def text(self) -> str:
-        return f"{self.proto} from {self.peer} to port {self.ports()}"
+        return f"tcp from {self.peer} to port {self.ports()}"
 
 
 def concerns(line: str, wanted: Sequence[Rule]) -> bool:
-    """Whether a line of nft, iptables or ufw could speak of packets that these rules would let in, as far as its words tell."""
+    """Whether a line of nft, iptables or ufw, judged by its words alone, may match packets that these rules admit."""
     if re.search(r"\b(udp|icmp|icmpv6|ipv6-icmp|igmp|invalid|INVALID)\b", line):
         return False
     ports = re.search(r"\b(?:dports?|port|deny|reject|limit) (\{[^}]*\}|[\d:,-]+)", line)
@@ -71,8 +70,8 @@ def _any_source(text: str, rule: Rule) -> bool:
     return False
 
 
-class Step(NamedTuple):
-    """One thing to do: a command, or a file to be given a new text (then the command only shows it to a person)."""
+class FirewallStep(NamedTuple):
+    """A command to run, or a file to replace; the command then only shows the change to people."""
 
     argv: list[str]
     path: str = ""
@@ -85,7 +84,7 @@ class Step(NamedTuple):
 class Change(NamedTuple):
     """The steps from the current to the wanted rules; before and after list the job's own rules as lines."""
 
-    steps: list[Step]
+    steps: list[FirewallStep]
     before: list[str]
     after: list[str]
     persistent: bool = True
@@ -108,7 +107,7 @@ def marked_names(text: str) -> set[str]:
 
 
 def address(text: str) -> str:
-    """An address in its canonical form; a zone (fe80::1%eth0) is dropped, for rules know none."""
+    """An address in its canonical form, without a zone (fe80::1%eth0), because rules have none."""
     plain = str(text).strip().partition("%")[0]
     try:
         return str(ipaddress.ip_address(plain))
@@ -126,7 +125,7 @@ def port_range(text: int | str) -> tuple[int, int]:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, with those that overlap or touch made one, since some backends refuse overlaps."""
+    """Ranges in order; those that overlap or touch are joined, because some backends refuse overlaps."""
     result: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if result and low <= result[-1][1] + 1:
@@ -136,11 +135,11 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return result
 
 
-def wanted_rules(peers: Sequence[str], ports: Sequence[int | str], proto: str = "tcp") -> list[Rule]:
-    """One rule for every peer and every range of ports, without doubles, in the order of the peers."""
+def wanted_rules(peers: Sequence[str], ports: Sequence[int | str]) -> list[Rule]:
+    """One rule for every peer and every range of ports, without duplicates, in the order of the peers."""
     ranges = merged(port_range(port) for port in ports)
     unique = list(dict.fromkeys(address(peer) for peer in peers))
-    return [Rule(peer, low, high, proto) for peer in unique for low, high in ranges]
+    return [Rule(peer, low, high) for peer in unique for low, high in ranges]
 
 
 def covers(ranges: Iterable[tuple[int, int]], rule: Rule) -> bool:
@@ -149,12 +148,12 @@ def covers(ranges: Iterable[tuple[int, int]], rule: Rule) -> bool:
 
 
 def with_block(text: str, mark: str, lines: Sequence[str]) -> str:
-    """A configuration file with the job's marked block at its end holding these lines; no lines, no block."""
+    """A configuration file with these lines in the job's marked block at its end; without lines, without a block."""
     rest = without_block(text, mark)
     if not lines:
         return rest
     block = "\n".join([*lines, f"# END {mark}"]) + "\n"
-    # A file whose last line has no end is noted in the block, so that removal restores every byte.
+    # `joined` notes that the last line had no line feed, so that removal restores every byte.
     return f"{rest}\n# BEGIN {mark} joined\n{block}" if rest and rest[-1] != "\n" else f"{rest}# BEGIN {mark}\n{block}"
 
 

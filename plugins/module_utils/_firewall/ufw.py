@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ufw: its own rules, prepended so that they come before the owner's denials; ufw itself keeps them over a reboot."""
+"""ufw: rules of its own kind, prepended to the owner's denials; ufw keeps them across reboots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import re
 import shlex
 from typing import NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Backend
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
     MARK,
     Change,
+    FirewallStep,
     Rule,
-    Step,
     concerns,
     file_text,
 )
@@ -23,7 +23,7 @@ Spec = Tuple[str, ...]
 
 
 class Added(NamedTuple):
-    """A rule as `ufw show added` tells it; jobs is None for a rule that is not ours."""
+    """A rule of `ufw show added`; jobs is None if it is not ours."""
 
     spec: Spec
     jobs: set[str] | None
@@ -31,12 +31,12 @@ class Added(NamedTuple):
 
 def spec_of(rule: Rule) -> Spec:
     """The words of a rule, in the order in which ufw shows them."""
-    return ("allow", "from", rule.peer, "to", "any", "port", rule.ports(":"), "proto", rule.proto)
+    return ("allow", "from", rule.peer, "to", "any", "port", rule.ports(":"), "proto", "tcp")
 
 
 def text_of(spec: Spec) -> str:
     """Our rule as a line for people."""
-    return Rule(spec[2], *_ports(spec[6]), spec[8]).text()
+    return Rule(spec[2], *_ports(spec[6])).text()
 
 
 def _ports(text: str) -> tuple[int, int]:
@@ -62,11 +62,11 @@ def parse_added(text: str) -> dict[Spec, Added]:
 
 
 def comment_of(jobs: set[str]) -> str:
-    """ufw holds a rule only once, so jobs that want the same one share its comment."""
+    """The comment of a rule, which all jobs share that want it, because ufw holds a rule only once."""
     return MARK + ",".join(sorted(jobs))
 
 
-class Ufw(Backend):
+class Ufw(FirewallBackend):
     """One ufw rule for every peer and range."""
 
     name = "ufw"
@@ -80,7 +80,7 @@ class Ufw(Backend):
         if "Status: active" not in status:
             return False
         default = re.search(r"^Default: (\w+) \(incoming\)", status, re.M)
-        # The shown rules say only what the owner added; a default of allow with no denial lets everybody in.
+        # With a default of allow, only the owner's denials can block.
         return not default or default.group(1) != "allow" or any(concerns(line, wanted) for line in self._denials())
 
     def _denials(self) -> list[str]:
@@ -99,25 +99,25 @@ class Ufw(Backend):
         added = parse_added(self.tool("ufw", "show", "added"))
         job = self.mark[len(MARK) :]
         mine = [entry.spec for entry in added.values() if entry.jobs and job in entry.jobs]
-        # A rule of the owner's with the same words serves as well, and must not be taken away later.
+        # The owner's own rule with the same words serves too, and must not be removed later.
         specs = [spec for spec in map(spec_of, wanted) if spec not in added or added[spec].jobs is not None]
         steps = [self._join(added, spec, job) for spec in reversed(specs) if spec not in mine]
         steps += [self._leave(added[spec], job) for spec in mine if spec not in specs]
         return Change(steps, [text_of(spec) for spec in mine], [text_of(spec) for spec in specs])
 
     @staticmethod
-    def _join(added: dict[Spec, Added], spec: Spec, job: str) -> Step:
+    def _join(added: dict[Spec, Added], spec: Spec, job: str) -> FirewallStep:
         entry = added.get(spec)
         if entry is None:
-            return Step(["ufw", "prepend", *spec, "comment", MARK + job])
-        return Step(["ufw", *spec, "comment", comment_of((entry.jobs or set()) | {job})])
+            return FirewallStep(["ufw", "prepend", *spec, "comment", MARK + job])
+        return FirewallStep(["ufw", *spec, "comment", comment_of((entry.jobs or set()) | {job})])
 
     @staticmethod
-    def _leave(entry: Added, job: str) -> Step:
+    def _leave(entry: Added, job: str) -> FirewallStep:
         others = (entry.jobs or set()) - {job}
         if others:
-            return Step(["ufw", *entry.spec, "comment", comment_of(others)])
-        return Step(["ufw", "delete", *entry.spec])
+            return FirewallStep(["ufw", *entry.spec, "comment", comment_of(others)])
+        return FirewallStep(["ufw", "delete", *entry.spec])
 
     def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
         denials = self._denials()
@@ -127,7 +127,7 @@ class Ufw(Backend):
     def suspected(self) -> bool:
         return bool(re.search(r"^ENABLED=yes", file_text(self.at("etc/ufw/ufw.conf")) or "", re.M))
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[Step]:
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
         if present:
-            return [Step(["ufw", "prepend", *spec_of(rule), "comment", self.mark]) for rule in wanted]
-        return [Step(["ufw", "delete", *spec_of(rule)]) for rule in wanted]
+            return [FirewallStep(["ufw", "prepend", *spec_of(rule), "comment", self.mark]) for rule in wanted]
+        return [FirewallStep(["ufw", "delete", *spec_of(rule)]) for rule in wanted]

@@ -123,3 +123,11 @@ def _try_lock(descriptor: int) -> bool:
             return False
         raise
     return True
+
+
+def free_bytes(folder: str) -> int:
+    """Bytes that this user may still write; the folder need not exist yet."""
+    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -27,7 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter 
     find_interpreter,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wanted_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -65,7 +65,7 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> Document:
+def venv_seen(wanted: VenvSpec, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> Document:
     """Whether the environment has the required packages and Python; only `ready` if it is incomplete."""
     try:
         base = find_interpreter(run, find, python, minimum, wanted.host)
@@ -73,7 +73,7 @@ def venv_seen(wanted: Wanted, python: str, minimum: str, run: Run, find: Callabl
         state, found = venv.look()
     except VenvError:
         return {"ready": False}
-    if found is None or not venv.is_ready(state, found):
+    if found is None or state != "ready":
         return {"ready": False}
     packages = found["packages"]
     return {

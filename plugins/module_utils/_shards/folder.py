@@ -14,8 +14,7 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
-from typing import Any, Callable, Iterator, NamedTuple, cast
+from typing import Any, Iterator, NamedTuple, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import (
@@ -25,7 +24,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest im
     remembered,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Busy,
+    free_bytes,
+    locked,
+    read_object,
+    write_json,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 
 DIGESTS = ".digests.json"
@@ -39,18 +44,22 @@ class ShardsError(Exception):
     """Which host and file, what was seen, what to do, in one sentence."""
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """One file of a manifest; path is relative to the folder, with slashes."""
 
     path: str
     bytes: int
     sha256: str
 
+    def line(self) -> str:
+        """For people and diffs."""
+        return f"{self.path} {self.bytes} {self.sha256[:16]}\n"
+
 
 class State(NamedTuple):
     """State of a manifest's file in the folder: ok, missing, truncated, oversized or corrupted."""
 
-    entry: Entry
+    entry: ManifestEntry
     state: str
 
 
@@ -58,7 +67,7 @@ class State(NamedTuple):
 # Manifests
 
 
-def entries(manifest: Manifest) -> list[Entry]:
+def entries(manifest: Manifest) -> list[ManifestEntry]:
     """A manifest's files; rejects paths that lead out of the folder."""
     found = []
     for key, prefix in (("shards", ""), ("tokenizer", "tokenizer/"), ("files", "")):
@@ -67,7 +76,7 @@ def entries(manifest: Manifest) -> list[Entry]:
         for item in listed or []:
             try:
                 path = told.file_path(prefix + str(item["name"]))
-                found.append(Entry(path, told.whole(item["bytes"]), told.sha256(item["sha256"])))
+                found.append(ManifestEntry(path, told.whole(item["bytes"]), told.sha256(item["sha256"])))
             except (KeyError, TypeError, told.Untrue) as why:
                 raise ShardsError(
                     f"the manifest's entry {item!a} below {key} is not {{name, bytes, sha256}}: {why}"
@@ -75,23 +84,17 @@ def entries(manifest: Manifest) -> list[Entry]:
     return found
 
 
-def manifest_of(name: str, layout: str, files: list[Entry]) -> Manifest:
+def manifest_of(name: str, layout: str, files: list[ManifestEntry]) -> Manifest:
     """The document, in training order."""
-
-    def items(prefix: str) -> list[ManifestFile]:
-        return [
-            {"name": one.path[len(prefix) :], "bytes": one.bytes, "sha256": one.sha256}
-            for one in files
-            if one.path.startswith(prefix) and "/" not in one.path[len(prefix) :]
-        ]
-
     if layout == "files":
-        return {
-            "format": 1,
-            "id": name,
-            "files": [{"name": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in files],
-        }
-    return {"format": 1, "id": name, "shards": items(""), "tokenizer": items("tokenizer/")}
+        return {"format": 1, "id": name, "files": [_named(one.path, one) for one in files]}
+    shards = [_named(one.path, one) for one in files if "/" not in one.path]
+    tokenizer = [_named(os.path.basename(one.path), one) for one in files if "/" in one.path]
+    return {"format": 1, "id": name, "shards": shards, "tokenizer": tokenizer}
+
+
+def _named(name: str, file: ManifestEntry) -> ManifestFile:
+    return {"name": name, "bytes": file.bytes, "sha256": file.sha256}
 
 
 def digest_of(manifest: Manifest) -> str:
@@ -102,7 +105,7 @@ def digest_of(manifest: Manifest) -> str:
 
 def listing(manifest: Manifest | None) -> str:
     """One line per file, for people and diffs."""
-    return "".join(f"{one.path} {one.bytes} {one.sha256[:16]}\n" for one in entries(manifest or {}))
+    return "".join(one.line() for one in entries(manifest or {}))
 
 
 def load_manifest(folder: str) -> Manifest | None:
@@ -111,12 +114,10 @@ def load_manifest(folder: str) -> Manifest | None:
     return cast(Manifest, document) if document.get("format") == 1 else None
 
 
-def save_manifest(folder: str, manifest: Manifest) -> bool:
+def save_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest if it differs."""
-    if load_manifest(folder) == manifest:
-        return False
-    write_json(os.path.join(folder, MANIFEST), manifest)
-    return True
+    if load_manifest(folder) != manifest:
+        write_json(os.path.join(folder, MANIFEST), manifest)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -126,38 +127,33 @@ def save_manifest(folder: str, manifest: Manifest) -> bool:
 class Digests:
     """Digests of a folder's files, valid while size, time and inode do not change."""
 
-    def __init__(self, folder: str, believe: bool = True) -> None:
+    def __init__(self, folder: str, use_stored: bool = True) -> None:
         self.folder = folder
         self.hashed_bytes = 0
         self._known: dict[str, Remembered] = {}
         self._dirty = False
-        if believe:
+        if use_stored:
             self._known = remembered(read_object(os.path.join(folder, DIGESTS)))
 
-    def of(self, path: str) -> Entry | None:
+    def of(self, path: str) -> ManifestEntry | None:
         """The entry for a file as it is now; None if missing."""
         full = os.path.join(self.folder, path)
         try:
             found = os.stat(full)
         except OSError:
-            self.forget(path)
+            self._dirty = self._known.pop(path, None) is not None or self._dirty
             return None
         known = self._known.get(path)
         if known and [known.get("bytes"), known.get("mtime_ns"), known.get("inode")] == _identity(found):
-            return Entry(path, found.st_size, str(known["sha256"]))
+            return ManifestEntry(path, found.st_size, str(known["sha256"]))
         sha256 = hash_file(full)
         self.hashed_bytes += found.st_size
         self._remember(path, found, sha256)
-        return Entry(path, found.st_size, sha256)
+        return ManifestEntry(path, found.st_size, sha256)
 
     def learn(self, path: str, sha256: str) -> None:
         """Store a digest that was computed while writing the file."""
         self._remember(path, os.stat(os.path.join(self.folder, path)), sha256)
-
-    def forget(self, path: str) -> None:
-        """Forget a path's digest."""
-        if self._known.pop(path, None) is not None:
-            self._dirty = True
 
     def save(self) -> None:
         """Save the digests; other processes may read the file at any time."""
@@ -184,21 +180,19 @@ def hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def compare(wanted: list[Entry], digests: Digests) -> list[State]:
+def compare(wanted: list[ManifestEntry], digests: Digests) -> list[State]:
     """The state of each wanted file; files of the wrong size are not read."""
-    states = []
-    for entry in wanted:
-        try:
-            size = os.stat(os.path.join(digests.folder, entry.path)).st_size
-        except OSError:
-            states.append(State(entry, "missing"))
-            continue
-        if size != entry.bytes:
-            states.append(State(entry, "truncated" if size < entry.bytes else "oversized"))
-            continue
-        found = digests.of(entry.path)
-        states.append(State(entry, "ok" if found and found.sha256 == entry.sha256 else "corrupted"))
-    return states
+    return [State(entry, _state_of(entry, digests)) for entry in wanted]
+
+
+def _state_of(entry: ManifestEntry, digests: Digests) -> str:
+    try:
+        size = os.path.getsize(os.path.join(digests.folder, entry.path))
+    except OSError:
+        return "missing"
+    if size != entry.bytes:
+        return "truncated" if size < entry.bytes else "oversized"
+    return "ok" if digests.of(entry.path) == entry else "corrupted"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -252,27 +246,17 @@ def check_space(folder: str, need: int, host: str) -> None:
         )
 
 
-def free_bytes(folder: str) -> int:
-    """Bytes that this user may still write; the folder need not exist yet."""
-    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
-        folder = os.path.dirname(folder)
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-def make_folder(folder: str, host: str) -> bool:
+def make_folder(folder: str, host: str) -> None:
     """Create a folder, or say in one sentence why it cannot be created or written."""
     try:
-        existed = os.path.isdir(folder)
         os.makedirs(folder, mode=0o755, exist_ok=True)
     except OSError as why:
-        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_who_may(folder)}") from why
+        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_access_hint(folder)}") from why
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ShardsError(f"{host}: {folder} cannot be written by this user; {_who_may(folder)}")
-    return not existed
+        raise ShardsError(f"{host}: {folder} cannot be written by this user; {_access_hint(folder)}")
 
 
-def _who_may(folder: str) -> str:
+def _access_hint(folder: str) -> str:
     return f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
 
 
@@ -309,7 +293,7 @@ class Linking(NamedTuple):
     remove: list[str]
 
 
-def plan_links(store: str, run: str, wanted: list[Entry]) -> Linking:
+def plan_links(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
     """Compare run/data and run/tokenizer with the manifest."""
     targets = {run_path(one.path): one.path for one in wanted}
     make = [
@@ -352,23 +336,15 @@ def choose(names: list[str], count: int) -> list[str]:
     return [*names[: count - 1], names[-1]]
 
 
-def take_seeds(
-    folder: str, wanted: list[State], seeds: list[str], digests: Digests, report: Callable[[str, int], None]
-) -> list[State]:
+def take_seeds(wanted: list[ManifestEntry], seeds: list[str], digests: Digests) -> list[ManifestEntry]:
     """Link files with the right digest from other folders of this host; returns the still missing ones."""
-    left = []
-    for state in wanted:
-        if not any(_take_seed(folder, state.entry, seed, digests) for seed in seeds):
-            left.append(state)
-        else:
-            report(state.entry.path, state.entry.bytes)
-    return left
+    return [entry for entry in wanted if not any(_take_seed(entry, seed, digests) for seed in seeds)]
 
 
-def _take_seed(folder: str, entry: Entry, seed: str, digests: Digests) -> bool:
+def _take_seed(entry: ManifestEntry, seed: str, digests: Digests) -> bool:
+    target = os.path.join(digests.folder, entry.path)
     for name in (entry.path, os.path.basename(entry.path)):
         source = os.path.join(seed, name)
-        target = os.path.join(folder, entry.path)
         if not os.path.isfile(source) or is_link_to(source, target):
             continue
         if os.path.getsize(source) == entry.bytes and hash_file(source) == entry.sha256:
@@ -386,12 +362,3 @@ def sweep_parts(folder: str) -> None:
             if name.startswith(".") and name.endswith((".part", ".part.etag")):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(root, name))
-
-
-def remove_tree(path: str) -> None:
-    """Remove a folder or file of any kind; it may be missing."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)

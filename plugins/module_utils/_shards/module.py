@@ -19,7 +19,7 @@ PATH: dict[str, dict[str, object]] = {"path": {"type": "path", "required": True}
 VERIFY: dict[str, dict[str, object]] = {"verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]}}
 
 
-class Request(NamedTuple):
+class ShardsRequest(NamedTuple):
     """The module's validated options."""
 
     host: str
@@ -32,7 +32,7 @@ class Request(NamedTuple):
     options: Mapping[str, Any]
 
 
-class Outcome:
+class ShardsOutcome:
     """The module's result, with the same keys whether or not something changed."""
 
     def __init__(self) -> None:
@@ -65,11 +65,13 @@ class Outcome:
         }
 
 
-def run_module(make: Callable[[Request], Outcome], argument_spec: Mapping[str, object], **checks: Any) -> None:
+def run_module(
+    make: Callable[[ShardsRequest], ShardsOutcome], argument_spec: Mapping[str, object], **checks: Any
+) -> None:
     """Run a module; file system errors become one sentence."""
     module = checked_module(argument_spec=argument_spec, supports_check_mode=True, **checks)
     given = module.params
-    request = Request(
+    request = ShardsRequest(
         host=given["host"] or platform.node(),
         path=given["path"],
         check=module.check_mode,
@@ -79,19 +81,13 @@ def run_module(make: Callable[[Request], Outcome], argument_spec: Mapping[str, o
         manifest=given.get("manifest"),
         options=given,
     )
-    try:
-        module.exit_json(**run(make, request))
-    except ShardsError as why:
-        module.fail_json(msg=str(why))
-
-
-def run(make: Callable[[Request], Outcome], request: Request) -> dict[str, object]:
-    """The result of one request."""
     began = time.monotonic()
     try:
         outcome = make(request)
+        module.exit_json(**outcome.as_result(time.monotonic() - began))
+    except ShardsError as why:
+        module.fail_json(msg=str(why))
     except told.Untrue as why:
-        raise ShardsError(f"{request.host}: {why}") from why
+        module.fail_json(msg=f"{request.host}: {why}")
     except OSError as why:
-        raise ShardsError(f"{request.host}: {why.filename or request.path}: {why.strerror or why}") from why
-    return outcome.as_result(time.monotonic() - began)
+        module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")

@@ -29,7 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plu
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     CHUNK,
     Digests,
-    Entry,
+    ManifestEntry,
     ShardsError,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import PROOF, TIMES, proof
@@ -41,20 +41,12 @@ LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_ANSWER = 64 * 1024 * 1024  # timeout of asking a peer for its files
 
 
-class Peer(NamedTuple):
+class ShardPeer(NamedTuple):
     """A host of the job that serves its folder."""
 
     host: str
     address: str
     port: int
-
-
-class Pulled(NamedTuple):
-    """A file that arrived, and the sender of its last byte."""
-
-    path: str
-    bytes: int
-    source: str
 
 
 class BusyError(Exception):
@@ -65,33 +57,34 @@ class WrongBytesError(Exception):
     """A complete file arrived, but it does not match the manifest."""
 
 
-class Job(NamedTuple):
+class Transfer(NamedTuple):
     """A file to fetch from a peer."""
 
-    entry: Entry
-    peer: Peer
+    entry: ManifestEntry
+    peer: ShardPeer
     times: int  # how often the peer is believed to have sent it
 
 
 class Swarm:
     """Missing files and those that the others offer; shared by all threads."""
 
-    def __init__(self, wanted: list[Entry], peers: list[Peer], patience: float) -> None:
-        self.todo: dict[str, Entry] = {one.path: one for one in wanted}
+    def __init__(self, wanted: list[ManifestEntry], peers: list[ShardPeer], patience: float) -> None:
+        self.todo: dict[str, ManifestEntry] = {one.path: one for one in wanted}
         self.peers = peers
         self.patience = patience
-        self.pulled: list[Pulled] = []
+        self.pulled: dict[str, int] = {}  # by host: bytes of the files whose last byte it sent
         self.trouble: dict[str, str] = {}  # by host: the last thing that went wrong with it
+        self.failure: BaseException | None = None  # here, so that no peer can help
         self.lock = threading.RLock()
         self._busy: set[str] = set()
-        self._have: dict[Peer, dict[str, Offered]] = {}
-        self._wrong: set[tuple[Peer, str]] = set()
-        self._pause: dict[tuple[Peer, str], float] = {}
-        self._failures: dict[Peer, int] = {}
+        self._have: dict[ShardPeer, dict[str, Offered]] = {}
+        self._wrong: set[tuple[ShardPeer, str]] = set()
+        self._pause: dict[tuple[ShardPeer, str], float] = {}
+        self._failures: dict[ShardPeer, int] = {}
         self._last_progress = time.monotonic()
         self.news_wanted = threading.Event()
 
-    def next_job(self) -> Job | None:
+    def next_transfer(self) -> Transfer | None:
         """The rarest file that a peer offers, from the peer that sent it least; None if there is none now."""
         with self.lock:
             now = time.monotonic()
@@ -103,18 +96,18 @@ class Swarm:
                 for peer in holders:
                     if max(self._pause.get((peer, path), 0), self._pause.get((peer, ""), 0)) <= now:
                         times = self._have[peer][path]["times"]
-                        offers.append((len(holders), times, random.random(), Job(entry, peer, times)))
+                        offers.append((len(holders), times, random.random(), Transfer(entry, peer, times)))
             if not offers:
                 return None
-            job = min(offers)[3]
-            self._busy.add(job.entry.path)
-            return job
+            transfer = min(offers)[3]
+            self._busy.add(transfer.entry.path)
+            return transfer
 
-    def _holds(self, peer: Peer, entry: Entry) -> bool:
+    def _holds(self, peer: ShardPeer, entry: ManifestEntry) -> bool:
         known = self._have.get(peer, {}).get(entry.path)
         return known is not None and known["sha256"] == entry.sha256 and (peer, entry.path) not in self._wrong
 
-    def heard(self, peer: Peer, files: dict[str, Offered]) -> None:
+    def note_offers(self, peer: ShardPeer, files: dict[str, Offered]) -> None:
         """A peer listed its files; any news means that the swarm is alive."""
         with self.lock:
             if set(files) != set(self._have.get(peer, {})):
@@ -122,41 +115,45 @@ class Swarm:
             self._have[peer] = files
             self._failures[peer] = 0
 
-    def moves(self) -> None:
+    def note_progress(self) -> None:
         """Bytes have arrived."""
         with self.lock:
             self._last_progress = time.monotonic()
 
-    def finished(self, job: Job) -> None:
+    def note_arrival(self, transfer: Transfer) -> None:
         with self.lock:
-            self._busy.discard(job.entry.path)
-            self.todo.pop(job.entry.path, None)
-            self.pulled.append(Pulled(job.entry.path, job.entry.bytes, job.peer.host))
+            self._busy.discard(transfer.entry.path)
+            self.todo.pop(transfer.entry.path, None)
+            self.pulled[transfer.peer.host] = self.pulled.get(transfer.peer.host, 0) + transfer.entry.bytes
             self._last_progress = time.monotonic()
 
-    def gave_up(self, job: Job, why: Exception) -> None:
+    def note_failure(self, transfer: Transfer, why: Exception) -> None:
         """Let somebody else try: another peer, or this one a little later."""
         with self.lock:
-            self._busy.discard(job.entry.path)
+            self._busy.discard(transfer.entry.path)
             if isinstance(why, BusyError):
-                self._pause[(job.peer, job.entry.path)] = time.monotonic() + random.uniform(0.05, 0.3)
+                self._pause[(transfer.peer, transfer.entry.path)] = time.monotonic() + random.uniform(0.05, 0.3)
                 self.news_wanted.set()
             elif isinstance(why, WrongBytesError):
-                self._wrong.add((job.peer, job.entry.path))
-                self.trouble[job.peer.host] = str(why)
+                self._wrong.add((transfer.peer, transfer.entry.path))
+                self.trouble[transfer.peer.host] = str(why)
             else:
-                self.unreachable(job.peer, why)
+                self.note_unreachable(transfer.peer, why)
 
-    def unreachable(self, peer: Peer, why: Exception) -> None:
+    def note_unreachable(self, peer: ShardPeer, why: Exception) -> None:
         with self.lock:
             self._failures[peer] = self._failures.get(peer, 0) + 1
             pause = min(LONGEST_PAUSE_SECONDS, 0.2 * 2 ** self._failures[peer])
             self._pause[(peer, "")] = time.monotonic() + pause
-            self.trouble[peer.host] = f"{peer.address}:{peer.port}: {in_words(why)}"
+            self.trouble[peer.host] = f"{peer.address}:{peer.port}: {network_error_text(why)}"
 
-    def may_ask(self, peer: Peer) -> bool:
+    def may_ask(self, peer: ShardPeer) -> bool:
         with self.lock:
             return self._pause.get((peer, ""), 0) <= time.monotonic()
+
+    def goes_on(self) -> bool:
+        """Whether there is still something to do, and a chance that it succeeds."""
+        return not self.is_over() and not self.is_stuck() and self.failure is None
 
     def is_stuck(self) -> bool:
         """No progress, or nobody has what is missing."""
@@ -185,7 +182,7 @@ def _offered(one: Any) -> Offered | None:
         return None
 
 
-def in_words(why: Exception) -> str:
+def network_error_text(why: Exception) -> str:
     """A network exception as text."""
     if isinstance(why, (socket.timeout, TimeoutError)):
         return "timed out (a firewall drops packets, or the host is gone)"
@@ -196,34 +193,31 @@ def in_words(why: Exception) -> str:
     return str(why) or type(why).__name__
 
 
-class Puller:
+class Puller(NamedTuple):
     """Fetches files into a folder with a few threads."""
 
-    def __init__(
-        self, host: str, digests: Digests, peers: list[Peer], secret: str, address: str = "", parallel: int = 3
-    ) -> None:
-        self.host = host
-        self.digests = digests
-        self.peers = peers
-        self.secret = secret
-        self.address = address
-        self.parallel = parallel
-        self._failed: BaseException | None = None
+    host: str
+    digests: Digests
+    peers: list[ShardPeer]
+    secret: str
+    address: str  # this host's own, to connect from
+    parallel: int = 3
 
-    def pull(self, wanted: list[Entry], patience: float) -> list[Pulled]:
-        """Fetch all wanted files, or raise one sentence about those that failed."""
+    def pull(self, wanted: list[ManifestEntry], patience: float) -> dict[str, int]:
+        """Fetch all wanted files, or raise one sentence about those that failed; returns the bytes from each host."""
         swarm = Swarm(wanted, self.peers, patience)
         workers = [
             threading.Thread(target=self._work, args=(swarm,), daemon=True)
-            for dummy in range(max(1, min(self.parallel, len(wanted))))
+            for dummy in range(min(self.parallel, len(wanted)))
         ]
         for worker in workers:
             worker.start()
-        while not swarm.is_over() and not swarm.is_stuck() and self._failed is None:
+        while swarm.goes_on():
             self._ask_all(swarm)
             _wait(swarm, ASK_AGAIN_SECONDS)
-        if self._failed is not None:
-            raise ShardsError(f"{self.host}: {self.digests.folder} could not be completed: {told_disk(self._failed)}")
+        if swarm.failure is not None:
+            why = local_error_text(swarm.failure)
+            raise ShardsError(f"{self.host}: {self.digests.folder} could not be completed: {why}")
         if not swarm.is_over():
             raise ShardsError(self._what_is_missing(swarm))
         for worker in workers:
@@ -233,19 +227,11 @@ class Puller:
     def _ask_all(self, swarm: Swarm) -> None:
         """Ask all peers at once, so that an unresponsive one does not delay the others."""
 
-        def ask(peer: Peer) -> None:
+        def ask(peer: ShardPeer) -> None:
             try:
-                swarm.heard(peer, self._have(peer))
-            except (
-                OSError,
-                http.client.HTTPException,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                RecursionError,
-            ) as why:
-                swarm.unreachable(peer, why)
+                swarm.note_offers(peer, self._have(peer))
+            except Exception as why:  # a peer may answer anything
+                swarm.note_unreachable(peer, why)
 
         threads = [
             threading.Thread(target=ask, args=(peer,), daemon=True) for peer in self.peers if swarm.may_ask(peer)
@@ -255,15 +241,16 @@ class Puller:
         for thread in threads:
             thread.join(1.0)
 
-    def _have(self, peer: Peer) -> dict[str, Offered]:
+    def _have(self, peer: ShardPeer) -> dict[str, Offered]:
         with self._request(peer, "/have") as response:
             if response.status != 200:
                 raise ValueError(f"it answered {response.status} when asked for its files")
             files = json.loads(response.read(LONGEST_ANSWER))["files"]
-            return {path: known for path, known in ((path, _offered(one)) for path, one in files.items()) if known}
+            offers = {path: _offered(one) for path, one in files.items()}
+            return {path: known for path, known in offers.items() if known}
 
     @contextlib.contextmanager
-    def _request(self, peer: Peer, path: str, **more: str) -> Any:
+    def _request(self, peer: ShardPeer, path: str, **more: str) -> Any:
         headers = {**more, PROOF: proof(self.secret, "GET", path, more.get("Range", ""))}
         source = (self.address, 0) if self.address else None
         connection = http.client.HTTPConnection(peer.address, peer.port, timeout=CONNECT_SECONDS, source_address=source)
@@ -274,54 +261,56 @@ class Puller:
             connection.close()
 
     def _work(self, swarm: Swarm) -> None:
-        while not swarm.is_over() and not swarm.is_stuck() and self._failed is None:
-            job = swarm.next_job()
-            if job is None:
+        while swarm.goes_on():
+            transfer = swarm.next_transfer()
+            if transfer is None:
                 time.sleep(0.05)
                 continue
             try:
-                self._fetch(swarm, job)
-                swarm.finished(job)
+                self._fetch(swarm, transfer)
+                swarm.note_arrival(transfer)
             except (BusyError, WrongBytesError, http.client.HTTPException, ConnectionError, socket.timeout) as why:
-                swarm.gave_up(job, why)
+                swarm.note_failure(transfer, why)
             except OSError as why:
                 if why.filename is None and not _is_about_disk(why):
-                    swarm.gave_up(job, why)
+                    swarm.note_failure(transfer, why)
                 else:
-                    self._failed = why
+                    swarm.failure = why
             except Exception as why:
-                self._failed = why
+                swarm.failure = why
 
-    def _fetch(self, swarm: Swarm, job: Job) -> None:
+    def _fetch(self, swarm: Swarm, transfer: Transfer) -> None:
         """Fetch a file from a peer into its .part, and rename it if the digest is right."""
-        part = part_of(self.digests.folder, job.entry)
+        part = part_of(self.digests.folder, transfer.entry)
         os.makedirs(os.path.dirname(part), exist_ok=True)
-        digest, begin = _resume(part, job.entry.bytes)
-        if begin < job.entry.bytes:
+        digest, begin = _resume(part, transfer.entry.bytes)
+        if begin < transfer.entry.bytes:
             more = {"Range": f"bytes={begin}-"} if begin else {}
-            more[TIMES] = str(job.times)
-            path = "/files/" + urllib.parse.quote(job.entry.path)
-            with self._request(job.peer, path, **more) as response:
+            more[TIMES] = str(transfer.times)
+            path = "/files/" + urllib.parse.quote(transfer.entry.path)
+            with self._request(transfer.peer, path, **more) as response:
                 if response.status in (404, 503):
                     raise BusyError
                 if response.status != (206 if begin else 200):
-                    raise http.client.HTTPException(f"it answered {response.status} for {job.entry.path}")
-                self._receive(swarm, job, response, part, begin, digest)
-        if os.path.getsize(part) < job.entry.bytes:
-            raise ConnectionResetError(None, f"the transfer of {job.entry.path} broke off")
-        if digest.hexdigest() != job.entry.sha256:
+                    raise http.client.HTTPException(f"it answered {response.status} for {transfer.entry.path}")
+                self._receive(swarm, transfer, response, part, begin, digest)
+        if os.path.getsize(part) < transfer.entry.bytes:
+            raise ConnectionResetError(None, f"the transfer of {transfer.entry.path} broke off")
+        if digest.hexdigest() != transfer.entry.sha256:
             os.unlink(part)
             if begin:
                 raise BusyError  # The first half came from somebody else: nobody is to blame yet, start over.
-            raise WrongBytesError(f"{job.entry.path} arrived whole from {job.peer.host} but with a wrong digest")
+            raise WrongBytesError(
+                f"{transfer.entry.path} arrived whole from {transfer.peer.host} but with a wrong digest"
+            )
         with swarm.lock:
-            os.replace(part, os.path.join(self.digests.folder, job.entry.path))
-            self.digests.learn(job.entry.path, job.entry.sha256)
+            os.replace(part, os.path.join(self.digests.folder, transfer.entry.path))
+            self.digests.learn(transfer.entry.path, transfer.entry.sha256)
             self.digests.save()
 
-    def _receive(self, swarm: Swarm, job: Job, response: Any, part: str, begin: int, digest: Any) -> None:
+    def _receive(self, swarm: Swarm, transfer: Transfer, response: Any, part: str, begin: int, digest: Any) -> None:
         with open(part, "ab") as file:
-            left = job.entry.bytes - begin
+            left = transfer.entry.bytes - begin
             while left > 0:
                 chunk = response.read1(min(CHUNK, left))
                 if not chunk:
@@ -329,7 +318,7 @@ class Puller:
                 file.write(chunk)
                 digest.update(chunk)
                 left -= len(chunk)
-                swarm.moves()
+                swarm.note_progress()
 
     def _what_is_missing(self, swarm: Swarm) -> str:
         names = sorted(swarm.todo)
@@ -347,7 +336,7 @@ class Puller:
         )
 
 
-def part_of(folder: str, entry: Entry) -> str:
+def part_of(folder: str, entry: ManifestEntry) -> str:
     """Path of a growing file; the digest in the name keeps another file's beginning out."""
     name = f".{os.path.basename(entry.path)}.{entry.sha256[:12]}.part"
     return os.path.join(folder, os.path.dirname(entry.path), name)
@@ -381,14 +370,14 @@ def _is_about_disk(why: OSError) -> bool:
     return why.errno in (28, 30, 122, 27, 5)  # full, read-only, quota, too big, input/output error
 
 
-def told_disk(why: BaseException) -> str:
+def local_error_text(why: BaseException) -> str:
     """A local disk error as text."""
     if isinstance(why, OSError) and why.strerror:
         return f"{why.filename}: {why.strerror}" if why.filename else why.strerror
     return f"{type(why).__name__}: {why}"
 
 
-def part_bytes(folder: str, wanted: list[Entry]) -> int:
+def part_bytes(folder: str, wanted: list[ManifestEntry]) -> int:
     """Bytes already received by interrupted transfers."""
     total = 0
     for entry in wanted:

@@ -50,7 +50,7 @@ def plain_address(address: str) -> str:
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
-class Shelf:
+class ServedFiles:
     """The files on offer, and the transfers in progress."""
 
     def __init__(self, folder: str) -> None:
@@ -74,10 +74,10 @@ class Shelf:
             }
 
     def take_slot(self, path: str, believed: str) -> bool:
-        """Limit parallel transfers; those who wait soon find the file at hosts already served.
+        """Limit parallel transfers; peers that wait soon find the file on hosts already served.
 
-        A peer says how often it believes this file to have left already; if that is old news, it has to look again who
-        else has it by now. So it is nearly always another host that a file comes from the third time.
+        A peer sends how often it believes this file was served. If that is outdated, it must first ask again who else has
+        the file, so a third copy nearly always comes from another host.
         """
         with self._lock:
             self.last_asked = time.monotonic()
@@ -136,7 +136,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not hmac.compare_digest(wanted, self.headers.get(PROOF, "")):
             self._answer(403)
         elif self.path == "/have":
-            body = json.dumps({"files": self.server.shelf.offer(), "active": sum(self.server.shelf.active.values())})
+            body = json.dumps({"files": self.server.files.offer(), "active": sum(self.server.files.active.values())})
             self._answer(200, body.encode())
         elif self.path.startswith("/files/"):
             self._send_file(urllib.parse.unquote(self.path[len("/files/") :]))
@@ -144,25 +144,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(404)
 
     def _send_file(self, path: str) -> None:
-        shelf = self.server.shelf
-        known = shelf.offer().get(path)
+        files = self.server.files
+        known = files.offer().get(path)
         if known is None:
             self._answer(404)
             return
         begin = _range_start(self.headers.get("Range", ""), known["bytes"])
         if begin is None:
             self._answer(416)
-        elif not shelf.take_slot(path, self.headers.get(TIMES, "")):
+        elif not files.take_slot(path, self.headers.get(TIMES, "")):
             self._answer(503)
         else:
             try:
                 self._stream(path, begin, known)
             finally:
-                shelf.free_slot(path)
+                files.free_slot(path)
 
     def _stream(self, path: str, begin: int, known: Offered) -> None:
         length = known["bytes"] - begin
-        with open(os.path.join(self.server.shelf.folder, path), "rb") as file:
+        with open(os.path.join(self.server.files.folder, path), "rb") as file:
             self.send_response(206 if begin else 200)
             self.send_header("Content-Length", str(length))
             self.send_header("Content-Range", f"bytes {begin}-{known['bytes'] - 1}/{known['bytes']}")
@@ -174,7 +174,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 if not sent:
                     self.close_connection = True
                     break
-                self.server.shelf.count(path, sent)
+                self.server.files.count(path, sent)
                 begin += sent
                 length -= sent
 
@@ -202,9 +202,9 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: str, port: int, shelf: Shelf, secret: str, allow: list[str]) -> None:
+    def __init__(self, address: str, port: int, files: ServedFiles, secret: str, allow: list[str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.shelf = shelf
+        self.files = files
         self.secret = secret
         self.allow = {plain_address(one) for one in allow}
         super().__init__((address, port), Handler)
@@ -221,13 +221,13 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         """A disconnecting peer is not worth reporting."""
 
 
-def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: list[str]) -> Server:
+def bind(address: str, low: int, high: int, files: ServedFiles, secret: str, allow: list[str]) -> Server:
     """Bind any free port of the range, in random order, because others take ports from it too."""
     ports = random.sample(range(low, high + 1), min(high - low + 1, 200)) if high else [0]
     seen: OSError | None = None
     for port in ports:
         try:
-            return Server(address, port, shelf, secret, allow)
+            return Server(address, port, files, secret, allow)
         except OSError as why:
             seen = why
             if why.errno != errno.EADDRINUSE:
@@ -237,7 +237,7 @@ def bind(address: str, low: int, high: int, shelf: Shelf, secret: str, allow: li
 
 def watch(server: Server, config: str, deadline: float, idle: float) -> None:
     """Stop the server at its deadline, when it is idle, or when it is forgotten."""
-    while time.monotonic() < deadline and server.shelf.quiet_seconds() < idle and os.path.exists(config):
+    while time.monotonic() < deadline and server.files.quiet_seconds() < idle and os.path.exists(config):
         time.sleep(0.5)
     server.shutdown()
 
@@ -248,9 +248,9 @@ def main() -> int:
     with open(config_path, encoding="utf-8") as file:
         config = json.load(file)
     state_path = config["state"]
-    shelf = Shelf(config["folder"])
+    files = ServedFiles(config["folder"])
     try:
-        server = bind(config["address"], config["low"], config["high"], shelf, config["secret"], config["allow"])
+        server = bind(config["address"], config["low"], config["high"], files, config["secret"], config["allow"])
     except OSError as why:
         write_json(state_path, {"error": str(why)})
         return 1
@@ -265,5 +265,5 @@ def main() -> int:
     limits = (time.monotonic() + config["lifetime"], config["idle"])
     threading.Thread(target=watch, args=(server, config_path, *limits), daemon=True).start()
     server.serve_forever(poll_interval=0.1)
-    write_json(state_path, {**state, "ended": time.time(), "served": dict(shelf.served)})
+    write_json(state_path, {**state, "ended": time.time(), "served": dict(files.served)})
     return 0

@@ -1,13 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Starts, finds and stops the short-lived server of a folder's files."""
+"""Starts, finds and stops the short-lived server of a folder's files, as the module shard_server asks for it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,19 +17,31 @@ from typing import NamedTuple, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    read_object,
+    read_text,
+    write_json,
+    write_whole,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    Digests,
     ShardsError,
-    remove_tree,
+    compare,
+    entries,
+    load_manifest,
+    make_folder,
+    writing,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import ShardsOutcome, ShardsRequest
 
 SHARE = ".share"
 START_SECONDS = 15
+STOP_SECONDS = 10  # for each of the two signals
 
 
-class Offer(NamedTuple):
-    """The settings of a server."""
+class ServerSettings(NamedTuple):
+    """The config of a server."""
 
     host: str
     folder: str
@@ -39,6 +52,10 @@ class Offer(NamedTuple):
     secret: str
     lifetime: int
     idle: int
+
+    @property
+    def place(self) -> str:
+        return place_of(self.folder, self.secret)
 
 
 class ServerState(TypedDict, total=False):
@@ -67,38 +84,27 @@ def places(folder: str) -> list[str]:
 def running(place: str) -> ServerState | None:
     """The state of a server if its process is alive."""
     state = _state(place)
-    pid = number(state, "pid")
-    if not pid or state.get("ended") or not _is_ours(pid, state, place):
-        return None
-    return state
+    found = processes.process(number(state, "pid"))
+    is_ours = found and found.start == state.get("pid_start") and os.path.join(place, "server.py") in found.argv
+    return state if is_ours and not state.get("ended") else None
 
 
-def _is_ours(pid: int, state: ServerState, place: str) -> bool:
-    found = processes.process(pid)
-    return bool(
-        found
-        and found.start == state.get("pid_start")
-        and found.state != "Z"
-        and os.path.join(place, "server.py") in found.argv
-    )
-
-
-def start(offer: Offer) -> ServerState:
+def start(settings: ServerSettings) -> ServerState:
     """Start the server in a separate session; returns its state once it listens."""
-    _forget_those_that_ended(offer.folder)
-    place = place_of(offer.folder, offer.secret)
+    _forget_those_that_ended(settings.folder)
+    place = settings.place
     # makedirs applies the mode only to the last folder.
     os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in ("server.state", "server.log"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(place, name))
-    program, settings = os.path.join(place, "server.py"), os.path.join(place, "server.json")
+    program, config = os.path.join(place, "server.py"), os.path.join(place, "server.json")
     write_whole(program, host_code.program(server.__name__, "main"), 0o600)
-    write_json(settings, {**offer._asdict(), "state": os.path.join(place, "server.state")}, 0o600)
+    write_json(config, {**settings._asdict(), "state": os.path.join(place, "server.state")}, 0o600)
     with open(os.path.join(place, "server.log"), "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", program, settings],
+            [sys.executable, "-I", program, config],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -106,18 +112,17 @@ def start(offer: Offer) -> ServerState:
             close_fds=True,
             cwd="/",
         )
-    return _wait_until_listening(offer, process)
+    return _wait_until_listening(settings, process)
 
 
-def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> ServerState:
+def _wait_until_listening(settings: ServerSettings, process: subprocess.Popen[bytes]) -> ServerState:
     deadline = time.monotonic() + START_SECONDS
-    place = place_of(offer.folder, offer.secret)
     while time.monotonic() < deadline:
-        state = _state(place)
+        state = _state(settings.place)
         if state.get("error"):
             process.wait()
             raise ShardsError(
-                f"{offer.host}: the shard server cannot listen on {state['error']}; the address must be one of this "
+                f"{settings.host}: the shard server cannot listen on {state['error']}; the address must be one of this "
                 "host's own and the range must hold a free port"
             )
         if state.get("port"):
@@ -125,52 +130,130 @@ def _wait_until_listening(offer: Offer, process: subprocess.Popen[bytes]) -> Ser
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    with open(os.path.join(place, "server.log"), encoding="utf-8", errors="replace") as log:
-        said = log.read().strip().splitlines()[-1:] or ["nothing"]
-    raise ShardsError(f"{offer.host}: the shard server of {offer.folder} did not start; it said: {said[0]}")
+    said = read_text(os.path.join(settings.place, "server.log")).strip().splitlines()[-1:] or ["nothing"]
+    raise ShardsError(f"{settings.host}: the shard server of {settings.folder} did not start; it said: {said[0]}")
 
 
 def _forget_those_that_ended(folder: str) -> None:
     """Remove remains of servers that exited by themselves."""
     for place in places(folder):
         if _state(place) and running(place) is None:
-            remove_tree(place)
+            _remove_tree(place)
 
 
-def stop(place: str, patience: float = 10.0) -> ServerState | None:
+def stop(place: str) -> ServerState | None:
     """Stop exactly this server; returns its last state, None if none was running."""
     state = running(place)
     if state is not None:
-        pid = int(state["pid"])
+        pid, started = state["pid"], state["pid_start"]
         for sent in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
-            if _wait_gone(place, state, patience):
-                break
+            if processes.alive(pid, started):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+            deadline = time.monotonic() + STOP_SECONDS
+            while processes.alive(pid, started) and time.monotonic() < deadline:
+                time.sleep(0.02)
         state = _state(place) or state
-    remove_tree(place)
+    _remove_tree(place)
     with contextlib.suppress(OSError):  # another transfer goes on
         os.rmdir(os.path.dirname(place))
     return state
 
 
-def _wait_gone(place: str, state: ServerState, patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError, OSError):
-            os.waitpid(int(state["pid"]), os.WNOHANG)
-        if not _is_ours(int(state["pid"]), state, place):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def is_same(offer: Offer) -> bool:
-    """Whether the running server has the same settings and can be reused."""
-    settings = read_object(os.path.join(place_of(offer.folder, offer.secret), "server.json"))
-    settings.pop("state", None)
-    return bool(settings == offer._asdict())
+def _is_same(settings: ServerSettings) -> bool:
+    """Whether the running server has the same config and can be reused."""
+    config = read_object(os.path.join(settings.place, "server.json"))
+    config.pop("state", None)
+    return bool(config == settings._asdict())
 
 
 def _state(place: str) -> ServerState:
     return cast(ServerState, read_object(os.path.join(place, "server.state")))
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder or file of any kind; it may be missing."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The states of the module shard_server.
+
+
+def serve_or_stop(request: ShardsRequest) -> ShardsOutcome:
+    """Start or stop the server, according to the option state."""
+    return _stop_all(request) if request.options["state"] == "stopped" else _serve(request)
+
+
+def _serve(request: ShardsRequest) -> ShardsOutcome:
+    """Serve the folder's verified files."""
+    outcome = ShardsOutcome()
+    options = request.options
+    ports = options["ports"] or {"low": 0, "high": 0}
+    settings = ServerSettings(
+        request.host,
+        request.path,
+        options["address"],
+        ports["low"],
+        ports["high"],
+        sorted(options["allow"]),
+        options["secret"],
+        options["lifetime"],
+        options["idle"],
+    )
+    place = settings.place
+    state = running(place)
+    same = state is not None and _is_same(settings)
+    outcome.changed = not same
+    outcome.before = _server_line(state)
+    outcome.after = _server_line(state) if same else f"serving {request.path} on {settings.address}\n"
+    if not same and not request.check:
+        make_folder(request.path, request.host)
+        stop(place)
+        _know_digests(request)
+        state = start(settings)
+    outcome.more = _server(settings.host, settings.address, state if not request.check or same else None)
+    return outcome
+
+
+def _know_digests(request: ShardsRequest) -> None:
+    """Hash changed files, so that the server offers everything valid from the start."""
+    wanted = entries(request.manifest or load_manifest(request.path) or {})
+    with writing(request.path, request.host):
+        digests = Digests(request.path, use_stored=not request.full)
+        compare(wanted, digests)
+        digests.save()
+
+
+def _server(host: str, address: str | None, state: ServerState | None) -> dict[str, object]:
+    """The server as its peers see it, with its process and what it has sent."""
+    state = state or {}
+    return {
+        "server": {"host": host, "address": state.get("address") or address, "port": state.get("port")},
+        "pid": state.get("pid"),
+        "served": dict(state.get("served") or {}),
+    }
+
+
+def _server_line(state: ServerState | None) -> str:
+    return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
+
+
+def _stop_all(request: ShardsRequest) -> ShardsOutcome:
+    """Stop the transfer's server and delete its secret; without a secret, those of all transfers."""
+    outcome = ShardsOutcome()
+    secret = request.options["secret"]
+    state = None
+    for place in [place_of(request.path, secret)] if secret else places(request.path):
+        found = running(place)
+        outcome.changed = outcome.changed or found is not None
+        outcome.before += _server_line(found)
+        state = found or state
+        if not request.check:
+            state = stop(place) or state
+    outcome.more = _server(request.host, None, state)
+    return outcome

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from typing import Collection
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
@@ -15,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plu
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
-    Entry,
+    ManifestEntry,
     ShardsError,
     State,
     apply_links,
@@ -31,21 +32,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     make_folder,
     manifest_of,
     plan_links,
+    run_path,
     save_manifest,
     sweep_parts,
     take_seeds,
     writing,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import Outcome, Request
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller, part_bytes
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import ShardsOutcome, ShardsRequest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Puller, ShardPeer, part_bytes
 
 # ---------------------------------------------------------------------------------------------------------------------
 # manifest: what is in the folder
 
 
-def make_manifest(request: Request) -> Outcome:
+def make_manifest(request: ShardsRequest) -> ShardsOutcome:
     """Describe the folder. An existing manifest stays valid unless it should be rebuilt."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     kept = load_manifest(request.path)
     outcome.manifest = kept
     outcome.more["described"] = kept is not None
@@ -57,7 +59,7 @@ def make_manifest(request: Request) -> Outcome:
     if not names:
         outcome.msg = f"{request.path} holds no files yet"
         return outcome
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     found = [entry for entry in (digests.of(name) for name in names) if entry]
     made = manifest_of(request.id or os.path.basename(request.path), request.layout, found)
     outcome.manifest, outcome.after = made, listing(made)
@@ -68,7 +70,7 @@ def make_manifest(request: Request) -> Outcome:
     return outcome
 
 
-def _require_files(request: Request, names: list[str]) -> None:
+def _require_files(request: ShardsRequest, names: list[str]) -> None:
     if request.check and not os.path.isdir(request.path):
         return
     shards = [name for name in names if name.endswith(".parquet")]
@@ -92,41 +94,47 @@ def _require_files(request: Request, names: list[str]) -> None:
 # imported: from an existing folder of the same host
 
 
-def import_folder(request: Request) -> Outcome:
+def import_folder(request: ShardsRequest) -> ShardsOutcome:
     """Link the chosen shards of an existing folder and its tokenizer into the store, without copying.
 
     Once the store has a manifest, that decides what belongs to the data set, whatever the source contains today.
     """
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     kept = load_manifest(request.path)
     pairs = _chosen(request, kept)
     outcome.moved = [path for path in pairs if not _is_taken(request, kept, pairs[path], path)]
     # The source may have changed since.
-    gone = [] if kept else [one for one in files_below(request.path, "data") if "/" not in one and one not in pairs]
-    outcome.extra = gone
+    there = [] if kept else files_below(request.path, "data")
+    outcome.extra = [path for path in there if "/" not in path and path not in pairs]
     outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
-    lacking = set(outcome.moved)
-    outcome.before = "".join(f"{path}\n" for path in sorted({*pairs, *gone}) if path not in lacking)
-    outcome.after = "".join(f"{path}\n" for path in sorted(pairs))
-    outcome.changed = bool(outcome.moved or gone)
+    _compare_names(outcome, pairs)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     outcome.more["files"] = sorted(pairs)
     if outcome.changed and not request.check:
         make_folder(os.path.join(request.path, "tokenizer"), request.host)
         for path in outcome.moved:
             link(pairs[path], os.path.join(request.path, path))
-        for path in gone:
+        for path in outcome.extra:
             os.unlink(os.path.join(request.path, path))
     return outcome
 
 
-def _is_taken(request: Request, kept: Manifest | None, source: str, path: str) -> bool:
+def _compare_names(outcome: ShardsOutcome, wanted: Collection[str]) -> None:
+    """The diff between the wanted names and those already there, which are all but the moved ones, and extra ones."""
+    lacking = set(outcome.moved)  # a whole collection has thousands
+    there = [*(name for name in wanted if name not in lacking), *outcome.extra]
+    outcome.before = "".join(f"{name}\n" for name in sorted(there))
+    outcome.after = "".join(f"{name}\n" for name in sorted(wanted))
+    outcome.changed = bool(outcome.moved or outcome.extra)
+
+
+def _is_taken(request: ShardsRequest, kept: Manifest | None, source: str, path: str) -> bool:
     """Whether the store has the file: by name if the data set has a manifest, otherwise only if it is still the source's file."""
     target = os.path.join(request.path, path)
     return os.path.exists(target) if kept else is_link_to(source, target)
 
 
-def _chosen(request: Request, kept: Manifest | None) -> dict[str, str]:
+def _chosen(request: ShardsRequest, kept: Manifest | None) -> dict[str, str]:
     """Path in the store -> file of the source."""
     source = str(request.options["source"])
     tokenizer = _tokenizer_folder(request, source)
@@ -144,7 +152,7 @@ def _chosen(request: Request, kept: Manifest | None) -> dict[str, str]:
     return {**{name: os.path.join(source, name) for name in choose(shards, wanted)}, **pairs}
 
 
-def _tokenizer_folder(request: Request, source: str) -> str:
+def _tokenizer_folder(request: ShardsRequest, source: str) -> str:
     """The given folder, or the one in or beside the source; empty if a tokenizer must be trained."""
     given = request.options["tokenizer"]
     tried = (
@@ -164,9 +172,9 @@ def _tokenizer_folder(request: Request, source: str) -> str:
 # fetched: from the base URL of a collection
 
 
-def fetch(request: Request) -> Outcome:
+def fetch(request: ShardsRequest) -> ShardsOutcome:
     """Download missing or broken files of a collection's first shards and its last one."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     options = request.options
     collection = url.Collection(request.host, options["url"], options["shards"], options["last_shard"])
     if has_credentials(collection.url):
@@ -174,17 +182,14 @@ def fetch(request: Request) -> Outcome:
     names = collection.names()
     kept = request.manifest or load_manifest(request.path)
     expected = {one.path: one.sha256 for one in entries(kept)} if kept else {}
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     for name in names:
         problem = _problem(request.path, name, digests, expected.get(name))
         if problem:
             outcome.moved.append(name)
             if problem != "missing":
                 outcome.repaired[name] = problem
-    outcome.changed = bool(outcome.moved)
-    lacking = set(outcome.moved)  # a whole collection has thousands
-    outcome.before = "".join(f"{name}\n" for name in names if name not in lacking)
-    outcome.after = "".join(f"{name}\n" for name in names)
+    _compare_names(outcome, names)
     outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {collection.url}" if outcome.moved else ""
     if request.check:
         return outcome
@@ -213,9 +218,9 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
 # synced: from the other hosts of the job
 
 
-def sync(request: Request) -> Outcome:
+def sync(request: ShardsRequest) -> ShardsOutcome:
     """Complete the folder with every file of the manifest, from any peer."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     manifest = request.manifest
     if manifest is None:
         if not request.check:
@@ -227,71 +232,64 @@ def sync(request: Request) -> Outcome:
     kept = load_manifest(request.path)
     if not request.check:
         make_folder(request.path, request.host)
-    digests = Digests(request.path, believe=not request.full)
+    digests = Digests(request.path, use_stored=not request.full)
     states = compare(wanted, digests)
     lacking = [one for one in states if one.state != "ok"]
-    _describe(request, outcome, states, manifest)
+    _describe(request, outcome, states, lacking)
+    outcome.after = listing(manifest)
     outcome.changed = bool(lacking) or kept != manifest
     if not request.check:
         with writing(request.path, request.host):
-            _bring(request, outcome, lacking, digests)
+            _bring(request, outcome, [one.entry for one in lacking], digests)
             digests.save()
             save_manifest(request.path, manifest)
             sweep_parts(request.path)
     return outcome
 
 
-def _describe(request: Request, outcome: Outcome, states: list[State], manifest: Manifest) -> None:
-    lacking = [one for one in states if one.state != "ok"]
+def _describe(request: ShardsRequest, outcome: ShardsOutcome, states: list[State], lacking: list[State]) -> None:
     outcome.moved = [one.entry.path for one in lacking]
     outcome.bytes = sum(one.entry.bytes for one in lacking)
     outcome.repaired = {one.entry.path: one.state for one in lacking if one.state != "missing"}
     outcome.before = "".join(
-        _line(one.entry) if one.state == "ok" else f"{one.entry.path} {one.state}\n"
+        one.entry.line() if one.state == "ok" else f"{one.entry.path} {one.state}\n"
         for one in states
         if one.state != "missing"
     )
-    outcome.after = listing(manifest)
     names = {one.entry.path for one in states}
     outcome.extra = [name for name in files_below(request.path, request.layout) if name not in names]
     if lacking:
         outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to copy here"
 
 
-def _line(entry: Entry) -> str:
-    return f"{entry.path} {entry.bytes} {entry.sha256[:16]}\n"
-
-
-def _bring(request: Request, outcome: Outcome, lacking: list[State], digests: Digests) -> None:
+def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[ManifestEntry], digests: Digests) -> None:
     """First other folders of this host, then a check of the disk, then the network."""
-
-    def from_here(path: str, count: int) -> None:
-        outcome.sources[request.host] = outcome.sources.get(request.host, 0) + count
-
-    lacking = take_seeds(request.path, lacking, request.options["seeds"], digests, from_here)
-    outcome.bytes = sum(one.entry.bytes for one in lacking)
-    if not lacking:
+    wanted = take_seeds(lacking, request.options["seeds"], digests)
+    outcome.bytes = sum(one.bytes for one in wanted)
+    if len(wanted) < len(lacking):
+        outcome.sources[request.host] = sum(one.bytes for one in lacking) - outcome.bytes
+    if not wanted:
         return
-    wanted = [one.entry for one in lacking]
     check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
     peers = [
-        Peer(str(one["host"]), told.address(one["address"]), told.port(one["port"])) for one in request.options["peers"]
+        ShardPeer(str(one["host"]), told.address(one["address"]), told.port(one["port"]))
+        for one in request.options["peers"]
     ]
     options = request.options
     puller = Puller(
         request.host, digests, peers, options["secret"] or "", options["address"] or "", options["parallel"]
     )
-    for one in puller.pull(wanted, options["timeout"]):
-        outcome.sources[one.source] = outcome.sources.get(one.source, 0) + one.bytes
+    for host, count in puller.pull(wanted, options["timeout"]).items():
+        outcome.sources[host] = outcome.sources.get(host, 0) + count
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # linked: what a run reads
 
 
-def link_run(request: Request) -> Outcome:
+def link_run(request: ShardsRequest) -> ShardsOutcome:
     """Link exactly the manifest's files into the run's data and tokenizer folders, after verifying each digest."""
-    outcome = Outcome()
+    outcome = ShardsOutcome()
     manifest = request.manifest or load_manifest(request.path)
     if manifest is None:
         if request.check:
@@ -305,22 +303,15 @@ def link_run(request: Request) -> Outcome:
         _require_right(request, wanted)
     links = plan_links(request.path, run_dir, wanted)
     outcome.moved, outcome.extra = links.make, links.remove
-    outcome.changed = bool(links.make or links.remove)
-    targets = sorted(_run_names(wanted))
-    outcome.before = "".join(f"{one}\n" for one in sorted((set(targets) - set(links.make)) | set(links.remove)))
-    outcome.after = "".join(f"{one}\n" for one in targets)
+    _compare_names(outcome, [run_path(one.path) for one in wanted])
     if outcome.changed and not request.check:
         make_folder(run_dir, request.host)
         outcome.more["links"] = apply_links(request.path, run_dir, links)
     return outcome
 
 
-def _run_names(wanted: list[Entry]) -> list[str]:
-    return [one.path if one.path.startswith("tokenizer/") else "data/" + one.path for one in wanted]
-
-
-def _require_right(request: Request, wanted: list[Entry]) -> None:
-    digests = Digests(request.path, believe=not request.full)
+def _require_right(request: ShardsRequest, wanted: list[ManifestEntry]) -> None:
+    digests = Digests(request.path, use_stored=not request.full)
     wrong = [one for one in compare(wanted, digests) if one.state != "ok"]
     digests.save()
     if wrong:
@@ -337,6 +328,6 @@ def _require_right(request: Request, wanted: list[Entry]) -> None:
 STATES = {"imported": import_folder, "fetched": fetch, "described": make_manifest, "linked": link_run}
 
 
-def to_state(request: Request) -> Outcome:
+def to_state(request: ShardsRequest) -> ShardsOutcome:
     """Bring the folder into the requested state."""
     return STATES[request.options["state"]](request)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import hashlib
 import http.client
 import os
 import re
 import time
 import urllib.error
-from typing import Any, Callable, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import free_bytes, read_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     CHUNK,
     Digests,
     ShardsError,
-    free_bytes,
+    hash_file,
 )
 
 MAGIC = b"PAR1"
@@ -44,13 +44,6 @@ class Collection(NamedTuple):
         return [name_of(number) for number in [*train, self.last]]
 
 
-class Promised(TypedDict):
-    """Size and digest according to the server; the digest may be empty."""
-
-    size: int
-    sha256: str
-
-
 class PassingError(Exception):
     """A failure that a retry may fix."""
 
@@ -69,26 +62,19 @@ def fetch_all(
     names: list[str],
     digests: Digests,
     expected: dict[str, str],
-    parallel: int = 4,
-    retries: int = 6,
+    parallel: int,
+    retries: int,
     pause: float = 1.0,
 ) -> int:
     """Download the named shards into the folder; returns the bytes transferred."""
-    moved: list[int] = []
-
-    def one(name: str) -> None:
-        moved.append(_fetch(collection, name, digests, expected.get(name), retries, pause))
-
-    with concurrent.futures.ThreadPoolExecutor(max(1, parallel)) as pool:
-        waiting = [pool.submit(one, name) for name in names]
+    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+        waiting = [pool.submit(_fetch, collection, name, digests, expected.get(name), retries, pause) for name in names]
         try:
-            for done in concurrent.futures.as_completed(waiting):
-                done.result()
+            return sum(done.result() for done in concurrent.futures.as_completed(waiting))
         except BaseException:
             for other in waiting:
                 other.cancel()
             raise
-    return sum(moved)
 
 
 def _fetch(
@@ -96,15 +82,16 @@ def _fetch(
 ) -> int:
     url = f"{collection.url.rstrip('/')}/{name}"
     target = os.path.join(digests.folder, name)
-    moved = [0]
+    download = Download(url, target)
     seen = ""
     for attempt in range(retries):
         try:
-            sha256 = Download(url, target, lambda count: moved.__setitem__(0, moved[0] + count)).run(expected)
-            os.replace(Download.part(target), target)
-            _forget_part(target)
+            sha256 = download.attempt(expected)
+            os.replace(download.path, target)
+            with contextlib.suppress(OSError):
+                os.unlink(download.etag_path)
             digests.learn(name, sha256)
-            return moved[0]
+            return download.moved
         except PassingError as why:
             seen = str(why)
         except FinalError as why:
@@ -120,35 +107,32 @@ def _fetch(
 
 
 class Download:
-    """One attempt at a file, which resumes the last one."""
+    """A file on its way, in a hidden part file; each attempt resumes the last one."""
 
-    def __init__(self, url: str, target: str, count: Callable[[int], None]) -> None:
+    def __init__(self, url: str, target: str) -> None:
         self.url = url
-        self.path = self.part(target)
-        self.count = count
+        self.path = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.part")
+        self.etag_path = self.path + ".etag"
+        self.moved = 0
 
-    @staticmethod
-    def part(target: str) -> str:
-        return os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.part")
-
-    def run(self, expected: str | None) -> str:
+    def attempt(self, expected: str | None) -> str:
         """Returns the digest of the complete and plausible file."""
         begin = self._size()
         headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={begin}-"} if begin else {})}
         try:
             with open_url(self.url, headers=headers, timeout=READ_SECONDS, http_agent=USER_AGENT) as response:
-                promised = self._receive(response, begin)
+                size, sha256 = self._receive(response, begin)
         except urllib.error.HTTPError as why:
-            self._judge(why, begin)
-            promised = {"size": begin, "sha256": ""}
+            self._require_complete(why, begin)
+            size, sha256 = begin, ""
         except (OSError, http.client.HTTPException, UrlError) as why:
             if isinstance(why, OSError) and str(why.filename or "").startswith(self.path):
                 raise
-            raise PassingError(_said(why)) from why
-        return self._check(promised, expected or promised["sha256"])
+            raise PassingError(_error_text(why)) from why
+        return self._check(size, expected or sha256)
 
-    def _judge(self, why: urllib.error.HTTPError, begin: int) -> None:
-        """Temporary or permanent failure; 416 means that the part was already complete, or is junk."""
+    def _require_complete(self, why: urllib.error.HTTPError, begin: int) -> None:
+        """Raise a temporary or permanent failure, unless the server refused because the part is complete (416)."""
         if why.code == 416 and begin:
             total = (why.headers.get("Content-Range") or "").rpartition("/")[2]
             if total == str(begin):
@@ -159,7 +143,8 @@ class Download:
             raise FinalError(f"the server answered {why.code} {why.reason}; is the base URL right?")
         raise PassingError(f"the server answered {why.code} {why.reason}")
 
-    def _receive(self, response: http.client.HTTPResponse, begin: int) -> Promised:
+    def _receive(self, response: http.client.HTTPResponse, begin: int) -> tuple[int, str]:
+        """Write the answer to the part; returns size and digest according to the server, which may tell no digest."""
         begin = self._begin(response, begin)
         size = begin + int(response.headers.get("Content-Length") or 0)
         free = free_bytes(os.path.dirname(self.path))
@@ -174,29 +159,29 @@ class Download:
                 if not chunk:
                     break
                 _write(file, chunk, self.path)
-                self.count(len(chunk))
+                self.moved += len(chunk)
         etag = (response.headers.get("X-Linked-Etag") or response.headers.get("ETag") or "").strip('W/"')
-        return {"size": size, "sha256": etag if re.fullmatch("[0-9a-f]{64}", etag) else ""}
+        return size, etag if re.fullmatch("[0-9a-f]{64}", etag) else ""
 
     def _begin(self, response: http.client.HTTPResponse, begin: int) -> int:
         """Offset of this answer: 0 if the file changed or the server does not support ranges."""
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-        known = _read(self.path + ".etag")
+        known = read_text(self.etag_path)
         if begin and response.status == 206 and known and tag and known != tag:
             os.unlink(self.path)
             raise PassingError("the file changed on the server since the last attempt; starting over")
         if response.status != 206:
             begin = 0
-        with open(self.path + ".etag", "w", encoding="utf-8") as file:
+        with open(self.etag_path, "w", encoding="utf-8") as file:
             file.write(tag)
         return begin
 
-    def _check(self, promised: Promised, expected: str) -> str:
+    def _check(self, promised: int, expected: str) -> str:
         size = self._size()
-        if promised["size"] and size < promised["size"]:
-            raise PassingError(f"cut after {bytes_text(size)} of {bytes_text(promised['size'])}")
+        if size < promised:
+            raise PassingError(f"cut after {bytes_text(size)} of {bytes_text(promised)}")
         problem = parquet_problem(self.path)
-        sha256 = "" if problem else _hash(self.path)
+        sha256 = "" if problem else hash_file(self.path)
         if not problem and expected and sha256 != expected:
             problem = f"its sha256 is {sha256[:16]}..., expected {expected[:16]}..."
         if problem:
@@ -227,14 +212,6 @@ def parquet_problem(path: str) -> str:
     return ""
 
 
-def _hash(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _write(file: Any, chunk: bytes, path: str) -> None:
     try:
         file.write(chunk)
@@ -242,19 +219,6 @@ def _write(file: Any, chunk: bytes, path: str) -> None:
         raise OSError(why.errno, why.strerror, path) from why
 
 
-def _said(why: BaseException) -> str:
+def _error_text(why: BaseException) -> str:
     reason = getattr(why, "reason", None)
     return str(reason if reason is not None else why) or type(why).__name__
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _forget_part(target: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(Download.part(target) + ".etag")

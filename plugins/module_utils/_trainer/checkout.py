@@ -10,6 +10,8 @@ import os
 import re
 from typing import Any, Optional, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_text
+
 BASE_TRAIN = "scripts.base_train"
 CHECKPOINTS = os.path.join("nanochat", "checkpoint_manager.py")
 # Parameters, in order, of the checkout's functions that the launcher wraps.
@@ -20,39 +22,38 @@ PARAMETERS = {
 
 
 def problems(folder: str, flags: Sequence[str], module: str = BASE_TRAIN) -> dict[str, list[str]]:
-    """Why a checkout's script cannot train, as ends of sentences: with or without joined ranks, and only
-    with."""
+    """Why a checkout's script cannot train, as ends of sentences: with or without joined ranks, and only with."""
     folder, name = os.path.abspath(os.path.expanduser(folder)), module.replace(".", os.sep) + ".py"
-    script = _read(os.path.join(folder, name))
-    if script is None:
-        return {"script": [f"has no readable {name}"], "join": []}
-    return {"script": list(_script_problems(name, script, flags)), "join": _join_problems(folder)}
+    script, wrong = _source(folder, name)
+    unknown = [flag for flag in flags if not _mentions(script, flag)]
+    if not wrong and unknown:
+        wrong = [f"has a {name} without {', '.join(unknown)}"]
+    return {"script": wrong, "join": _join_problems(folder) if script else []}
 
 
-def _script_problems(name: str, script: str, flags: Sequence[str]) -> Sequence[str]:
+def _source(folder: str, name: str) -> tuple[str, list[str]]:
+    """The text of a source, empty if unreadable, and why it cannot be used."""
+    text = read_text(os.path.join(folder, name))
+    if not text:
+        return text, [f"has no readable {name}"]
     try:
-        ast.parse(script)
+        ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        return [f"has a {name} that is not valid Python ({error})"]
-    unknown = [flag for flag in flags if not _names(script, flag)]
-    return [f"has a {name} without {', '.join(unknown)}"] if unknown else []
+        return text, [f"has a {name} that is not valid Python ({error})"]
+    return text, []
 
 
-def _names(script: str, flag: str) -> bool:
+def _mentions(script: str, flag: str) -> bool:
     """Whether a script contains a flag in any spelling, because some build their flags in a loop."""
     words = flag.lstrip("-").split("-")
     return re.search(r"(?<![\w-])(--)?" + "[-_]".join(map(re.escape, words)) + r"(?![\w-])", script) is not None
 
 
 def _join_problems(folder: str) -> list[str]:
-    text = _read(os.path.join(folder, CHECKPOINTS))
-    if text is None:
-        return [f"has no readable {CHECKPOINTS}"]
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        return [f"has a {CHECKPOINTS} that is not valid Python ({error})"]
-    found = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    text, wrong = _source(folder, CHECKPOINTS)
+    if wrong:
+        return wrong
+    found = {one.name: one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)}
     return [problem for name in PARAMETERS for problem in _signature_problems(name, found.get(name))]
 
 
@@ -64,11 +65,3 @@ def _signature_problems(name: str, function: Optional[Any]) -> list[str]:
     if given[: len(wanted)] == wanted:
         return []
     return [f"has a {name}({', '.join(given)}) in {CHECKPOINTS}, where {name}({', '.join(wanted)}) is expected"]
-
-
-def _read(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None

@@ -29,7 +29,7 @@ class TreeError(Exception):
     """A sentence about a problem with the folder."""
 
 
-class Difference(NamedTuple):
+class TreeChanges(NamedTuple):
     """Changes to make in a folder."""
 
     write: list[str]
@@ -73,11 +73,11 @@ def digest_of(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
-def compare(folder: str, wanted: Mapping[str, str]) -> Difference:
+def compare(folder: str, wanted: Mapping[str, str]) -> TreeChanges:
     """Compare a folder with the wanted digests; only previously deployed files are ever removed."""
     write = [path for path, digest in sorted(wanted.items()) if _digest_at(os.path.join(folder, path)) != digest]
     stale = [path for path in _recorded(folder) if path not in wanted and os.path.lexists(os.path.join(folder, path))]
-    return Difference(write, sorted(stale))
+    return TreeChanges(write, sorted(stale))
 
 
 def _digest_at(path: str) -> str:
@@ -128,15 +128,15 @@ def refuse_in_use(folder: str) -> None:
         )
 
 
-def apply(folder: str, wanted: Mapping[str, str], difference: Difference, contents: Mapping[str, str]) -> None:
+def apply(folder: str, wanted: Mapping[str, str], changes: TreeChanges, contents: Mapping[str, str]) -> None:
     """Write and remove what differs, each file atomically."""
     os.makedirs(folder, exist_ok=True)
-    for path in difference.write:
+    for path in changes.write:
         content = base64.b64decode(contents[path])
         if hashlib.sha256(content).hexdigest() != wanted[path]:
             raise TreeError(f"{path} changed while it was being sent; run this again")
         _write(os.path.join(folder, path), content)
-    for path in difference.remove:
+    for path in changes.remove:
         os.unlink(os.path.join(folder, path))
         _drop_empty(folder, os.path.dirname(path))
     record = {"digest": digest_of(wanted), "files": sorted(wanted)}
@@ -163,10 +163,10 @@ def _drop_empty(folder: str, inside: str) -> None:
         inside = os.path.dirname(inside)
 
 
-def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> list[Diff]:
+def diffs(folder: str, changes: TreeChanges, contents: Mapping[str, str]) -> list[Diff]:
     """Line diffs of changed files; new and removed ones are only named, to keep a first deployment short."""
-    changed = [path for path in difference.write if os.path.isfile(os.path.join(folder, path))]
-    new = [path for path in difference.write if path not in changed]
+    changed = [path for path in changes.write if os.path.isfile(os.path.join(folder, path))]
+    new = [path for path in changes.write if path not in changed]
     shown: list[Diff] = [
         {
             "before_header": os.path.join(folder, path),
@@ -176,12 +176,12 @@ def diffs(folder: str, difference: Difference, contents: Mapping[str, str]) -> l
         }
         for path in changed
     ]
-    if new or difference.remove:
+    if new or changes.remove:
         shown.append(
             {
                 "before_header": f"{folder} (removed files)",
                 "after_header": f"{folder} (new files)",
-                "before": "".join(f"{path}\n" for path in difference.remove),
+                "before": "".join(f"{path}\n" for path in changes.remove),
                 "after": "".join(f"{path}\n" for path in new),
             }
         )

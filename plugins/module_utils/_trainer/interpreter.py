@@ -11,6 +11,7 @@ import re
 from typing import Callable, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MAKE_PYTHON, PYTHONS
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_text
 
 INTERPRETERS = (*("python%d.%d" % version for version in PYTHONS), "python3")
 
@@ -33,7 +34,7 @@ class VenvError(Exception):
         self.reason = reason
 
 
-class Interpreter(NamedTuple):
+class HostInterpreter(NamedTuple):
     """A Python of this host."""
 
     path: str
@@ -57,7 +58,9 @@ class Interpreter(NamedTuple):
         return {"python": self.minor, "machine": self.machine, "libc": self.libc, "kind": kind}
 
 
-def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, minimum: str, host: str) -> Interpreter:
+def find_interpreter(
+    run: Run, find: Callable[[str], str | None], wanted: str, minimum: str, host: str
+) -> HostInterpreter:
     """The given Python, or the first suitable one of this host."""
     seen = []
     for name in [wanted] if wanted else INTERPRETERS:
@@ -67,18 +70,17 @@ def find_interpreter(run: Run, find: Callable[[str], str | None], wanted: str, m
             if wanted:
                 seen.append(f"{wanted} does not exist or does not run")
             continue
-        if found.version[:2] >= numbers(minimum):
+        if found.version[:2] >= version_numbers(minimum):
             return found
         seen.append(f"{name} is {'.'.join(map(str, found.version))}")
     what = "; ".join(dict.fromkeys(seen)) or "no python3 was found"
     raise VenvError(
-        f"{host}: the trainer needs Python {minimum} or newer, but {what}. "
-        f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or set ddp_python to another one",
+        f"{host}: the trainer needs Python {minimum} or newer, but {what}. {python_hint()}",
         "python",
     )
 
 
-def ask_interpreter(run: Run, path: str) -> Interpreter | None:
+def ask_interpreter(run: Run, path: str) -> HostInterpreter | None:
     """Ask a Python about itself; None if it is not one or does not run."""
     rc, out, _err = run([path, "-c", ASK_INTERPRETER])
     try:
@@ -90,7 +92,7 @@ def ask_interpreter(run: Run, path: str) -> Interpreter | None:
     if not isinstance(told, dict) or not isinstance(version, list) or [type(part) for part in version] != [int] * 3:
         return None
     libc = told.get("libc")
-    return Interpreter(
+    return HostInterpreter(
         str(told.get("executable") or path),
         (version[0], version[1], version[2]),
         str(told.get("machine", "")),
@@ -102,35 +104,32 @@ def ask_interpreter(run: Run, path: str) -> Interpreter | None:
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def install_hint(what: str, minor: str = "", release: str = "/etc/os-release") -> str:
     """The command to install what is missing."""
-    try:
-        with open(release, encoding="utf-8") as file:
-            text = file.read()
-    except OSError:
-        text = ""
-    words = " ".join(re.findall(r"^(?:ID|ID_LIKE)=\"?([^\"\n]*)", text, re.M)).split()
+    names = " ".join(re.findall(r"^(?:ID|ID_LIKE)=\"?([^\"\n]*)", read_text(release), re.M)).split()
     version = minor or "3"
+    packed = version.replace(".", "")
     commands = {
         "debian": {
             "python": f"apt install python{version} python{version}-venv",
             "venv": f"apt install python{version}-venv",
         },
         "fedora": {"python": f"dnf install python{version}", "venv": f"dnf install python{version}-pip"},
-        "rhel": {"python": f"dnf install python{version}", "venv": f"dnf install python{version}-pip"},
         "arch": {"python": "pacman -S python", "venv": "pacman -S python-pip"},
-        "suse": {
-            "python": f"zypper install python{version.replace('.', '')}",
-            "venv": f"zypper install python{version.replace('.', '')}-pip",
-        },
+        "suse": {"python": f"zypper install python{packed}", "venv": f"zypper install python{packed}-pip"},
         "alpine": {"python": "apk add python3", "venv": "apk add py3-pip"},
     }
-    words = ["debian" if word == "ubuntu" else word for word in words]
-    for word in words:
-        if word in commands:
-            return f"Install it there with `sudo {commands[word][what]}`"
+    same = {"ubuntu": "debian", "rhel": "fedora"}
+    for name in (same.get(name, name) for name in names):
+        if name in commands:
+            return f"Install it there with `sudo {commands[name][what]}`"
     return f"Install Python {version} with its venv module there"
+
+
+def python_hint() -> str:
+    """The ways to a newer Python."""
+    return f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or set ddp_python to another one"

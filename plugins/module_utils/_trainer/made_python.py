@@ -12,14 +12,14 @@ import shutil
 import zipfile
 from typing import Callable, Dict, List
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, MAKE_PYTHON, UV
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
     VenvError,
     ask_interpreter,
-    install_hint,
+    python_hint,
 )
 
 # A program with its arguments, and what its environment has besides.
@@ -41,7 +41,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
     if lacking:
         raise VenvError(
-            f"{host} has no Python that is new enough, and uv to install one is not available: {lacking}. {by_hand()}",
+            f"{host} has no Python that is new enough, and uv to install one is not available: {lacking}. {python_hint()}",
             "network",
         )
     tool = unpack(wheels, folder, host)
@@ -53,7 +53,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     rc, out, err = run(argv, environ)
     made = sorted(glob.glob(os.path.join(glob.escape(folder), f"cpython-{MADE_PYTHON}.*")))
     if rc != 0 or not made:
-        raise VenvError(refusal(host, folder, err or out), "python")
+        raise VenvError(uv_error_text(host, folder, err or out), "python")
     link = os.path.join(folder, PYTHON_IN_FOLDER.split("/", 1)[0])
     if os.path.lexists(link + ".new"):
         os.unlink(link + ".new")
@@ -62,7 +62,7 @@ def make(run: RunWith, folder: str, wheels: str, host: str, mirror: str, lacking
     os.unlink(tool)
     shutil.rmtree(environ["UV_CACHE_DIR"], ignore_errors=True)
     if not is_made(run, folder):
-        raise VenvError(f"{host}: the Python that uv installed in {made[-1]} does not run. {by_hand()}", "python")
+        raise VenvError(f"{host}: the Python that uv installed in {made[-1]} does not run. {python_hint()}", "python")
 
 
 def unpack(wheels: str, folder: str, host: str) -> str:
@@ -72,13 +72,13 @@ def unpack(wheels: str, folder: str, host: str) -> str:
         with zipfile.ZipFile(found[-1]) as archive:
             content = archive.read(next(name for name in archive.namelist() if UV_IN_WHEEL.match(name)))
     except (IndexError, StopIteration, OSError, zipfile.BadZipFile) as why:
-        raise VenvError(f"{host}: {wheels} has no readable uv wheel ({why!r}). {by_hand()}", "wheels") from None
+        raise VenvError(f"{host}: {wheels} has no readable uv wheel ({why!r}). {python_hint()}", "wheels") from None
     tool = os.path.join(folder, "uv")
     write_whole(tool, content, 0o755)
     return tool
 
 
-def refusal(host: str, folder: str, words: str) -> str:
+def uv_error_text(host: str, folder: str, words: str) -> str:
     """Why uv made none, in its words, and what to do."""
     lines = [re.sub(r"^\s*(error|cause|warning): ", "", line).strip() for line in words.splitlines() if line.strip()]
     download = next((line for line in lines if "download" in line and "://" in line), "")
@@ -86,9 +86,5 @@ def refusal(host: str, folder: str, words: str) -> str:
     return (
         f"{host} has no Python that is new enough, and uv could not install one in {folder}: {said}. uv downloads it from GitHub: connect "
         "the host, or set ddp_python_mirror to a mirror of https://github.com/astral-sh/python-build-standalone/releases/download, "
-        f"as a URL or as file:///FOLDER on that host. {by_hand()}"
+        f"as a URL or as file:///FOLDER on that host. {python_hint()}"
     )
-
-
-def by_hand() -> str:
-    return f"{install_hint('python')}; or without root: {MAKE_PYTHON}; or set ddp_python to another one"

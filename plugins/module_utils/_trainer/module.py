@@ -11,11 +11,11 @@ from typing import Any, Callable, Mapping
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Interpreter,
+    HostInterpreter,
     VenvError,
     find_interpreter,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building
 
 SPEC: dict[str, dict[str, object]] = {
@@ -27,7 +27,7 @@ SPEC: dict[str, dict[str, object]] = {
     "torch_index": {"type": "str", "default": "auto"},
     "lock_seconds": {"type": "int", "default": 1800},
 }
-NO_PYTHON = Interpreter("", (3, 0, 0), "", False, False, False, "")
+NO_PYTHON = HostInterpreter("", (3, 0, 0), "", False, False, False, "")
 # pip must install into the environment, whatever target the user's settings name; other settings stay.
 PIP_ENVIRONMENT = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PYTHONPATH": ""}
 Make = Callable[[Any, Venv], Mapping[str, object]]
@@ -64,11 +64,11 @@ def run_module(module: Any, make: Make, removes: bool = False, leaves_foreign: b
     module.exit_json(venv=wanted.path, python=venv.python, python_version=base.minor, tags=tags, **result)
 
 
-def wanted_of(given: Mapping[str, Any]) -> Wanted:
+def wanted_of(given: Mapping[str, Any]) -> VenvSpec:
     """The wanted environment, from the module's options."""
     requirements = tuple(one.strip() for one in given["requirements"] if one.strip())
     path, wheels = given["path"].rstrip("/"), given["wheels_dir"] or ""
-    return Wanted(
+    return VenvSpec(
         given["host"] or platform.node(), path, requirements, given["torch_index"], wheels, given.get("offline", False)
     )
 

@@ -15,13 +15,18 @@ from collections.abc import Iterator
 from typing import Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_json, read_text, write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    free_bytes,
+    read_json,
+    read_text,
+    write_json,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Interpreter,
+    HostInterpreter,
     Run,
     VenvError,
-    numbers,
+    version_numbers,
 )
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -31,7 +36,7 @@ CUDA_DOWNLOAD = 3_000_000_000
 CUDA_DISK = 8_000_000_000
 
 
-class Wanted(NamedTuple):
+class VenvSpec(NamedTuple):
     """The wanted environment."""
 
     host: str
@@ -64,20 +69,20 @@ def meets(requirement: str, version: str | None) -> bool:
     return pin == version or ("+" not in pin and pin == version.split("+")[0])
 
 
-def applying(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
+def applicable(requirements: Sequence[str], minor: str) -> tuple[str, ...]:
     """Requirements that apply to a Python version; only the marker `python_version` is evaluated, the rest is left to pip."""
     found = []
     for one in requirements:
         marker = re.match(r"(.*?)\s*;\s*python_version\s*(<|>=)\s*['\"](\d+)\.(\d+)['\"]\s*$", one)
         if not marker:
             found.append(one)
-        elif (numbers(minor) >= (int(marker.group(3)), int(marker.group(4)))) == (marker.group(2) == ">="):
+        elif (version_numbers(minor) >= (int(marker.group(3)), int(marker.group(4)))) == (marker.group(2) == ">="):
             found.append(marker.group(1))
     return tuple(found)
 
 
 def choose_index(
-    wanted: Wanted, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
+    wanted: VenvSpec, run: Run, pip: Sequence[str], warnings: list[str], target: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
     """Add PyTorch's own index if it answers: its builds (+cpu) outrank those of the default index.
 
@@ -97,7 +102,7 @@ def choose_index(
     return "default", []
 
 
-def refuse_cuda(wanted: Wanted, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
+def refuse_cuda(wanted: VenvSpec, run: Run, pip: Sequence[str], target: Sequence[str]) -> None:
     """Refuse a CUDA build, which is several times as large and useless on a CPU."""
     torch = [one for one in wanted.requirements if name_of(one) == "torch"]
     asked = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input", "--quiet", "--report", "-"]
@@ -184,12 +189,12 @@ NO_MATCH = re.compile(r"No matching distribution found for ([^\s(]+)")
 NEEDS_PYTHON = re.compile(r"(\S+) Requires-Python (>=[\d.]+)|requires a different Python: \S+ not in '([^']+)'")
 
 
-def explain(wanted: Wanted, base: Interpreter, text: str) -> VenvError:
+def explain(wanted: VenvSpec, base: HostInterpreter, text: str) -> VenvError:
     """Turn pip's output into a sentence with advice."""
     who = f"{wanted.host}: the packages could not be installed in {wanted.path}"
     if re.search(r"No space left on device|Disk quota exceeded", text):
         return VenvError(
-            f"{who}: the disk is full ({free_text(wanted.path)}); make room there (pip also needs some in TMPDIR), or "
+            f"{who}: the disk is full ({bytes_text(free_bytes(wanted.path))} free); make room there (pip also needs some in TMPDIR), or "
             "give another folder (ddp_venv_dir)",
             "disk",
         )
@@ -241,8 +246,7 @@ def check_room(folder: str, need: int, host: str) -> None:
             "folder (ddp_venv_dir)",
             "folder",
         )
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
+    free = free_bytes(folder)
     if free < need:
         raise VenvError(
             f"{host}: {folder} has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}; "
@@ -251,30 +255,22 @@ def check_room(folder: str, need: int, host: str) -> None:
         )
 
 
-def free_text(path: str) -> str:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return "free space unknown"
-    return f"{bytes_text(found.f_bavail * found.f_frsize)} free"
-
-
 def platforms(machine: str) -> list[str]:
     """Wheel platforms that run on Linux with a glibc of the last ten years, newest first."""
     return [f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1)] + [f"manylinux2014_{machine}"]
 
 
-def wheels_ready(wanted: Wanted, target: dict[str, str]) -> bool:
+def wheels_ready(wanted: VenvSpec, target: dict[str, str]) -> bool:
     """Whether the wheels folder matches these requirements and this target."""
     return bool(read_json(os.path.join(wanted.wheels, ".wheels.json")) == wheels_stamp(wanted, target))
 
 
-def wheels_stamp(wanted: Wanted, target: dict[str, str]) -> dict[str, object]:
+def wheels_stamp(wanted: VenvSpec, target: dict[str, str]) -> dict[str, object]:
     """The file that records which requirements a wheels folder was filled for."""
     return {"requirements": sorted(wanted.requirements), "target": target, "index": wanted.torch_index}
 
 
-def fetch_wheels(wanted: Wanted, run: Run, base: Interpreter, pip: list[str], target: dict[str, str]) -> None:
+def fetch_wheels(wanted: VenvSpec, run: Run, base: HostInterpreter, pip: list[str], target: dict[str, str]) -> None:
     """Download wheels for hosts with the target's Python and architecture."""
     fresh = wanted.wheels.rstrip("/") + ".part"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -288,7 +284,7 @@ def fetch_wheels(wanted: Wanted, run: Run, base: Interpreter, pip: list[str], ta
         other += [part for name in platforms(target["machine"]) for part in ("--platform", name)]
     argv += ["--dest", fresh, *choose_index(wanted, run, pip, [], other)[1], *other]
     # Include pip for hosts whose Python lacks ensurepip.
-    rc, out, err = run([*argv, *applying(wanted.requirements, target["python"]), "pip"])
+    rc, out, err = run([*argv, *applicable(wanted.requirements, target["python"]), "pip"])
     if rc != 0:
         raise explain(wanted._replace(path=wanted.wheels), base, out + "\n" + err)
     write_json(os.path.join(fresh, ".wheels.json"), wheels_stamp(wanted, target))

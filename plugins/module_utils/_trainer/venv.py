@@ -10,6 +10,7 @@ rebuilt; one with neither belongs to somebody else: it is used if it has the pac
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -22,14 +23,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Interpreter,
+    HostInterpreter,
     Run,
     VenvError,
     install_hint,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import (
-    Wanted,
-    applying,
+    VenvSpec,
+    applicable,
     check_room,
     choose_index,
     explain,
@@ -77,27 +78,24 @@ print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else
 """
 
 
-class _Damaged(TypedDict, total=False):
-    damaged: list[str]
-
-
-class Installed(_Damaged):
+class Installed(TypedDict):
     """Installed versions of the requirements, torch's build, missing files, and the Python."""
 
     packages: dict[str, str | None]
     cuda: str | None
+    damaged: list[str]
     python: str
 
 
 class Venv:
     """One environment on this host."""
 
-    def __init__(self, wanted: Wanted, run: Run, interpreter: Interpreter) -> None:
+    def __init__(self, wanted: VenvSpec, run: Run, interpreter: HostInterpreter) -> None:
         # Packages received from other hosts are in a folder for each Python and architecture.
         handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
         self.wanted = wanted._replace(
             wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
-            requirements=applying(wanted.requirements, interpreter.minor),
+            requirements=applicable(wanted.requirements, interpreter.minor),
         )
         self.run = run
         self.base = interpreter
@@ -125,13 +123,15 @@ class Venv:
         return "foreign" if is_foreign else "broken"
 
     def look(self) -> tuple[str, Installed | None]:
-        """The state (absent, ready, other, broken, foreign or occupied), and the content of a usable environment.
+        """The state (absent, ready, other, broken, foreign or occupied), and the content of a readable environment.
 
+        ready: usable as it is, ours or somebody else's with the packages.
         other: finished, but for other requirements, or a package was removed or replaced since.
         """
         place = self.place()
         if place == "foreign":
-            return place, self.packages()
+            found = self.packages()
+            return "foreign" if self.lacking(found["packages"]) else "ready", found
         if place != "made":
             return place, None
         try:
@@ -150,10 +150,6 @@ class Venv:
         if found.get("damaged"):
             return "broken"
         return "other" if self.lacking(found["packages"]) else "ready"
-
-    def is_ready(self, state: str, found: Installed | None) -> bool:
-        """Whether it can be used as it is; so can somebody else's if it has the packages."""
-        return state == "ready" or (state == "foreign" and found is not None and not self.lacking(found["packages"]))
 
     def _looks_like_venv(self) -> bool:
         return any(os.path.exists(os.path.join(self.wanted.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
@@ -262,11 +258,8 @@ class Venv:
 
     def _pip_wheels(self) -> list[str]:
         """Wheels of pip itself, which can be run directly."""
-        try:
-            names = os.listdir(self.wanted.wheels) if self.wanted.wheels else []
-        except OSError:
-            names = []
-        return sorted(os.path.join(self.wanted.wheels, name) for name in names if re.match(r"pip-\d.*\.whl$", name))
+        folder = self.wanted.wheels
+        return sorted(glob.glob(os.path.join(glob.escape(folder), "pip-[0-9]*.whl"))) if folder else []
 
     def _no_pip(self) -> VenvError:
         return VenvError(

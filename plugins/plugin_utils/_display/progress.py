@@ -56,7 +56,7 @@ def is_due(line: str, before: str, since: float, begun: float) -> bool:
     return line != before and now - since >= min(QUIET_SECONDS[1], max(QUIET_SECONDS[0], (now - begun) / 10))
 
 
-class Progress:
+class RunProgress:
     """The last result of run_watch of each host."""
 
     def __init__(self, terminal: Terminal, steps: Steps) -> None:
@@ -79,9 +79,9 @@ class Progress:
         for name, found in {**others, host: seen}.items():
             first = self.rows[name]["first"] if name in self.rows else time.monotonic()
             self.rows[name] = row_of(name, found, first)
-        self._look(final and bool(seen.get("verdict")))
+        self._show(final and bool(seen.get("verdict")))
 
-    def _look(self, ended: bool) -> None:
+    def _show(self, ended: bool) -> None:
         self._steps.forget_task()
         self._generation, news = regrouped(list(self.rows.values()), self._generation)
         if news:
@@ -93,13 +93,13 @@ class Progress:
         else:
             self._terminal.show(self._run_line)
         if not self._terminal.present:
-            self._plainly(self._run_line(0).strip())
+            self._print_if_due(self._run_line(0).strip())
 
     def _run_line(self, width: int) -> str:
         """Below its step, and in what is left of a terminal's line."""
         return "  " + run_line(self.rows.values(), max(1, width - 2) if width else 0, self._terminal.fancy)
 
-    def _plainly(self, line: str) -> None:
+    def _print_if_due(self, line: str) -> None:
         """Without a terminal, a line now and then."""
         before, at = self._line
         if is_due(line, before, at, self._steps.begun):

@@ -34,12 +34,12 @@ class Steps:
         self.shown = 0  # how many have printed their line
         self._terminal = terminal
         self._checking = checking
-        self._told = False
+        self._has_output = False
         self._changed: dict[str, int] = {}
         self._task = ""
         self._task_begun = 0.0
         self._task_told = 0.0
-        terminal.without = self._say_long_task
+        terminal.tick_without_terminal = self._say_long_task
 
     def enter(self, task: Any) -> None:
         """Enter the step of a starting task."""
@@ -49,7 +49,7 @@ class Steps:
         self.leave()
         self.current = step
         if step is not None:
-            self.begun, self._told, self.failed = time.monotonic(), False, False
+            self.begun, self._has_output, self.failed = time.monotonic(), False, False
             self._changed, self.worked = {}, False
             self._task_begun, self._task = self.begun, ""
             self._terminal.show(self._task_line)
@@ -70,7 +70,7 @@ class Steps:
             return
         step, self.current = self.current, None
         self._terminal.hide()
-        if self._terminal.quiet or not (self.worked or self._told):
+        if self._terminal.quiet or not (self.worked or self._has_output):
             return
         took = seconds_text(time.monotonic() - self.begun)
         changes = f"   {changes_word(self._checking)}: {counted_text(self._changed)}" if self._changed else ""
@@ -87,8 +87,8 @@ class Steps:
         if self._terminal.quiet:
             self._terminal.say(text, color, stderr=color == C.COLOR_ERROR)
             return
-        if self.current is not None and not self._told:
-            self._told = True
+        if self.current is not None and not self._has_output:
+            self._has_output = True
             self._terminal.say(f"{'▸ ' if self._terminal.fancy else ''}{self.current}", C.COLOR_HIGHLIGHT)
         indent = "  " if self.current is not None else ""
         self._terminal.say("\n".join(indent + line if line else "" for line in text.split("\n")), color)

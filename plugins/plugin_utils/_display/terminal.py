@@ -33,7 +33,7 @@ class Terminal:
         # With -e ddp_json=true the output is for programs: only what the playbook itself prints.
         self.quiet = False
         # Called instead of redrawing if there is no terminal.
-        self.without: Callable[[], None] = lambda: None
+        self.tick_without_terminal: Callable[[], None] = lambda: None
         self._pid = os.getpid()
         self._display = display
         self._original = display.display
@@ -123,7 +123,7 @@ class Terminal:
                 if self.present:
                     self._redraw()
                 else:
-                    self.without()
+                    self.tick_without_terminal()
 
     def leave(self) -> bool:
         """Restore the terminal; False in a worker, which has none."""

@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     files_below,
     manifest_of,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Peer, Puller
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Puller, ShardPeer
 
 SECRET = "of-this-transfer"
 
@@ -44,25 +44,31 @@ def describe(folder: Path) -> dict:
     return manifest
 
 
+def server_settings(folder: Path, **changes) -> shard_share.ServerSettings:
+    """Those of a server on this machine and for this machine."""
+    given = shard_share.ServerSettings(
+        folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
+    )
+    return given._replace(**changes)
+
+
 class Host:
     """A folder that is served as another host's would be."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        offer = shard_share.Offer(
-            folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
-        )
-        state = shard_share.start(offer)
+        self.manifest = describe(folder)
+        state = shard_share.start(server_settings(folder))
         self.pid = state["pid"]
-        self.peer = Peer(folder.name, "127.0.0.1", state["port"])
+        self.peer = ShardPeer(folder.name, "127.0.0.1", state["port"])
 
     def stop(self) -> dict:
         """Returns the bytes that were sent, by file."""
         state = shard_share.stop(shard_share.place_of(str(self.folder), SECRET))
         return dict(state["served"]) if state else {}
 
-    def pull(self, manifest: dict, peers: list[Peer], patience: float = 10.0) -> list:
+    def pull(self, manifest: dict, peers: list[ShardPeer], patience: float = 10.0) -> dict:
         """Fetch the shards that this host lacks from the peers."""
         digests = Digests(str(self.folder))
         wanted = [one for one in entries(manifest) if digests.of(one.path) != one]

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.action.run_watch import ActionModu
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import progress
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import Progress
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import RunProgress
 
 HOSTS = [f"host{number}" for number in range(8)]
 
@@ -143,7 +143,7 @@ def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
 def test_the_display_takes_what_one_result_tells_of_several_hosts():
     terminal: Any = SimpleNamespace(quiet=True)
     steps: Any = SimpleNamespace(forget_task=lambda: None, tell=lambda text: None)
-    shown = Progress(terminal, steps)
+    shown = RunProgress(terminal, steps)
     run = {"state": "running", "step": 3}
     other = {"run": run, "reachable": False, "verdict": "lost", "age": 20.0}
     shown.take("host1", {"over": False, "run": run, "verdict": None, "others": {"host6": other}}, final=False)

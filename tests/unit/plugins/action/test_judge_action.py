@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.judge import JUDGEMENTS, ActionModule
+from ansible_collections.nanochat.ddp.plugins.action.judge import JUDGEMENTS
 from ansible_collections.nanochat.ddp.plugins.modules import judge as judge_module
 
 PLAN = {
@@ -21,19 +19,6 @@ PLAN = {
     "master": {"host": "desktop"},
     "nodes": [{"host": "desktop", "run_dir": "/d/runs/d4"}, {"host": "laptop", "run_dir": "/l/runs/d4"}],
 }
-
-
-@pytest.fixture
-def judge(monkeypatch):
-    """The action with these options, without Ansible around it."""
-
-    def run(of: str, **options: Any) -> dict[str, Any]:
-        monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-        module = ActionModule.__new__(ActionModule)
-        module._task = SimpleNamespace(args={"of": of, **options}, check_mode=False)
-        return dict(module.run(None, {}))
-
-    return run
 
 
 def run_of(state: str, digest: str = "d1") -> dict[str, Any]:
@@ -124,6 +109,40 @@ def test_hosts_need_the_same_trainer_files(judge):
     files = {**FILES, "laptop": {"digest": "g"}}
     told = judge("sameness", hosts=HOSTS, files=files, venv={host: venv() for host in HOSTS})
     assert told["failed"] and told["msg"].startswith("laptop has different trainer files from desktop")
+
+
+DIAGNOSED = {
+    "run": "d4",
+    "master": {"host": "a", "address": "10.0.0.1", "port": 29500},
+    "nodes": [
+        {"host": "a", "rank": 0, "nic": "eth0", "env": {"MY_TOKEN": "hunter2!"}},
+        {"host": "b", "rank": 1, "nic": "eth0"},
+    ],
+}
+DONE = {"evidence": {"run": {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}}}
+
+
+def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(judge, tmp_path):
+    path = tmp_path / "runs" / "doctor.json"
+    told = judge(
+        "verdict", plan=DIAGNOSED, evidence={"a": DONE, "b": DONE}, secrets=[{"KEY": "s3cr3t"}], file=str(path)
+    )
+    assert told["verdict"]["code"] == "not-running" and told["changed"] is False
+    assert told["text"].startswith("not-running: No rank runs") and str(path) in told["text"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept = path.read_text()
+    assert json.loads(kept)["verdict"] == told["verdict"] and "s3cr3t" not in kept and "hunter2" not in kept
+
+
+def test_a_verdict_takes_evidence_of_every_host(judge):
+    with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
+        judge("verdict", plan=DIAGNOSED, evidence={"a": DONE})
+
+
+def test_a_folder_in_which_the_verdict_cannot_be_kept_is_told(judge, tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(AnsibleError, match="could not be written"):
+        judge("verdict", plan=DIAGNOSED, evidence={"a": DONE, "b": DONE}, file=str(tmp_path / "runs" / "doctor.json"))
 
 
 def test_the_documentation_has_every_judgement_and_its_options():

@@ -6,32 +6,24 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.nanochat.ddp.plugins.action.judge import ActionModule
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import plan as action
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 
-def run(
-    arguments: dict[str, Any], variables: dict[str, Any], check: bool = False, whole: bool = False
-) -> dict[str, Any]:
-    task = SimpleNamespace(
-        action="nanochat.ddp.judge",
-        args={"of": "plan", **arguments},
-        async_val=0,
-        check_mode=check,
-        diff=False,
-        environment=[],
-        delegate_to=None,
-    )
-    context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
-    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
-    made = ActionModule(task, connection, context, None, None, None)
-    return made.run(task_vars=variables if whole else {"hostvars": variables})
+@pytest.fixture
+def run(judge):
+    """The action with these options and variables of the hosts, or, if `whole`, of the play."""
+
+    def act(arguments: dict[str, Any], variables: dict[str, Any], check: bool = False, whole: bool = False) -> Any:
+        return judge(
+            variables=variables if whole else {"hostvars": variables}, check=check, **{"of": "plan", **arguments}
+        )
+
+    return act
 
 
 def variables(**more: Any) -> dict[str, Any]:
@@ -44,7 +36,7 @@ def variables(**more: Any) -> dict[str, Any]:
 BOTH = ["desktop", "laptop"]
 
 
-def test_the_plan_of_all_hosts():
+def test_the_plan_of_all_hosts(run):
     result = run({"hosts": BOTH}, variables())
     assert [node["host"] for node in result["plan"]["nodes"]] == BOTH
     assert result["changed"] is False and result["findings"] == []
@@ -53,7 +45,7 @@ def test_the_plan_of_all_hosts():
     assert result["text"].startswith("Run d4 on 2 hosts")
 
 
-def test_only_variables_of_the_job_are_looked_at():
+def test_only_variables_of_the_job_are_looked_at(run):
     class Known(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
             assert name.startswith(("ddp_", "watch")), f"{name} was worked out though nobody needs it"
@@ -63,13 +55,13 @@ def test_only_variables_of_the_job_are_looked_at():
     assert run({"hosts": BOTH}, known)["controller"]["watch"] is False
 
 
-def test_problems_fail_the_task_with_one_text_and_a_list():
+def test_problems_fail_the_task_with_one_text_and_a_list(run):
     result = run({"hosts": BOTH}, variables(ddp_depth="x", ddp_sinc=1))
     assert result["failed"] is True and len(result["problems"]) == 2
     assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
 
 
-def test_a_variable_that_cannot_be_worked_out_is_named():
+def test_a_variable_that_cannot_be_worked_out_is_named(run):
     class Known(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
             if name == "ddp_run":
@@ -83,11 +75,11 @@ def test_a_variable_that_cannot_be_worked_out_is_named():
     assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
 
 
-def test_a_host_that_the_inventory_does_not_have():
+def test_a_host_that_the_inventory_does_not_have(run):
     assert "attic is not a host of the inventory." in run({"hosts": ["attic"]}, variables())["msg"]
 
 
-def test_questions_come_before_any_probe():
+def test_questions_come_before_any_probe(run):
     known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
     known["laptop"]["ansible_connection"] = "local"
     result = run({"hosts": BOTH, "of": "questions"}, known)
@@ -95,7 +87,7 @@ def test_questions_come_before_any_probe():
     assert result["questions"]["desktop"]["peers"] == []
 
 
-def test_the_plan_is_kept_in_a_file(tmp_path):
+def test_the_plan_is_kept_in_a_file(run, tmp_path):
     file = tmp_path / "deep" / "plan.json"
     assert run({"hosts": BOTH, "file": str(file)}, variables(), check=True)["changed"] is True
     assert not file.exists()
@@ -107,15 +99,16 @@ def test_the_plan_is_kept_in_a_file(tmp_path):
     assert run({"hosts": BOTH, "file": str(file)}, variables())["changed"] is False
 
 
-def test_a_file_that_cannot_be_written_is_said_in_one_sentence(tmp_path):
+def test_a_file_that_cannot_be_written_is_said_in_one_sentence(run, tmp_path):
     (tmp_path / "file").write_text("")
-    said = r"The plan could not be written to .*file/plan\.json on the controller: File exists"
-    with pytest.raises(AnsibleError, match=said):
+    with pytest.raises(
+        AnsibleError, match=r"The plan could not be written to .*file/plan\.json on the controller: File exists"
+    ):
         run({"hosts": BOTH, "file": str(tmp_path / "file" / "plan.json")}, variables())
 
 
 @pytest.mark.parametrize(("show", "part"), [("text", "Run d4 on 2 hosts"), ("json", '"digest"'), ("none", "")])
-def test_what_is_printed(monkeypatch, show, part):
+def test_what_is_printed(run, monkeypatch, show, part):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
     monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
@@ -124,7 +117,7 @@ def test_what_is_printed(monkeypatch, show, part):
 
 
 @pytest.mark.parametrize(("callback", "shown"), [("default", True), ("nanochat.ddp.story", False)])
-def test_findings_are_printed_once(monkeypatch, callback, shown):
+def test_findings_are_printed_once(run, monkeypatch, callback, shown):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
     monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
@@ -133,14 +126,14 @@ def test_findings_are_printed_once(monkeypatch, callback, shown):
     assert ("threads-over-cores" in "".join(printed)) is shown
 
 
-def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks():
+def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(run):
     known = variables()
     limited = {"hostvars": known, "ansible_play_hosts_all": ["laptop"]}
     assert "desktop is excluded by --limit" in run({"hosts": BOTH}, limited, whole=True)["msg"]
     assert run({"hosts": BOTH, "tolerant": True}, limited, whole=True)["plan"]["world"] == 2
 
 
-def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
+def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = f"file://{tmp_path}/nothing.git"
     known = variables(ddp_trainer_source=source, ddp_trainer_join=False)
@@ -150,7 +143,7 @@ def test_a_repository_is_asked_before_a_start_only(monkeypatch, tmp_path):
     assert [found["code"] for found in looked["findings"]] == ["trainer-apart"]
 
 
-def test_the_controllers_settings_are_checked_without_a_plan():
+def test_the_controllers_settings_are_checked_without_a_plan(run):
     told = run({"hosts": BOTH, "of": "settings"}, variables(ddp_stall_factor="7", watch="no"))
     assert told["controller"]["stall_factor"] == 7.0 and told["controller"]["watch"] is False
     assert "plan" not in told

@@ -84,14 +84,7 @@ def fitting(option: dict[str, Any], folder: Path) -> st.SearchStrategy[Any]:
     if kind == "list" and option.get("suboptions"):
         return st.lists(whole(option["suboptions"], folder) | TREE, max_size=3) | TREE
     if kind == "dict":
-        return (
-            st.dictionaries(
-                st.sampled_from(["a", "model", "nodes", "data", "shards", "log/rank0.log", "size", "A"]),
-                TREE,
-                max_size=4,
-            )
-            | TREE
-        )
+        return st.dictionaries(st.sampled_from(KEYS), TREE, max_size=4) | TREE
     right = {
         "path": st.sampled_from(
             [str(folder), str(folder / "new"), str(folder / "file"), str(folder / "pipe"), "relative"]

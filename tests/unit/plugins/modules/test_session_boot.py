@@ -8,7 +8,6 @@ import json
 import os
 
 import pytest
-from ansible.module_utils import basic
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.modules import session_boot
 
@@ -72,13 +71,6 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(run_module, host)
     assert not call(run_module, folder)["changed"]
     call(run_module, folder, state="absent")
     assert not unit.exists()
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: said.append(text))
-    return said
 
 
 @pytest.mark.parametrize(

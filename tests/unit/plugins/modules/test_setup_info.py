@@ -21,7 +21,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, venv
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
 from ansible_collections.nanochat.ddp.plugins.modules import setup_info
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill, parquet
 
@@ -40,7 +40,7 @@ class Host:
         contents = {path: base64.b64encode(content).decode() for path, content in SOURCES.items()}
         trainer = str(folder / "trainer")
         trainer_tree.apply(trainer, DIGESTS, trainer_tree.compare(trainer, DIGESTS), contents)
-        digest = Wanted("worker", "", tuple(REQUIREMENTS), "default", "", offline=False).digest("3.11")
+        digest = VenvSpec("worker", "", tuple(REQUIREMENTS), "default", "", offline=False).digest("3.11")
         (folder / "venv").mkdir()
         (folder / "venv" / venv.STAMP).write_text(json.dumps({"digest": digest, "python": "3.11"}))
         manifest = describe(fill(folder / "data"))

@@ -21,10 +21,7 @@ ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl",
 
 @pytest.fixture
 def master(tmp_path):
-    fill(tmp_path / "master")
-    manifest = describe(tmp_path / "master")
-    host = Host(tmp_path / "master")
-    host.manifest = manifest  # type: ignore[attr-defined]
+    host = Host(fill(tmp_path / "master"))
     yield host
     host.stop()
 
@@ -144,6 +141,7 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     assert [one["changed"] for one in (checked, done, again)] == [True, True, False]
     assert checked["diff"] == done["diff"]
     assert done["extra"] == ["data/shard_00150.parquet"]
+    assert done["links"] == {"hard": 5, "symbolic": 0}
 
 
 def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):

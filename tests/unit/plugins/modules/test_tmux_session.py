@@ -10,7 +10,6 @@ import os
 import subprocess
 
 import pytest
-from ansible.module_utils import basic
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
@@ -329,14 +328,14 @@ def test_of_an_older_name_nothing_stays_behind(play, host):
         ("yes", "yes", True, True, True),  # an older tmux server, started from the login itself, took the session in
     ],
 )
-def test_field_12_logging_out_where_systemd_kills(play, host, monkeypatch, kills, lingers, in_login, warned, scoped):
+def test_field_12_logging_out_where_systemd_kills(
+    play, host, monkeypatch, warnings, kills, lingers, in_login, warned, scoped
+):
     host.installed |= {"loginctl", "systemd-run"}
     host.logind = f"KillUserProcesses={kills}\nKillExcludeUsers=\nLinger={lingers}\n"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setattr(session_utils.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(tmux_utils, "ends_with_login", lambda pid: in_login)
-    warnings = []
-    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda self, text: warnings.append(text))
 
     play()
 

@@ -11,8 +11,8 @@ import os
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import backend as interface
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import Request, apply, carry_out_step
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import Step
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import FirewallRequest, apply, carry_out_step
+from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallStep
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import Packets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -251,7 +251,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
     ],
 )
 def test_field_30_iptables_blocks_only_where_the_peers_packets_may_end(listing, blocks):
-    assert bool(iptables.ends_of(listing, [PACKETS])) is blocks
+    assert bool(iptables.dropping_lines(listing, [PACKETS])) is blocks
 
 
 def test_field_30_a_ban_of_fail2bans_is_told_and_left_alone():
@@ -684,7 +684,7 @@ def nft_input(policy):
 
 
 def request(**more):
-    return Request(**{"mark": MARK, "wanted": [FOUR], "present": True, "check": True, **more})
+    return FirewallRequest(**{"mark": MARK, "wanted": [FOUR], "present": True, "check": True, **more})
 
 
 def test_nothing_is_done_where_nothing_blocks():
@@ -750,7 +750,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
     path = tmp_path / "rules.v4"
     path.write_text("old\n")
     path.chmod(0o640)
-    carry_out_step(script(), Step(["sh"], str(path), "new \udce4\n"))
+    carry_out_step(script(), FirewallStep(["sh"], str(path), "new \udce4\n"))
     assert path.read_bytes() == b"new \xe4\n"
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
@@ -765,7 +765,7 @@ def test_a_file_that_cannot_be_replaced_stays_and_is_named(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(rules.FirewallError, match=f"cannot write {path}: No space left"):
-        carry_out_step(script(), Step(["sh"], str(path), "new\n"))
+        carry_out_step(script(), FirewallStep(["sh"], str(path), "new\n"))
     assert path.read_text() == "old\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -774,9 +774,9 @@ def test_a_file_that_cannot_be_replaced_stays_and_is_named(tmp_path, monkeypatch
 
 
 def test_a_new_backend_is_one_class(monkeypatch):
-    monkeypatch.setattr(interface.Backend, "kinds", dict(interface.Backend.kinds))
+    monkeypatch.setattr(interface.FirewallBackend, "kinds", dict(interface.FirewallBackend.kinds))
 
-    class Gate(interface.Backend):
+    class Gate(interface.FirewallBackend):
         """A made-up firewall that holds one rule a line."""
 
         name = "gate"
@@ -784,14 +784,14 @@ def test_a_new_backend_is_one_class(monkeypatch):
         writes = ("iptables",)
 
         def in_force(self, wanted):
-            return self.there("gate")
+            return self.has_program("gate")
 
         def lines(self):
             return self.tool("gate", "list").split()
 
         def change(self, wanted):
             after = [f"{rule.peer}:{rule.low}" for rule in wanted]
-            steps = [Step(["gate", "open", line]) for line in after if line not in self.lines()]
+            steps = [FirewallStep(["gate", "open", line]) for line in after if line not in self.lines()]
             return rules.Change(steps, self.lines(), after, True)
 
         def blocking_rules(self, wanted):
@@ -817,12 +817,12 @@ def test_a_new_backend_is_one_class(monkeypatch):
             held.append(argv[2])
         return 0, " ".join(held), ""
 
-    result = apply(run, Request(MARK, [FOUR], present=True))
+    result = apply(run, FirewallRequest(MARK, [FOUR], present=True))
     assert (result["changed"], result["backend"], result["blocking"]) == (True, "gate", ["gate is shut"])
-    assert held == ["192.168.1.11:29500"] and not apply(run, Request(MARK, [FOUR], present=True))["changed"]
-    assert apply(run, Request(MARK, [FOUR], present=True, backend="gate", root=False))["commands"] == []
+    assert held == ["192.168.1.11:29500"] and not apply(run, FirewallRequest(MARK, [FOUR], present=True))["changed"]
+    assert apply(run, FirewallRequest(MARK, [FOUR], present=True, backend="gate", root=False))["commands"] == []
 
 
 def test_a_backend_that_is_not_known_is_refused_with_those_that_are():
     with pytest.raises(rules.FirewallError, match=r"backend is gate; it must be one of: auto, .*ufw.*, none"):
-        apply(script(), Request(MARK, [FOUR], present=True, backend="gate"))
+        apply(script(), FirewallRequest(MARK, [FOUR], present=True, backend="gate"))

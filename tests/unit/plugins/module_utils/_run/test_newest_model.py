@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.filter.newest_model import newest_model, newest_plans, one_run
+from ansible_collections.nanochat.ddp.plugins.filter.values import newest_model, newest_plans, one_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model, newest_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run

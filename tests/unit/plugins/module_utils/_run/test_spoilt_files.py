@@ -36,7 +36,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import Shelf
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import ServedFiles
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -176,7 +176,7 @@ def look_everywhere(base: Path) -> None:
         session.describe(wanted, session.status()["state"])
     session.same(Spec(("true",), "/", None, "/tmp/log"))
     boot.to_start(run)
-    Shelf(run).offer()
+    ServedFiles(run).offer()
     share.running(run)
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
     reading.innermost(found)

@@ -9,7 +9,7 @@ import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, Entry, ShardsError
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ManifestEntry, ShardsError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,22 +120,6 @@ def test_damaged_memory_of_digests_is_no_memory(store):
     assert digests.hashed_bytes > 0
 
 
-def test_run_folder_holds_exactly_the_manifest(store, tmp_path):
-    manifest = describe(store)
-    run = tmp_path / "run"
-    (run / "data").mkdir(parents=True)
-    (run / "data/shard_00009.parquet").write_bytes(b"of another plan")
-    wanted = shards.entries(manifest)
-
-    links = shards.plan_links(str(store), str(run), wanted)
-    kinds = shards.apply_links(str(store), str(run), links)
-
-    assert links.remove == ["data/shard_00009.parquet"]
-    assert kinds == {"hard": 5, "symbolic": 0}
-    assert sorted(path.name for path in (run / "data").iterdir()) == [f"shard_0000{n}.parquet" for n in range(3)]
-    assert shards.plan_links(str(store), str(run), wanted) == ([], [])
-
-
 def test_mended_shard_is_linked_anew(store, tmp_path):
     manifest = describe(store)
     wanted = shards.entries(manifest)
@@ -172,15 +156,6 @@ def test_last_shard_is_always_the_one_for_validation(count, chosen):
     assert shards.choose(["d", "b", "c", "a"], count) == chosen
 
 
-def test_full_disk_is_said_with_need_and_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "free_bytes", lambda folder: 1_500_000)
-
-    with pytest.raises(
-        ShardsError, match=r"^laptop: /base/data needs 3.0 GB more, but its file system has 1.5 MB free"
-    ):
-        shards.check_space("/base/data", 3_000_000_000, "laptop")
-
-
 def test_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
@@ -193,14 +168,11 @@ def test_files_of_the_same_host_are_linked_not_moved(store, tmp_path):
     target = tmp_path / "other"
     target.mkdir()
     digests = Digests(str(target))
-    lacking = shards.compare(shards.entries(manifest), digests)
     (store / "shard_00002.parquet").write_bytes(b"not any more what the manifest says")
-    told = []
 
-    left = shards.take_seeds(str(target), lacking, [str(store)], digests, lambda path, count: told.append(path))
+    left = shards.take_seeds(shards.entries(manifest), [str(store)], digests)
 
-    assert [one.entry.path for one in left] == ["shard_00002.parquet"]
-    assert len(told) == 4
+    assert [one.path for one in left] == ["shard_00002.parquet"]
     assert (target / "shard_00000.parquet").samefile(store / "shard_00000.parquet")
 
 
@@ -214,6 +186,6 @@ def test_any_folder_has_a_manifest_of_files(tmp_path):
     found = [one for one in map(Digests(str(tmp_path)).of, names) if one]
 
     assert shards.entries(shards.manifest_of("wheels", "files", found)) == [
-        Entry("a.whl", 1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
-        Entry("sub/b.whl", 1, "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
+        ManifestEntry("a.whl", 1, "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
+        ManifestEntry("sub/b.whl", 1, "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
     ]

@@ -9,14 +9,14 @@ import json
 import pytest
 from ansible.module_utils import urls
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, packages, venv
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import Interpreter, VenvError
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import Wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import HostInterpreter, VenvError
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
 
-BASE = Interpreter("/usr/bin/python3.11", (3, 11, 2), "x86_64", True, True, True, "glibc-2.36")
+BASE = HostInterpreter("/usr/bin/python3.11", (3, 11, 2), "x86_64", True, True, True, "glibc-2.36")
 
 
-def wanted_environment(**changes) -> Wanted:
-    given = Wanted("worker", "/base/venv", ("torch==2.13.0", "numpy==2.4.6"), "auto", "/base/wheels", False)
+def wanted_environment(**changes) -> VenvSpec:
+    given = VenvSpec("worker", "/base/venv", ("torch==2.13.0", "numpy==2.4.6"), "auto", "/base/wheels", False)
     return given._replace(**changes)
 
 
@@ -259,8 +259,8 @@ def test_the_index_is_asked_through_pip_s_own_proxy(monkeypatch):
 
 def test_requirements_hold_for_the_python_that_they_name():
     both = ['numpy==2.4.6;python_version>="3.11"', "numpy==2.2.6 ; python_version < '3.11'", "x==1; os_name=='nt'"]
-    assert packages.applying(both, "3.10") == ("numpy==2.2.6", both[2])
-    assert packages.applying(both, "3.14") == ("numpy==2.4.6", both[2])
+    assert packages.applicable(both, "3.10") == ("numpy==2.2.6", both[2])
+    assert packages.applicable(both, "3.14") == ("numpy==2.4.6", both[2])
 
 
 def test_environment_is_named_by_all_that_goes_into_it():
