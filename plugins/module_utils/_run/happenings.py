@@ -12,11 +12,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plural, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import CollectedRank, CollectedRun
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     absences,
-    given_up,
-    said_last,
+    last_word,
+    steps_given_up,
     steps_repeated,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
@@ -34,7 +34,7 @@ class Happening(TypedDict):
     kind: str
 
 
-def happenings(run: Run) -> List[Happening]:
+def happenings(run: CollectedRun) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
     stage = evaluated.stage_of(run.plan)
     found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
@@ -61,7 +61,7 @@ def folded(found: Sequence[Happening]) -> List[Happening]:
     return lines
 
 
-def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
+def _of_rank(rank: CollectedRank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
     starts = repeated = 0
     last_start = max((index for index, event in enumerate(rank.events) if event["kind"] == "start"), default=-1)
     for index, event in enumerate(rank.events):
@@ -138,7 +138,7 @@ def _told(findings: Sequence[Event]) -> List[Happening]:
     return list(told.values())
 
 
-def membership(run: Run) -> List[Happening]:
+def membership(run: CollectedRun) -> List[Happening]:
     """Hosts that left and returned, and the members of each generation."""
     found: List[Happening] = []
 
@@ -158,9 +158,9 @@ def membership(run: Run) -> List[Happening]:
                 seen.add(told)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
     for rank in run.ranks:
-        for gone in given_up(rank.members):
+        for gone in steps_given_up(rank.members):
             add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
-        said = said_last(rank.members)
+        said = last_word(rank.members)
         if said and said.state in OVER and said.why:
             at = max(finite(event.get("time")) or 0.0 for event in rank.members)
             add(at, rank.host, "error" if said.state == FAILED else "info", "%s: %s" % (said.state, said.why))
