@@ -90,7 +90,7 @@ run:
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import OPTIONS, answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import OPTIONS, read_run_info
 
 
 def main() -> None:
@@ -102,7 +102,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(changed=False, **answer(module.params))
+        module.exit_json(changed=False, **read_run_info(module.params))
     except RunNameError as error:
         module.fail_json(msg=str(error))
 

@@ -396,23 +396,26 @@ class Time:
         self.now += seconds
 
 
-def waited(looks: list[dict[str, Any]], wait: polling.Wait) -> float:
-    """How long it waits when every look shows the next of these states."""
-    at = Time()
-    seen = iter([*looks[:-1], *[looks[-1]] * 1000])
-    polling.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
-    return at.now
+HERE, LATER = {"state": "running", "step": 3}, {"state": "running", "step": 4}
 
 
-def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
-    here = {"state": "running", "step": 3}
-    later = {"state": "running", "step": 4}
-    assert waited([here], polling.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
-    assert waited([here, here, later], polling.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
-    assert waited([here, later], polling.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
-    assert waited([here, {"state": "crashed", "step": 3}], polling.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
-    assert waited([later], polling.Wait("prepared", None, 10, 60)) == 0
-    assert waited([{"state": "finished", "step": 9}], polling.Wait("finished", 9, 10, 60)) == 0
+@pytest.mark.parametrize(
+    ("looks", "at_least", "timeout", "waits"),
+    [
+        ([HERE], 0, 5, 5),
+        ([HERE, HERE, LATER], 0, 60, 1),
+        ([HERE, LATER], 10, 60, 10),
+        ([HERE, {"state": "crashed", "step": 3}], 10, 60, 1),
+        ([{"state": "prepared", "step": None}, LATER], 10, 60, 1),
+        ([{"state": "finished", "step": 9}], 10, 60, 0),
+    ],
+)
+def test_waiting_ends_with_the_news_the_state_or_the_time(
+    looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
+) -> None:
+    at, seen = Time(), iter([*looks, *looks[-1:] * 1000])
+    polling.wait_for_news(lambda: next(seen), {**looks[0], "at_least": at_least, "timeout": timeout}, at.clock, at.sleep)
+    assert at.now == pytest.approx(waits, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -497,5 +500,4 @@ def test_time_left_of_a_run_that_ends_at_a_time_is_that_of_the_clock():
     timed = [start(ends=1600.0, steps=100), step(0, share=0.0, steps=100), step(1, share=0.01, steps=90)]
     told = metrics.describe_events(timed)
     assert (told["steps"], told["share"], told["ends"]) == (90, 0.01, 1600.0)
-    assert run_state._eta("running", told, None, 1010.0) == 590.0
-    assert run_state._eta("running", told, None, 1700.0) == 0.0
+    assert [run_state._eta(told, None, now) for now in (1010.0, 1700.0)] == [590.0, 0.0]
