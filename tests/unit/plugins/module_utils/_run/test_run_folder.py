@@ -152,7 +152,7 @@ def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monk
 
 
 def test_a_keeper_s_secret_is_nobody_else_s_to_read(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False, folder.Keeper("node1", "s" * 20, "print()"))
+    folder.prepare(str(tmp_path), plan(), False, False, folder.KeeperSetup("node1", "s" * 20, "print()"))
     kept = [tmp_path / folder.KEEPER_FOLDER, *(tmp_path / folder.KEEPER_FOLDER).iterdir()]
     assert [path.stat().st_mode & 0o077 for path in kept] == [0] * 3
     folder.prepare(str(tmp_path), plan(), False, False)
