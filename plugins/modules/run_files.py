@@ -81,8 +81,7 @@ files:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.file_sender import OPTIONS, send
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import OPTIONS, CopyError, read_run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 
 
@@ -95,11 +94,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        found = send(module.params)
+        module.exit_json(changed=False, **read_run_files(module.params))
     except (RunNameError, CopyError) as error:
         module.fail_json(msg=str(error))
-    else:
-        module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import file_sender
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info, run_log
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
@@ -91,7 +91,7 @@ def test_where_there_is_no_such_run_no_files_are_offered(run_module: Any, base: 
 def test_files_are_offered_without_a_module_too(base: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("HOME", str(base))
     params = {"run_dir": None, "base_dir": "~", "run": None, "have": {}, "checkpoints": False, "room": 4000000}
-    file_sender.say("mark:", params)
+    files.say("mark:", params)
     told = capsys.readouterr().out
     assert told.startswith("mark:")
     assert {part["path"] for part in json.loads(told[len("mark:") :])["pieces"]} == FILES

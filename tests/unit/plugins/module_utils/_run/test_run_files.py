@@ -36,7 +36,7 @@ def copy(there: Path, here: Path, room: int = 10**6, checkpoints: bool = False) 
     """Copy as the action plugin does, without a connection."""
     rounds = []
     for dummy in range(100):
-        have = {path: run_files.Have(**known) for path, known in run_files.have_of(str(here)).items()}
+        have = {path: run_files.KnownCopy(**known) for path, known in run_files.known_copies(str(here)).items()}
         found = run_files.missing_files(str(there), have, checkpoints, room)
         rounds.append(found)
         for part in found["pieces"]:
@@ -58,9 +58,9 @@ def test_everything_that_tells_of_the_run_is_brought_and_nothing_else(there: Pat
 
 
 def test_what_the_other_side_has_is_believed_or_refused() -> None:
-    assert run_files.had({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.Have(5, "ab", 1.5)
+    assert run_files.known_copy({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.KnownCopy(5, "ab", 1.5)
     with pytest.raises(run_files.CopyError, match="have must give size"):
-        run_files.had({"size": "x"})
+        run_files.known_copy({"size": "x"})
 
 
 def test_of_a_file_that_grew_only_the_new_part_travels(there: Path, here: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_newest_checkpoint_is_wanted_until_it_is_there(there: Path) -> None:
         "base_checkpoints/d4/model_000010.pt",
         "base_checkpoints/d4/meta_000010.json",
     ]
-    have = {one["path"]: run_files.Have(one["size"], "", float(one["mtime"])) for one in wanted}
+    have = {one["path"]: run_files.KnownCopy(one["size"], "", float(one["mtime"])) for one in wanted}
     assert run_files.missing_files(str(there), have, True, 10**6)["whole"] == []
     assert run_files.missing_files(str(there), {}, False, 10**6)["whole"] == []
 
