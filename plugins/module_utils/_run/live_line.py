@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, RESTING, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
@@ -23,7 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
     progress_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RUNNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
@@ -79,10 +79,14 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     words = _live_parts(rows)
     if apart:
         words["apart"] = "%s apart" % ", ".join(apart)
-    if width and len("  ".join(words.values())) > width and "waiting" in words:
+
+    def too_long() -> bool:
+        return width > 0 and len("  ".join(words.values())) > width
+
+    if "waiting" in words and too_long():
         words["waiting"] = _waiting(rows, named=False)
     for name in DISPENSABLE:
-        if width and len("  ".join(words.values())) > width:
+        if too_long():
             words.pop(name, None)
     return _with_bar(rows, "  ".join(words.values()), width, unicode)
 
@@ -116,16 +120,15 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
 
 def _waiting(rows: Sequence[Row], named: bool) -> str:
     """The share of time that each rank waits for others; with many ranks, the longest."""
-    known = [row for row in rows if row["run"].get("wait_share") is not None]
+    known = {row["host"]: row["run"]["wait_share"] for row in rows if row["run"].get("wait_share") is not None}
     if not known or len(rows) < 2:
         return ""
     if len(known) > 4:
-        most = max(known, key=lambda row: float(row["run"]["wait_share"]))
-        return "waiting up to %s%s" % (share_text(most["run"]["wait_share"]), " (%s)" % most["host"] if named else "")
-    shares = [share_text(row["run"]["wait_share"]) for row in known]
+        most = max(known, key=lambda host: float(known[host]))
+        return "waiting up to %s%s" % (share_text(known[most]), " (%s)" % most if named else "")
     if not named:
-        return "waiting " + " / ".join(shares)
-    return "waiting " + ", ".join("%s %s" % (row["host"], share) for row, share in zip(known, shares))
+        return "waiting " + " / ".join(map(share_text, known.values()))
+    return "waiting " + ", ".join("%s %s" % (host, share_text(share)) for host, share in known.items())
 
 
 def _since_step(rows: Sequence[Row]) -> str:
@@ -195,12 +198,10 @@ def _doing(run: Mapping[str, Any]) -> str:
     phase = run.get("phase")
     if phase == "resume" and not run.get("checkpoint"):
         return "making the model"
-    return PHASES.get(str(phase), str(phase)) if phase else _unheard(run.get("state"))
-
-
-def _unheard(state: Any) -> str:
-    """A trainer without any output has been started, and nothing else is known."""
-    return "started" if state == "running" else str(state or "not seen yet")
+    if phase:
+        return PHASES.get(str(phase), str(phase))
+    # Of a trainer without any output nothing else is known.
+    return "started" if run.get("state") == RUNNING else str(run.get("state") or "not seen yet")
 
 
 def _age(row: Row) -> float:
@@ -236,24 +237,10 @@ def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
 # -- the live page ----------------------------------------------------------------------------------------------------------
 
 
-class Now(TypedDict):
-    """The part of the live page that changes between polls."""
-
-    made: float
-    headline: str
-    heads: List[str]
-    cells: List[List[str]]
-    sentences: List[str]
-    shares: List[Tuple[str, int]]
-    left: Optional[float]
-    ended: bool
-
-
-def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
-    """The status screen for the page."""
+def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Dict[str, Any]:
+    """The status screen for the page: the part that changes between polls."""
     screen, rows = status_screen(rows, stall_factor), by_rank(rows)
     states = [row["run"].get("state") for row in rows]
-    going = "running" in states
     return {
         "made": now,
         "headline": screen.headline,
@@ -261,6 +248,6 @@ def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
         "cells": [[str(cell) for cell in row] for row in screen.cells],
         "sentences": screen.sentences,
         "shares": [(row["host"], int(row["run"]["rows"])) for row in training_rows(rows) if row["run"].get("rows")],
-        "left": first_known(rows, "eta_seconds") if going else None,
+        "left": first_known(rows, "eta_seconds") if RUNNING in states else None,
         "ended": all(state in ENDED for state in states),
     }
