@@ -15,11 +15,11 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, quiet_now, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, quiet_now, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Observation,
-    Verdict,
+    WatchVerdict,
     intervals,
     judge,
 )
@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Told(TypedDict):
+class ProgressLine(TypedDict):
     """The last permanent line about the run, when it was printed, and since when there are lines."""
 
     line: str
@@ -83,7 +83,7 @@ def observation(entry: Entry, now: float) -> Observation:
     )
 
 
-def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
+def result_of(entry: Entry, verdict: WatchVerdict | None) -> dict[str, object]:
     """The result of the task for a host."""
     return {
         "changed": False,
@@ -171,7 +171,7 @@ class ActionModule(FollowingAction):
         if claim is None:
             return
         with claim:
-            before = cast(Told, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
+            before = cast(ProgressLine, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
             seen = seen_of(hosts, self._ledger(), time.time())
             now = time.monotonic()
@@ -225,12 +225,12 @@ class ActionModule(FollowingAction):
             return False
         return True
 
-    def _judge(self, host: str, options: Mapping[str, Any]) -> Verdict | None:
+    def _judge(self, host: str, options: Mapping[str, Any]) -> WatchVerdict | None:
         """Judge with the results of the other hosts' loops."""
         now, ledger = time.time(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
         seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
-        limits = Limits(options["stall_factor"], options["stall_minimum"], options["timeout"])
+        limits = StallLimits(options["stall_factor"], options["stall_minimum"], options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _look(

@@ -28,7 +28,7 @@ STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
 
 
-class Limits(NamedTuple):
+class StallLimits(NamedTuple):
     """Time limits in seconds."""
 
     factor: float = 5.0  # maximum length of a step, in usual steps
@@ -41,7 +41,7 @@ class Limits(NamedTuple):
         return min(self.timeout, 5 / 3 * self.minimum)
 
 
-class Rank(NamedTuple):
+class ObservedRank(NamedTuple):
     """One rank, as input of the judgement."""
 
     run: Mapping[str, Any]  # from run_info
@@ -80,12 +80,12 @@ PATIENCE: Dict[Optional[str], Patience] = {
 }
 
 
-def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[float, float]:
+def patience(run: Mapping[str, Any], limits: StallLimits, bereft: bool) -> Tuple[float, float]:
     """Timeouts without progress for a rank, without and with CPU use.
 
     bereft: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
     """
-    idle, working = PATIENCE.get(run.get("phase"), PATIENCE[None])
+    idle, working = PATIENCE.get("start" if is_mute(run) else run.get("phase"), PATIENCE[None])
     seconds = {
         "start": limits.start,
         "step": _step_seconds(run, limits),
@@ -96,7 +96,7 @@ def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[floa
     return without, max(without, seconds[idle], seconds[working])
 
 
-def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
+def _step_seconds(run: Mapping[str, Any], limits: StallLimits) -> float:
     """The usual step time, ignoring the first steps."""
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
         return limits.start
@@ -136,7 +136,7 @@ def is_mute(run: Mapping[str, Any]) -> bool:
     return run.get("phase") is None and run.get("step") is None and run.get("idle_seconds") is None
 
 
-def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
+def has_no_heartbeat(rank: ObservedRank, limits: StallLimits) -> bool:
     """Whether a rank's heartbeat has stopped although it is not busy."""
     if waits_for_others(rank.run):
         return False
@@ -144,15 +144,15 @@ def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
     return min(age, rank.quiet) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
 
 
-def idle_seconds(rank: Rank) -> Optional[float]:
+def idle_seconds(rank: ObservedRank) -> Optional[float]:
     """Seconds without progress; None for a trainer that does not report progress."""
     if is_mute(rank.run):
         return rank.age if rank.run.get("trainer") in TELLING else None
-    idle = rank.run.get("idle_seconds")
-    return None if idle is None else float(idle)
+    idle: Optional[float] = rank.run.get("idle_seconds")
+    return idle
 
 
-def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]:
+def is_stuck(rank: ObservedRank, limits: StallLimits, bereft: bool = False) -> Optional[bool]:
     """Whether a rank makes no progress; None if neither its reports nor its CPU use tell."""
     if waits_for_others(rank.run):
         return None
@@ -161,15 +161,11 @@ def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]
     idle = idle_seconds(rank)
     if idle is None:
         return False if rank.quiet <= limits.minimum else None
-    without, working = (
-        (limits.minimum if bereft else limits.start, limits.timeout)
-        if is_mute(rank.run)
-        else patience(rank.run, limits, bereft)
-    )
+    without, working = patience(rank.run, limits, bereft)
     return min(idle, rank.quiet) > without or idle > working
 
 
-def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
+def is_stalled(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> bool:
     """Whether the run as a whole is stalled: no running, reachable rank makes progress.
 
     Hosts that keepers train without are ignored, and so are ranks of unknown state: other trainers, whose first rank alone reports
@@ -184,7 +180,7 @@ def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
     return True in found and False not in found
 
 
-def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
+def stall_marks(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> Dict[str, str]:
     """Remarks on the ranks of a run: those without a heartbeat, and all if the run stalls."""
     running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
     marks = dict.fromkeys(running, STALLED) if is_stalled(ranks, limits) else {}

@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
@@ -114,17 +114,17 @@ def test_before_the_first_batch_it_starts_as_others_do(tmp_path: Path) -> None:
 
 def test_it_ends_with_the_figure(finished: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*finished)}
-    said = [judge(host, seen, Limits()) for host in ("one", "two")]
+    said = [judge(host, seen, StallLimits()) for host in ("one", "two")]
     assert said == [("finished", "finished: 3.6249 bits per byte"), ("finished", "finished its part")]
 
 
 def test_whoever_does_not_watch_leaves_with_the_first_batch(going: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*going)}
-    assert judge("one", seen, Limits(), first_step=True) == (
+    assert judge("one", seen, StallLimits(), first_step=True) == (
         "started",
         "has started (in batch 12/40 of the evaluation)",
     )
-    assert judge("one", seen, Limits()) is None
+    assert judge("one", seen, StallLimits()) is None
 
 
 def test_a_training_that_evaluates_counts_batches_too() -> None:

@@ -414,7 +414,9 @@ def test_waiting_ends_with_the_news_the_state_or_the_time(
     looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
 ) -> None:
     at, seen = Time(), iter([*looks, *looks[-1:] * 1000])
-    polling.wait_for_news(lambda: next(seen), {**looks[0], "at_least": at_least, "timeout": timeout}, at.clock, at.sleep)
+    polling.wait_for_news(
+        lambda: next(seen), {**looks[0], "at_least": at_least, "timeout": timeout}, at.clock, at.sleep
+    )
     assert at.now == pytest.approx(waits, abs=0.3)
 
 

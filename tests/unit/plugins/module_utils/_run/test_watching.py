@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 
-LIMITS = Limits(factor=5, minimum=45, timeout=300)
+LIMITS = StallLimits(factor=5, minimum=45, timeout=300)
 
 
 def running(**more: Any) -> dict[str, Any]:
