@@ -20,12 +20,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMP
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
 
-PLAN = {
-    "run": "d4-eval",
-    "world": 2,
-    "training": {"iterations": 1},
-    "stage": {"stage": "eval", "base": "d4", "step": 10},
-}
+STAGE = {"stage": "eval", "base": "d4", "step": 10}
+PLAN = {"run": "d4-eval", "world": 2, "training": {"iterations": 1}, "stage": STAGE}
 BEGAN = 1000.0
 
 
@@ -120,10 +116,8 @@ def test_it_ends_with_the_figure(finished: list[Path]) -> None:
 
 def test_whoever_does_not_watch_leaves_with_the_first_batch(going: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*going)}
-    assert judge("one", seen, StallLimits(), first_step=True) == (
-        "started",
-        "has started (in batch 12/40 of the evaluation)",
-    )
+    started = ("started", "has started (in batch 12/40 of the evaluation)")
+    assert judge("one", seen, StallLimits(), first_step=True) == started
     assert judge("one", seen, StallLimits()) is None
 
 
@@ -139,6 +133,6 @@ def test_the_report_tells_what_was_measured(finished: list[Path], tmp_path: Path
     for folder in finished:
         folder.rename(collected / folder.parent.name)
     data = report.page_data(report.load_run(str(collected)))
-    assert data["stage"] == {"stage": "eval", "base": "d4", "step": 10}
+    assert data["stage"] == STAGE
     assert "measured 3.6249 bits per byte" in [one["text"] for one in data["happenings"]]  # type: ignore[attr-defined]
     assert (data["ranks"][0]["summary"]["val_bpb"], data["ranks"][0]["summary"]["steps"]) == (3.6249, None)

@@ -85,11 +85,9 @@ def finished(folder: Path, rank: int, text: str) -> Path:
 
 def test_a_run_of_another_trainer_is_shown_as_far_as_it_tells(tmp_path):
     told = "".join(line(step, steps=3) for step in range(3))
-    rows = [
-        {"host": f"host{rank}", "run": read_run(str(finished(tmp_path, rank, text)))}
-        for rank, text in enumerate((told, ""))
-    ]
-    assert [row["run"]["state"] for row in rows] == ["finished", "finished"]
+    runs = [read_run(str(finished(tmp_path, rank, text))) for rank, text in enumerate((told, ""))]
+    rows = [{"host": f"host{rank}", "run": run} for rank, run in enumerate(runs)]
+    assert [run["state"] for run in runs] == ["finished", "finished"]
     table = closing_table(rows).splitlines()
     assert "3/3" in table[2] and "2048" in table[2] and "9.9980" in table[2]
     # Only its first rank says anything.

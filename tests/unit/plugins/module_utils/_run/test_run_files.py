@@ -95,8 +95,7 @@ def test_little_room_means_more_rounds_and_the_same_files(there: Path, here: Pat
 
 
 def test_an_interrupted_copy_goes_on_where_it_was(there: Path, here: Path) -> None:
-    have = {}
-    first = run_files.missing_files(str(there), have, False, 100)
+    first = run_files.missing_files(str(there), {}, False, 100)
     for part in first["pieces"]:
         run_files.apply_piece(str(here), part)
     assert first["more"]
@@ -106,12 +105,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(there: Path, here: Path) -> No
 
 def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> None:
     copy(there, here)
-    part = {
-        "path": "session.json",
-        "offset": 0,
-        "sha256": "0" * 64,
-        "data": run_files.piece("x", b"other", None, 99)["data"],
-    }
+    part = {**run_files.piece("session.json", b"other", None, 99), "sha256": "0" * 64}
     with pytest.raises(run_files.CopyError, match=r"remove .*session\.json and collect again"):
         run_files.apply_piece(str(here), part)
     assert (here / "session.json").read_text() == "{}"
@@ -137,20 +131,11 @@ def test_secrets_of_the_plan_stay_on_the_host(there: Path, here: Path) -> None:
 def test_the_newest_checkpoint_is_wanted_until_it_is_there(there: Path) -> None:
     folder = there / "base_checkpoints" / "d4"
     folder.mkdir(parents=True)
-    for name in (
-        "model_000005.pt",
-        "meta_000005.json",
-        "model_000010.pt",
-        "meta_000010.json",
-        "optim_000010_rank0.pt",
-        "model_000012.pt.tmp",
-    ):
+    checkpoints = [name % step for step in (5, 10) for name in ("model_%06d.pt", "meta_%06d.json")]
+    for name in (*checkpoints, "optim_000010_rank0.pt", "model_000012.pt.tmp"):
         (folder / name).write_bytes(b"12345")
     wanted = run_files.missing_files(str(there), {}, True, 10**6)["whole"]
-    assert [one["path"] for one in wanted] == [
-        "base_checkpoints/d4/model_000010.pt",
-        "base_checkpoints/d4/meta_000010.json",
-    ]
+    assert [one["path"] for one in wanted] == [f"base_checkpoints/d4/{name}" for name in checkpoints[2:]]
     have = {one["path"]: run_files.KnownCopy(one["size"], "", float(one["mtime"])) for one in wanted}
     assert run_files.missing_files(str(there), have, True, 10**6)["whole"] == []
     assert run_files.missing_files(str(there), {}, False, 10**6)["whole"] == []

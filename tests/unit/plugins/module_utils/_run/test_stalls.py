@@ -98,11 +98,8 @@ PLAN = {
 @pytest.mark.parametrize("case", CASES)
 def test_whether_a_run_stalls(case: str) -> None:
     first, second, stalls = CASES[case]
-    ranks = {
-        host: ObservedRank(run, quiet_now(run), run["session_age"] or 0.0)
-        for host, run in (("a", first), ("b", second))
-    }
-    assert is_stalled(ranks, StallLimits()) is stalls
+    ranks = [ObservedRank(run, quiet_now(run), run["session_age"] or 0.0) for run in (first, second)]
+    assert is_stalled(dict(zip("ab", ranks, strict=True)), StallLimits()) is stalls
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,37 +108,20 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
     seen = {host: Observation(run, quiet=quiet_now(run)) for host, run in (("a", first), ("b", second))}
     watched = {host: judge(host, seen, StallLimits()) for host in seen}
     assert {verdict is not None for verdict in watched.values()} == {stalls}
-    table = run_table.status_table(
-        [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
-    )
+    rows = [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
+    table = run_table.status_table(rows)
     assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
-    told = diagnose(
-        PLAN,
-        {host: {"evidence": evidence(one.run, peer)} for (host, one), peer in zip(seen.items(), "ba", strict=True)},
-    )
+    answers = {"a": {"evidence": evidence(first, "b")}, "b": {"evidence": evidence(second, "a")}}
+    told = diagnose(PLAN, answers)
     # A rank that computes for longer than the timeout is examined, and found to be slow.
     alarm = told["verdict"]["severity"] == "error"
     assert alarm is (stalls and "computes" not in case)
 
 
 def evidence(run: Any, peer: str) -> dict[str, Any]:
-    process = {
-        "pid": 7,
-        "state": "S",
-        "cpu_share": run["busy"] or 0.0,
-        "memory_bytes": 0,
-        "swapped_bytes": 0,
-        "waits_in": "",
-    }
-    return {
-        "run": run,
-        "process": process,
-        "links": {peer: "refused"},
-        "system": {},
-        "others": [],
-        "sockets": [],
-        "dump": None,
-    }
+    memory, nothing = {"memory_bytes": 0, "swapped_bytes": 0}, {"system": {}, "others": [], "sockets": [], "dump": None}
+    process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", **memory}
+    return {"run": run, "process": process, "links": {peer: "refused"}, **nothing}
 
 
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:
@@ -172,12 +152,9 @@ WAITS = keeper("idle", 3, why="b is not heard", hosts=["a", "b"])
 def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -> None:
     quiet = rank(membership=WAITS, heartbeat_age=500.0, idle_seconds=500.0, end_reason="error")
     assert not is_stalled({"a": ObservedRank(quiet), "b": ObservedRank(quiet)}, StallLimits())
-    seen = {
-        "a": Observation(quiet, age=600.0),
-        "b": Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0),
-    }
-    assert judge("a", seen, StallLimits()) is None
-    assert judge("b", seen, StallLimits()) is None
+    crashed = Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0)
+    seen = {"a": Observation(quiet, age=600.0), "b": crashed}
+    assert [judge(host, seen, StallLimits()) for host in seen] == [None, None]
     trains = rank(membership=keeper("training", 3, "a"), heartbeat_age=500.0, idle_seconds=500.0)
     assert is_stalled({"a": ObservedRank(trains)}, StallLimits())
     table = run_table.status_table([{"host": "a", "run": {**quiet, "run": "d4", "rank": 0}}])

@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
 
-PLAN: dict[str, Any] = {
-    "timeout_seconds": 300,
-    "trainer": {"source": "ours"},
-    "nodes": [{"checkpoint_bytes": 500_000_000}],
-}
+NODES = [{"checkpoint_bytes": 500_000_000}]
+PLAN: dict[str, Any] = {"timeout_seconds": 300, "trainer": {"source": "ours"}, "nodes": NODES}
 START = {"kind": "start", "time": 1.0}
 
 
@@ -64,12 +61,8 @@ def test_another_trainer_gets_the_time_of_the_plan():
     assert stop_seconds([], {}, {**PLAN, "trainer": {"source": "git"}}) == 300
 
 
-@pytest.mark.parametrize("odd", [None, "x", [], {}, -1, float("nan"), float("inf"), 10**40, True])
+@pytest.mark.parametrize("odd", [None, "x", [], {}, -1, float("nan"), float("inf"), 10**40, 10**400, True])
 def test_odd_figures_are_passed_over(odd):
-    heartbeat = {
-        "step_seconds": odd,
-        "save_seconds": odd,
-        "phase": odd if isinstance(odd, str) else None,
-    }
+    heartbeat = {"step_seconds": odd, "save_seconds": odd, "phase": odd if isinstance(odd, str) else None}
     plan = {"timeout_seconds": odd, "trainer": odd, "nodes": odd}
     assert 0 < stop_seconds([START, step(odd), saved(odd), {"kind": "eval", "seconds": odd}], heartbeat, plan) < 10**7
