@@ -15,7 +15,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, quiet_now, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Observation,
@@ -77,7 +77,7 @@ def observation(entry: Entry, now: float) -> Observation:
         age=now - entry.get("begun", now),
         # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
-        quiet=now - entry["worked"] if entry.get("worked") else math.inf,
+        without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
         over=entry.get("over"),
     )
@@ -258,7 +258,7 @@ class ActionModule(FollowingAction):
         now, run = time.time(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
-        if quiet_now(run) == 0:
+        if seconds_without_cpu(run) == 0:
             entry["worked"] = now
         if state_of(run) in ENDED:
             entry.setdefault("ended_since", now)

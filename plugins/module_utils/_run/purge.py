@@ -59,7 +59,7 @@ class PurgePlan(NamedTuple):
 
 
 def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
-    """What a purge of a run, or of everything, would remove; changes nothing."""
+    """Find what a purge of a run, or of everything, would remove; changes nothing."""
     runs = os.path.join(base, "runs")
     if not everything:
         folder = os.path.join(runs, plain_run_name(run))

@@ -45,7 +45,7 @@ class ObservedRank(NamedTuple):
     """One rank, as input of the judgement."""
 
     run: Mapping[str, Any]  # from run_info
-    quiet: float = math.inf  # seconds since its processes last used CPU; infinite if unknown
+    without_cpu: float = math.inf  # seconds since its processes last used CPU; infinite if unknown
     age: float = 0.0  # seconds since its start, if known
     silent: float = 0.0  # seconds that its host has been silent
 
@@ -80,10 +80,10 @@ PATIENCE: Dict[Optional[str], Patience] = {
 }
 
 
-def patience(run: Mapping[str, Any], limits: StallLimits, bereft: bool) -> Tuple[float, float]:
+def patience(run: Mapping[str, Any], limits: StallLimits, one_missing: bool) -> Tuple[float, float]:
     """Timeouts without progress for a rank, without and with CPU use.
 
-    bereft: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
+    one_missing: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
     """
     idle, working = PATIENCE.get("start" if is_mute(run) else run.get("phase"), PATIENCE[None])
     seconds = {
@@ -92,7 +92,7 @@ def patience(run: Mapping[str, Any], limits: StallLimits, bereft: bool) -> Tuple
         "timeout": limits.timeout,
         "long": 3 * limits.timeout,
     }
-    without = limits.minimum if bereft else seconds[idle]
+    without = limits.minimum if one_missing else seconds[idle]
     return without, max(without, seconds[idle], seconds[working])
 
 
@@ -126,8 +126,8 @@ def standstill(run: Mapping[str, Any]) -> Optional[float]:
     return age if age is not None and age > usual else None
 
 
-def quiet_now(run: Mapping[str, Any]) -> float:
-    """Seconds since a rank used CPU, as far as a single look shows."""
+def seconds_without_cpu(run: Mapping[str, Any]) -> float:
+    """Seconds since a rank used CPU, from a single poll: none or unknown (infinite)."""
     return 0.0 if (run.get("busy") or 0.0) >= BUSY else math.inf
 
 
@@ -141,7 +141,7 @@ def has_no_heartbeat(rank: ObservedRank, limits: StallLimits) -> bool:
     if waits_for_others(rank.run):
         return False
     age = rank.run.get("heartbeat_age") or 0.0
-    return min(age, rank.quiet) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
+    return min(age, rank.without_cpu) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
 
 
 def idle_seconds(rank: ObservedRank) -> Optional[float]:
@@ -152,7 +152,7 @@ def idle_seconds(rank: ObservedRank) -> Optional[float]:
     return idle
 
 
-def is_stuck(rank: ObservedRank, limits: StallLimits, bereft: bool = False) -> Optional[bool]:
+def is_stuck(rank: ObservedRank, limits: StallLimits, one_missing: bool = False) -> Optional[bool]:
     """Whether a rank makes no progress; None if neither its reports nor its CPU use tell."""
     if waits_for_others(rank.run):
         return None
@@ -160,9 +160,9 @@ def is_stuck(rank: ObservedRank, limits: StallLimits, bereft: bool = False) -> O
         return True
     idle = idle_seconds(rank)
     if idle is None:
-        return False if rank.quiet <= limits.minimum else None
-    without, working = patience(rank.run, limits, bereft)
-    return min(idle, rank.quiet) > without or idle > working
+        return False if rank.without_cpu <= limits.minimum else None
+    without, working = patience(rank.run, limits, one_missing)
+    return min(idle, rank.without_cpu) > without or idle > working
 
 
 def is_stalled(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> bool:
@@ -175,8 +175,8 @@ def is_stalled(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> bool:
     ranks = {name: rank for name, rank in ranks.items() if not members or name in members}
     away = {name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS}
     near = [rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING and name not in away]
-    bereft = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)
-    found = [is_stuck(rank, limits, bereft) for rank in near]
+    one_missing = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)
+    found = [is_stuck(rank, limits, one_missing) for rank in near]
     return True in found and False not in found
 
 

@@ -244,15 +244,12 @@ def read_run(
     now = time.time() if now is None else now
     plan = read_object(os.path.join(run_dir, "plan.json"))
     session = read_object(os.path.join(run_dir, "session.json"))
-    training = read_object(os.path.join(run_dir, TRAINING_FILE))
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
     heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
-    if session and not heartbeat and not metrics.events:
-        # Other trainers report their steps in the log.
-        metrics = Read(events_of_log(log, number(session, "log_begin")), True)
+    metrics = metrics if heartbeat else _or_of_log(metrics, session, log)
     figures = _session_figures(metrics.events, session, plan)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
@@ -277,17 +274,16 @@ def read_run(
         "log": log,
         "sampled": not metrics.complete,
         "previous": previous_of(run_dir),
-        "training": training_of(training),
         "saved": max(checkpoint_steps(run_dir), default=None),
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
         "membership": keeper,
     }
-    return _timed(run, heartbeat, training, now)
+    return _timed(run, heartbeat, read_object(os.path.join(run_dir, TRAINING_FILE)), now)
 
 
 def _timed(run: RunState, heartbeat: Document, training: Document, now: float) -> RunState:
-    """Add the fields that depend on the clock."""
-    run = {**run, **_beat(heartbeat, run, now)}
+    """Add the training, and the fields that depend on the clock."""
+    run = {**run, **_beat(heartbeat, run, now), "training": training_of(training)}
     if run["state"] == RUNNING:
         run["eta_seconds"] = _eta(run, run["membership"], now)
         run["idle_seconds"] = _idle(run, now)
@@ -333,6 +329,13 @@ def _planned(plan: Document, rank: Optional[int]) -> Planned:
     nodes = [{key: node.get(key) for key in ("host", "rank", "address", "rows")} for node in items(plan, "nodes")]
     parts = {part: section(plan, part) for part in ("model", "training")}
     return {"plan_facts": {"world": whole(plan, "world"), "nodes": nodes, **parts}, "links": links}
+
+
+def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
+    """Other trainers report their steps in the log."""
+    if not session or metrics.events:
+        return metrics
+    return Read(events_of_log(log, number(session, "log_begin")), True)
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:

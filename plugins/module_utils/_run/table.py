@@ -33,7 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     STALLED,
     ObservedRank,
     StallLimits,
-    quiet_now,
+    seconds_without_cpu,
     stall_marks,
     standstill,
     state_of,
@@ -271,7 +271,7 @@ def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
     ranks: Dict[str, ObservedRank] = {}
     for row in rows:
         run, silent = row["run"], 0.0 if row.get("reachable", True) else math.inf
-        ranks[row["host"]] = ObservedRank(run, quiet_now(run), run.get("session_age") or 0.0, silent)
+        ranks[row["host"]] = ObservedRank(run, seconds_without_cpu(run), run.get("session_age") or 0.0, silent)
     return stall_marks(ranks, limits)
 
 

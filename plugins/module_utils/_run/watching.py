@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides when watching one host is over, given what is known of the others.
+"""Decides when watching one host is over, also from the state of the others.
 
 Pure functions of run_info results; the action plugin run_watch does the polling and remembering. stalls.py decides whether
 the run makes progress.
@@ -59,21 +59,21 @@ class Observation(NamedTuple):
     run: Mapping[str, Any]
     age: float = 0.0  # seconds since the first poll
     silent: float = 0.0  # seconds of silence
-    quiet: float = math.inf  # seconds since its rank last used CPU
+    without_cpu: float = math.inf  # seconds since its rank last used CPU
     ended: float = 0.0  # seconds since its end was first seen
     over: Optional[str] = None  # the final verdict on it
 
     def is_over(self, grace: float = ORPHAN_GRACE) -> bool:
         """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
         still_there = self.run.get("state") == RUNNING
-        return min(self.ended, self.quiet if still_there else math.inf) > grace
+        return min(self.ended, self.without_cpu if still_there else math.inf) > grace
 
     @property
     def rank(self) -> ObservedRank:
         """Input for stalls.py; a host that is no longer watched is not polled, so it is not silent."""
         age = self.run.get("session_age")
         silent = 0.0 if self.over not in (None, LOST) else self.silent
-        return ObservedRank(self.run, self.quiet, self.age if age is None else float(age), silent)
+        return ObservedRank(self.run, self.without_cpu, self.age if age is None else float(age), silent)
 
 
 class WatchVerdict(NamedTuple):
@@ -147,7 +147,7 @@ def _judge_kept(
         waits = keeper_lives(own.run) and own.silent <= AWAY_SECONDS and _stepless(own) <= MISSING_GRACE
         return None if waits else WatchVerdict(AWAY, _away(host, runs))
     if any(other != host for other in standing.keepers(runs)) or keeper_lives(own.run):
-        if standing.parts(runs) or not _hopeless(seen, limits, lost_after):
+        if standing.parts(runs) or not _waited_too_long(seen, limits, lost_after):
             return None
         if keeper_lives(own.run) and own.silent <= lost_after:
             return WatchVerdict(ORPHANED, standing.reason(host, runs))
@@ -159,8 +159,8 @@ def _stepless(one: Observation) -> float:
     return float(one.run.get("session_age" if one.run.get("step_age") is None else "step_age") or 0.0)
 
 
-def _hopeless(seen: Mapping[str, Observation], limits: StallLimits, lost_after: float) -> bool:
-    """Whether the waiting hosts have waited longer than for a dispensable host."""
+def _waited_too_long(seen: Mapping[str, Observation], limits: StallLimits, lost_after: float) -> bool:
+    """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
     if any(standing.rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
         return False
     waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]

@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     ObservedRank,
     StallLimits,
     is_stalled,
-    quiet_now,
+    seconds_without_cpu,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
@@ -98,14 +98,14 @@ PLAN = {
 @pytest.mark.parametrize("case", CASES)
 def test_whether_a_run_stalls(case: str) -> None:
     first, second, stalls = CASES[case]
-    ranks = [ObservedRank(run, quiet_now(run), run["session_age"] or 0.0) for run in (first, second)]
+    ranks = [ObservedRank(run, seconds_without_cpu(run), run["session_age"] or 0.0) for run in (first, second)]
     assert is_stalled(dict(zip("ab", ranks, strict=True)), StallLimits()) is stalls
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_watch_status_and_doctor_agree(case: str) -> None:
     first, second, stalls = CASES[case]
-    seen = {host: Observation(run, quiet=quiet_now(run)) for host, run in (("a", first), ("b", second))}
+    seen = {host: Observation(run, without_cpu=seconds_without_cpu(run)) for host, run in (("a", first), ("b", second))}
     watched = {host: judge(host, seen, StallLimits()) for host in seen}
     assert {verdict is not None for verdict in watched.values()} == {stalls}
     rows = [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
@@ -127,15 +127,19 @@ def evidence(run: Any, peer: str) -> dict[str, Any]:
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:
     away, limits = ObservedRank({}, silent=60.0), StallLimits()
     assert not is_stalled({"a": ObservedRank(rank()), "b": away}, limits)
-    assert not is_stalled({"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), quiet=1.0), "b": away}, limits)
-    assert is_stalled({"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), quiet=math.inf), "b": away}, limits)
+    assert not is_stalled(
+        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=1.0), "b": away}, limits
+    )
+    assert is_stalled(
+        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=math.inf), "b": away}, limits
+    )
     assert not is_stalled({"b": away}, limits)
 
 
 def test_use_of_cpu_counts_from_when_it_was_last_seen() -> None:
     limits, waits = StallLimits(), rank(idle_seconds=100.0)
-    assert not is_stalled({"a": ObservedRank(waits, quiet=44.0)}, limits)
-    assert is_stalled({"a": ObservedRank(waits, quiet=46.0)}, limits)
+    assert not is_stalled({"a": ObservedRank(waits, without_cpu=44.0)}, limits)
+    assert is_stalled({"a": ObservedRank(waits, without_cpu=46.0)}, limits)
 
 
 def test_every_phase_of_the_trainer_has_its_patience() -> None:

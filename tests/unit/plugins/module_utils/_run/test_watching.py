@@ -120,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Observation], dict[str, str | tuple[str, str] |
         {"a": ("crashed", "ended with an error, 10 of 100 steps made: the disk has 3 MB left"), "b": "orphaned"},
     ),
     "a trainer is started again in its session": (
-        {"a": Observation(ENDING, ended=90, quiet=1.0), "b": GOES},
+        {"a": Observation(ENDING, ended=90, without_cpu=1.0), "b": GOES},
         {"a": None},
     ),
     "a trainer has started again in its session": (
