@@ -11,7 +11,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, loss_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import EVAL
 
-EVALUATION = EVAL.name
 CLOSING = ("host", "rank", "state")
 STATUS = ("host", "rank", "state", "batches", "val bpb")
 Run = Mapping[str, Any]  # what run_info returned
@@ -33,7 +32,7 @@ def stage_of(plan: Document) -> Optional[StageOf]:
 
 def is_evaluation(run: Run) -> bool:
     """Whether the stage only evaluates."""
-    return (run.get("stage") or {}).get("stage") == EVALUATION
+    return (run.get("stage") or {}).get("stage") == EVAL.name
 
 
 def are_evaluations(runs: Sequence[Run]) -> bool:

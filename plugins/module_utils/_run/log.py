@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
@@ -26,16 +26,6 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
     **WHICH_RUN,
 )
 BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "offset": (0, 2**62), "wait": (0, 3600)}
-
-
-class LogPiece(TypedDict):
-    """The result of run_log."""
-
-    state: str
-    log: Optional[str]
-    lines: List[str]
-    offset: int
-    over: bool
 
 
 def size_of(path: str) -> int:
@@ -66,8 +56,8 @@ def read_log(
     params: Mapping[str, Any],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> LogPiece:
-    """Read the log; wait for new lines while the run is alive and the caller allows."""
+) -> Dict[str, object]:
+    """The result of run_log: lines of the log; waits for new ones while the run is alive and the caller allows."""
     run_dir = find_run_dir(params)
     run = EMPTY if run_dir is None else read_run(run_dir, params["rank"], lines=0, limit=PEEK_BYTES)
     path, offset = run["log"], params["offset"]

@@ -60,21 +60,12 @@ class Patience(NamedTuple):
 # The one table of timeouts. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout
 # or three times that.
 PATIENCE: Dict[Optional[str], Patience] = {
-    "start": Patience("start", "timeout"),
-    "rendezvous": Patience("start", "timeout"),
-    "agree": Patience("start", "timeout"),
-    "resume": Patience("timeout", "long"),
+    # At the end agents wait for each other, without using CPU.
+    **dict.fromkeys(("start", "rendezvous", "agree", "end"), Patience("start", "timeout")),
+    **dict.fromkeys(("resume", "share"), Patience("timeout", "long")),
     "data": Patience("step", "long"),
-    "forward_backward": Patience("step", "timeout"),
-    "head": Patience("step", "timeout"),
-    "sync": Patience("step", "timeout"),
-    "optimizer": Patience("step", "timeout"),
-    "eval": Patience("long", "long"),
-    "sample": Patience("long", "long"),
-    "save": Patience("long", "long"),
-    "share": Patience("timeout", "long"),
-    # Agents wait for each other here, without using CPU.
-    "end": Patience("start", "timeout"),
+    **dict.fromkeys(("forward_backward", "head", "sync", "optimizer"), Patience("step", "timeout")),
+    **dict.fromkeys(("eval", "sample", "save"), Patience("long", "long")),
     # A trainer that does not report phases still evaluates and saves.
     None: Patience("step", "long"),
 }

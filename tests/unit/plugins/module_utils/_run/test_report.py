@@ -31,6 +31,11 @@ def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, 
     return path
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return collected(tmp_path)
+
+
 def data_of(page: str) -> dict[str, Any]:
     embedded = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert embedded is not None
@@ -54,8 +59,7 @@ def append(path: Path, *events: dict[str, Any]) -> None:
     write_lines(path, [*lines_of(path), *events])
 
 
-def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(run: Path) -> None:
     data = report_data(run)
     for rank in (0, 1):
         events = lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
@@ -70,8 +74,7 @@ def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: P
         assert summary["bytes_sent"] == sum(step["bytes_sent"] for step in steps)
 
 
-def test_above_the_figures_it_says_how_they_were_made_and_of_when_they_are(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_above_the_figures_it_says_how_they_were_made_and_of_when_they_are(run: Path) -> None:
     data = report_data(run)
     assert (data["dtype"], data["dtype_reason"]) == ("float32", "chosen for the CPU")
     assert data["as_of"] == max(event["time"] for event in lines_of(run / "node2" / "metrics-rank1.jsonl"))
@@ -93,13 +96,11 @@ def test_the_plan_stands_in_the_page_in_pairs_of_words(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_files_make_the_same_page(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_same_files_make_the_same_page(run: Path) -> None:
     assert report.make_report([str(run)], PAGE) == report.make_report([str(run)], PAGE)
 
 
-def test_nothing_in_the_data_can_end_the_script_or_reach_out(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_nothing_in_the_data_can_end_the_script_or_reach_out(run: Path) -> None:
     sample = {"kind": "sample", "time": 1.0, "step": 1, "prompt": "</script><img src=x>", "text": "<!--"}
     append(run / "node1" / "metrics-rank0.jsonl", sample)
     page = report.make_report([str(run)], PAGE)
@@ -136,8 +137,7 @@ def test_end_of_a_run_with_a_budget_is_said(tmp_path: Path, over: bool) -> None:
         assert re.match("expected at the end: about .* if it goes on like old", said[1])
 
 
-def test_a_missing_rank_and_a_crash_are_said(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
     for path in (run / "node2").rglob("*.js*"):
         path.unlink()
     fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9, ended=1.7e9 + 9, exit_code=1))
@@ -194,8 +194,7 @@ def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(
     assert report.made_steps(loaded.ranks[0].events)[-1]["step"] == 59
 
 
-def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_who_left_and_came_back_is_among_what_happened(run: Path) -> None:
     at = 1.7e9
     both = {"what": "training", "members": ["node1", "node2"]}
     story = [
@@ -215,8 +214,7 @@ def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
     ]
 
 
-def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(run: Path) -> None:
     at = 1.7e9
     both = {"what": "training", "members": ["node1", "node2"], "generation": 1, "steps": 0}
     for host, steps in (("node1", 19), ("node2", 30)):
@@ -254,8 +252,7 @@ def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> N
     assert len(data["ranks"][0]["checkpoints"]) > 86
 
 
-def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(run: Path) -> None:
     before = report_data(run)["ranks"][0]["summary"]
     end = {"kind": "end", "time": 1.7e9 + 301, "step": 40, "reason": "finished", "identical": None}
     append(run / "node1" / "metrics-rank0.jsonl", fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end)
@@ -264,8 +261,7 @@ def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(tmp
     assert after == {**before, "attempts": 2}
 
 
-def test_why_a_run_was_given_up_stands_in_the_report(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
     why = "the run died 4 times within an hour, and ddp_restarts is 3"
     for rank, told in enumerate((why, f"node1 gave up: {why}")):
         folder = run / f"node{rank + 1}"
@@ -287,8 +283,7 @@ def test_other_runs_stand_beside_it(tmp_path: Path) -> None:
     assert len(other["columns"]["loss"]) == 20
 
 
-def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_environment_is_not_in_the_page(run: Path) -> None:
     plan = fake_run.plan_for([run / "node1", run / "node2"], 40)
     plan["nodes"][0].update(env={"WANDB_API_KEY": "hunter2"}, argv=["--password=hunter2"])
     fake_run.write_json(run / "node1" / "plan.json", plan)
@@ -371,8 +366,7 @@ def running(host: str, rank: int, **more: Any) -> dict[str, Any]:
     return {"host": host, "run": {**EMPTY, **usual, **own, **more}, "reachable": True}
 
 
-def test_the_live_page_is_the_report_with_what_the_hosts_do_now(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_live_page_is_the_report_with_what_the_hosts_do_now(run: Path) -> None:
     now = now_of([running("node2", 1), running("node1", 0)], 1.7e9)
     live = report_data(run, live=now)
     assert {**live, "live": None} == report_data(run)
