@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
 
@@ -49,7 +50,7 @@ class ActionModule(ActionBase):
         try:
             # It becomes a folder here, from an untrusted source.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
-            folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
+            folder = runs / host_folder(variables["inventory_hostname"])
             written = self.bring(arguments, folder, variables)
         except (CopyError, RunNameError, told.Untrue, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be copied from {variables['inventory_hostname']}: {error}"

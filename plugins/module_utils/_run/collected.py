@@ -61,7 +61,7 @@ def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
         return None
     # A host whose rank changed has files of both; the newest start decides.
     host = os.path.basename(folder)
-    planned = [number(node, "rank") for node in items(plan, "nodes") if folder_name(node) == host]
+    planned = [number(node, "rank") for node in items(plan, "nodes") if host_folder(node.get("host")) == host]
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
@@ -70,9 +70,9 @@ def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
     return CollectedRank(host, rank, events, session, lines, read_members(folder), training)
 
 
-def folder_name(node: Document) -> str:
-    """Folder for files collected from a host."""
-    return str(node.get("host")).replace("/", "_")
+def host_folder(host: object) -> str:
+    """The folder for files collected from a host, below that of the run."""
+    return str(host).replace("/", "_")
 
 
 def collected_model(results: str, run: str = "") -> Optional[str]:
@@ -109,7 +109,7 @@ def load_run(path: str) -> CollectedRun:
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = _folders(path)
     plan = newest_plan(folders)
-    planned = {folder_name(node) for node in items(plan, "nodes")}
+    planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}
     there = [folder for folder in folders if os.path.basename(folder) in planned] or folders
     ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
     if not ranks:

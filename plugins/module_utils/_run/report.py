@@ -28,7 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import (
     CollectedRank,
     CollectedRun,
-    folder_name,
+    host_folder,
     load_run,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
@@ -251,7 +251,7 @@ def other_data(run: CollectedRun) -> Document:
 
 def worth_rows(run: CollectedRun, worth: Worth) -> List[List[Any]]:
     """Rows of (host, tokens per second without it, with it) at the end of the run."""
-    hosts = {folder_name(node): str(node.get("host")) for node in items(run.plan, "nodes")}
+    hosts = {host_folder(node.get("host")): str(node.get("host")) for node in items(run.plan, "nodes")}
     links = section(run.prediction, "links")
     states: Dict[str, Dict[str, Any]] = {}
     for rank in run.ranks:
@@ -281,7 +281,7 @@ def page_data(
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),
         "given_up": why_given_up(run.ranks),
-        "missing": sorted(host for host in planned if host.replace("/", "_") not in present),
+        "missing": sorted(host for host in planned if host_folder(host) not in present),
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,

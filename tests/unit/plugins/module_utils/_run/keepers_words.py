@@ -17,11 +17,11 @@ def keeper(state: str = "training", generation: int = 2, *members: str, **more: 
     return {"state": state, "generation": generation, "members": list(members), **usual, **kept, **more}
 
 
-def run_of(word: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+def run_of(membership: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A run with a keeper; by default a healthy one that trains."""
     usual = {"state": "running", "step": 9, "done": 10, "steps": 100, "step_seconds": 2.0, "steps_counted": 9}
     now = {"phase": "sync", "phase_seconds": 1.0, "idle_seconds": 1.0, "heartbeat_age": 0.5, "step_age": 1.0}
-    return {**EMPTY, **usual, **now, "membership": word, **more}
+    return {**EMPTY, **usual, **now, "membership": membership, **more}
 
 
 def away(host: str, left: float = 1.7e9, **more: Any) -> dict[str, Any]:

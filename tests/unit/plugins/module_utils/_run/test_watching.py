@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of as running
 
 LIMITS = StallLimits(factor=5, minimum=45, timeout=300)
-
-
-def running(**more: Any) -> dict[str, Any]:
-    usual = {"state": "running", "step": 9, "done": 10, "steps": 100, "step_seconds": 2.0, "steps_counted": 9}
-    return {**EMPTY, **usual, "phase": "sync", "phase_seconds": 1.0, "idle_seconds": 1.0, "heartbeat_age": 0.5, **more}
 
 
 def verdict(host: str, first_step: bool = False, **seen: Observation) -> str | None:
