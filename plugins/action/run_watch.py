@@ -166,18 +166,18 @@ class ActionModule(FollowingAction):
 
     def _tell(self) -> None:
         """Print the run's progress, from whichever process comes first."""
-        told = ledger_of(self, "told")
-        claim = told.claim("line", wait=False)
+        ledger = ledger_of(self, "told")
+        claim = ledger.claim("line", wait=False)
         if claim is None:
             return
         with claim:
-            before = cast(ProgressLine, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
+            before = cast(ProgressLine, ledger.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
             seen = seen_of(hosts, self._ledger(), time.time())
             now = time.monotonic()
             line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
-                told.write("line", {**before, "line": line, "at": now})
+                ledger.write("line", {**before, "line": line, "at": now})
                 # Programs that read another display's output want nothing else in it.
                 display.display(printable(line), stderr=True)
 

@@ -153,19 +153,19 @@ def _since_step(rows: Sequence[Row]) -> str:
 
 
 def _between_generations(rows: Sequence[Row]) -> str:
-    """Why no rank runs under keepers; nothing while one does."""
-    told = keepers(runs_of(rows)).values()
-    if not told or any(one["state"] == TRAINING for one in told):
+    """Why keepers run without a rank; empty while a rank trains."""
+    records = keepers(runs_of(rows)).values()
+    if not records or any(one["state"] == TRAINING for one in records):
         return ""
-    why = next((one["why"] for one in told if one["why"]), "")
-    what = "waiting for hosts" if all(one["state"] in (IDLE, RESTING) for one in told) else "starting again"
+    why = next((one["why"] for one in records if one["why"]), "")
+    what = "waiting for hosts" if all(one["state"] in (IDLE, RESTING) for one in records) else "starting again"
     return "%s (%s)" % (what, why) if why else what
 
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     """The newest training generation, with a line about it if it is new."""
-    told = keepers(runs_of(rows)).values()
-    training = [one for one in told if one["state"] == TRAINING]
+    records = keepers(runs_of(rows)).values()
+    training = [one for one in records if one["state"] == TRAINING]
     if not training:
         return known, ""
     newest = max(training, key=lambda one: int(one["generation"] or 0))

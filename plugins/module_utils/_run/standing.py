@@ -201,21 +201,21 @@ def _missing(host: str, runs: Runs) -> str:
 
 def lines(runs: Runs) -> List[str]:
     """Lines about who trains: split parts, absent hosts, discarded steps, and why other hosts do not train."""
-    told: List[str] = []
+    texts: List[str] = []
     found = parts(runs)
     for part in found:
-        told.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
-    told += [apart_text(runs)] if len(found) > 1 else []
-    told += history(runs)
+        texts.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
+    texts += [apart_text(runs)] if len(found) > 1 else []
+    texts += history(runs)
     failed, first = [host for host, run in runs.items() if _last_word(run) == FAILED], gave_up(runs)
     if first is not None:
-        told.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
+        texts.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
     for host, run in runs.items():
         if run.get("revived") and keeper_lives(run):
             many = plural(int(run["revived"]), "time")
-            told.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
+            texts.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
     reasons = {host: reason(host, runs) for host in runs if host not in failed}
-    return [*told, *("%s%s %s" % (host, ":" * rests(runs[host]), why) for host, why in reasons.items() if why)]
+    return [*texts, *("%s%s %s" % (host, ":" * rests(runs[host]), why) for host, why in reasons.items() if why)]
 
 
 def own_errors(runs: Runs) -> Dict[str, str]:
@@ -234,17 +234,17 @@ MOST_ABSENCES = 6  # the newest ones are shown
 
 def history(runs: Runs) -> List[str]:
     """Absences, repeated steps and discarded steps."""
-    told: List[str] = []
+    texts: List[str] = []
     records = {host: run["membership"] for host, run in runs.items() if run.get("membership")}
     if records and len(parts(runs)) < 2:
         newest = max(records.values(), key=lambda one: (one["state"] == TRAINING, one["generation"] or 0))
-        told += [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
-        told += ["steps repeated after restarts: %d" % newest["repeated"]] if newest.get("repeated") else []
+        texts += [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
+        texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest.get("repeated") else []
     for host, keeper in records.items():
-        told += [gave_way_text(one) for one in keeper.get("gave_way") or []]
+        texts += [gave_way_text(one) for one in keeper.get("gave_way") or []]
         kept = [one["path"] for one in keeper.get("kept") or []]
-        told += ["discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept))] if kept else []
-    return told
+        texts += ["discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept))] if kept else []
+    return texts
 
 
 def absence_text(one: Mapping[str, Any]) -> str:

@@ -348,21 +348,21 @@ def of_newest_training(rows: Sequence[Row]) -> List[Row]:
 
 def _other_runs(rows: Sequence[Row]) -> List[str]:
     """Hosts whose newest run is another one, or who hold an older training."""
-    told = []
+    texts = []
     newer: Dict[str, List[str]] = {}
     for row in rows:
         if row.get("newest_run") and row["newest_run"] != row["run"].get("run"):
             newer.setdefault(str(row["newest_run"]), []).append(row["host"])
     for name, hosts in newer.items():
-        told.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
+        texts.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
     current = of_newest_training(rows)
     older = "%s: holds an older training of this run, %s; the next start sets it aside"
     for row in rows:
         if row not in current:
             saved = row["run"].get("saved")
             what = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
-            told.append(older % (row["host"], what))
-    return told
+            texts.append(older % (row["host"], what))
+    return texts
 
 
 def _headline(rows: Sequence[Row], stalls: bool) -> str:
@@ -399,7 +399,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
     if any(row["run"].get("identical") is False for row in current):
         lines.append(identical_text(current))
     lines += ["%s: %s" % (row["host"], row["problem"]) for row in rows if row.get("problem")]
-    lines += ["%s: %s" % told for told in standing.own_errors(runs).items()]
+    lines += ["%s: %s" % error for error in standing.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
     cells = [make_row(row, marked.get(row["host"])) for row in rows]

@@ -177,8 +177,8 @@ def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """When the run continued or finished without this host, as text."""
     since, why = standing.away_since(host, runs), standing.reason(host, runs)
     others = "finished" if standing.others_finished(host, runs) else "trained"
-    told = "was away%s while the others %s" % (" " + since if since else "", others)
-    return "%s (%s)" % (told, why) if why else told
+    text = "was away%s while the others %s" % (" " + since if since else "", others)
+    return "%s (%s)" % (text, why) if why else text
 
 
 def _ended(run: Mapping[str, Any]) -> WatchVerdict:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collecting from a host that is not what it was: nothing is written but the files of a run in that host's own folder."""
+"""Collecting from a compromised host writes nothing but files of a run in the folder of that host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run that only measures a model is told as that: no steps, and the figure at its end."""
+"""A run that only evaluates a model shows batches instead of steps, and its result at the end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def going(tmp_path: Path) -> list[Path]:
     return [one, write(tmp_path / "two/d4-eval", 1, [start(rank=1)], {"batch": 11, "batches": 40})]
 
 
-def test_at_its_end_the_figure_stands_below_the_hosts(finished: list[Path]) -> None:
+def test_the_result_is_below_the_hosts(finished: list[Path]) -> None:
     lines = closing_table(rows(*finished)).splitlines()
     assert [line.split() for line in lines[1:4]] == [
         ["host", "rank", "state"], ["one", "0", "finished"], ["two", "1", "finished"],
@@ -108,13 +108,13 @@ def test_before_the_first_batch_it_starts_as_others_do(tmp_path: Path) -> None:
     assert live_line(rows(folder)) == "starting: one comparing settings"
 
 
-def test_it_ends_with_the_figure(finished: list[Path]) -> None:
+def test_the_verdict_has_the_result(finished: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*finished)}
     said = [judge(host, seen, StallLimits()) for host in ("one", "two")]
     assert said == [("finished", "finished: 3.6249 bits per byte"), ("finished", "finished its part")]
 
 
-def test_whoever_does_not_watch_leaves_with_the_first_batch(going: list[Path]) -> None:
+def test_watching_for_the_first_step_ends_with_the_first_batch(going: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*going)}
     started = ("started", "has started (in batch 12/40 of the evaluation)")
     assert judge("one", seen, StallLimits(), first_step=True) == started

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The run folder: given its plan, and what an earlier run wrote is never lost."""
+"""A run folder gets its plan, and the outputs of an earlier run are never lost."""
 
 from __future__ import annotations
 

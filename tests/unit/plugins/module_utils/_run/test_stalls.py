@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a run makes progress: the same answer for the watcher, the status and the doctor."""
+"""The watcher, the status and the doctor agree whether a run makes progress."""
 
 from __future__ import annotations
 
