@@ -83,18 +83,6 @@ def observation(entry: Entry, now: float) -> Observation:
     )
 
 
-def result_of(entry: Entry, verdict: WatchVerdict | None) -> dict[str, object]:
-    """The result of the task for a host."""
-    return {
-        "changed": False,
-        "run": entry.get("run") or UNSEEN,
-        "reachable": not entry.get("silent_since"),
-        "over": verdict is not None,
-        "verdict": verdict.verdict if verdict else None,
-        "sentence": verdict.sentence if verdict else None,
-    }
-
-
 def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, Any]]:
     """The hosts that the children follow, for the display; without those not polled yet."""
     entries = {name: entry_of(ledger, name) for name in others}
@@ -146,7 +134,7 @@ class ActionModule(FollowingAction):
     def _attempt(self, result: dict[str, object], variables: Mapping[str, Any]) -> None:
         """A poll, and its line."""
         others = self.take_along(variables)
-        own = self._ended or self._look_and_judge(str(variables["inventory_hostname"]), variables)
+        own = self._ended or self._poll_and_judge(str(variables["inventory_hostname"]), variables)
         result.update(own)
         if own["over"]:
             type(self)._ended = own
@@ -184,9 +172,9 @@ class ActionModule(FollowingAction):
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Poll an accompanying host until watching it is over."""
         try:
-            seen = self._look_and_judge(host, variables)
+            seen = self._poll_and_judge(host, variables)
             while not seen["over"] and not abandoned():
-                seen = self._look_and_judge(host, variables)
+                seen = self._poll_and_judge(host, variables)
         except Exception:
             # Nobody polls it for now; the others would see a silent host.
             self._ledger().forget(host)
@@ -200,11 +188,11 @@ class ActionModule(FollowingAction):
         options: dict[str, Any] = self.validate_argument_spec(argument_spec=OPTIONS)[1]
         return options
 
-    def _look_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
+    def _poll_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
         """Poll a host, and decide whether watching it is over."""
         options, ledger = self._options(), self._ledger()
         entry = entry_of(ledger, host) or {"begun": time.time()}
-        problem = self._look(host, options, entry, variables)
+        problem = self._poll(host, options, entry, variables)
         if problem:
             ledger.write(host, {**entry, "over": "failed"})
             return {**problem, "over": True, "run": entry.get("run") or UNSEEN}
@@ -212,7 +200,14 @@ class ActionModule(FollowingAction):
         verdict = self._judge(host, options)
         if verdict:
             ledger.write(host, {**entry, "over": verdict.verdict})
-        return result_of(entry, verdict)
+        return {
+            "changed": False,
+            "run": entry.get("run") or UNSEEN,
+            "reachable": not entry.get("silent_since"),
+            "over": verdict is not None,
+            "verdict": verdict.verdict if verdict else None,
+            "sentence": verdict.sentence if verdict else None,
+        }
 
     def _bring(self, host: str, run_dir: str, results: str, variables: Mapping[str, Any]) -> bool:
         """Copy new metrics of a host for the live page; returns whether the host answered."""
@@ -233,7 +228,7 @@ class ActionModule(FollowingAction):
         limits = StallLimits(options["stall_factor"], options["stall_minimum"], options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
-    def _look(
+    def _poll(
         self, host: str, options: Mapping[str, Any], entry: Entry, variables: Mapping[str, Any]
     ) -> dict[str, object] | None:
         """Update the entry from the host; returns a failed module result if polling is impossible."""

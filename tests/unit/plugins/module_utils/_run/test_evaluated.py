@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 STAGE = {"stage": "eval", "base": "d4", "step": 10}
 PLAN = {"run": "d4-eval", "world": 2, "training": {"iterations": 1}, "stage": STAGE}
@@ -41,17 +40,16 @@ def end(at: float = BEGAN + 10, bpb: float | None = None) -> dict[str, Any]:
 
 def write(folder: Path, rank: int, events: list[dict[str, Any]], beat: dict[str, Any] | None = None) -> Path:
     """The run folder of a rank; with a heartbeat the run goes on in this very process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps({**PLAN, "nodes": [{"host": "one"}, {"host": "two"}]}))
-    going = {"pid": os.getpid(), "pid_start": processes.start_ticks(os.getpid()), "ended": None, "exit_code": None}
+    fake_run.write_history(folder, events, rank)
+    fake_run.write_json(folder / "plan.json", {**PLAN, "nodes": [{"host": "one"}, {"host": "two"}]})
+    going = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid()), "ended": None, "exit_code": None}
     over = {"pid": 1, "ended": BEGAN + 11, "exit_code": 0}
-    session = {"session": f"nanochat-d4-eval-rank{rank}", "started": BEGAN - 1, "boot_id": processes.boot_id()}
-    (folder / "session.json").write_text(json.dumps({**session, **(going if beat else over)}))
-    (folder / f"metrics-rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    session = fake_run.session_of(rank, BEGAN - 1, "d4-eval", **(going if beat else over))
+    fake_run.write_json(folder / "session.json", session)
     if beat:
         usual = {"time": time.time(), "pid": os.getpid(), "rank": rank, "world": 2, "step": 10, "steps": 0}
-        told = {**usual, "phase": "eval", "phase_since": time.time() - 1, **beat}
-        (folder / f"heartbeat-rank{rank}.json").write_text(json.dumps(told))
+        phase = {"phase": "eval", "phase_since": time.time() - 1}
+        fake_run.write_json(folder / f"heartbeat-rank{rank}.json", {**usual, **phase, **beat})
     return folder
 
 
