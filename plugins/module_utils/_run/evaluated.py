@@ -48,12 +48,6 @@ def batches_text(run: Run) -> str:
     return "%s/%s" % (run["batch"], run["batches"]) if run.get("batches") else str(run["batch"])
 
 
-def progress_text(runs: Sequence[Run]) -> str:
-    """The slowest rank's progress; empty before the first batch."""
-    slowest = min((run for run in runs if run.get("batch")), key=lambda run: int(run["batch"]), default=None)
-    return "evaluating, batch %s" % batches_text(slowest) if slowest else ""
-
-
 def result_text(run: Run) -> str:
     """The result of this rank; the first rank has the total."""
     return "" if run.get("val_bpb") is None else "%s bits per byte" % loss_text(run["val_bpb"])

@@ -20,7 +20,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import en
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
     batches_text,
     is_evaluation,
-    progress_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RUNNING
@@ -70,9 +69,11 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     """
     apart = [", ".join(part.members) for part in parts(runs_of(rows))[1:]]
     rows = by_rank(training_rows(rows))
-    if any(is_evaluation(row["run"]) and row["run"].get("batch") for row in rows):
-        line = progress_text([row["run"] for row in rows])
-        return _with_bar(rows, line, width, unicode)
+    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
+    if evaluations:
+        slowest = min(evaluations, key=lambda run: int(run["batch"]))
+        progress = int(slowest["batch"]) - 1, int(evaluations[0].get("batches") or 0)
+        return _with_bar("evaluating, batch %s" % batches_text(slowest), progress, width, unicode)
     if not any(row["run"].get("step") is not None for row in rows):
         watched = max(float(row.get("watched") or 0.0) for row in rows)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
@@ -88,12 +89,18 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     for name in DISPENSABLE:
         if too_long():
             words.pop(name, None)
-    return _with_bar(rows, "  ".join(words.values()), width, unicode)
+    return _with_bar("  ".join(words.values()), _made(rows), width, unicode)
 
 
-def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
-    drawn = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
-    return "%s  %s" % (drawn, line) if drawn else line
+def _with_bar(line: str, progress: Tuple[int, int], width: int, unicode: bool) -> str:
+    """The line, behind a bar of what is done of a total if there is room."""
+    (done, total), length = progress, min(BAR[1], width - len(line) - 2)
+    if not total or length < BAR[0]:
+        return line
+    room = length if unicode else length - 2
+    full = min(room, room * done // total)
+    bar = "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
+    return "%s  %s" % (bar, line)
 
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
@@ -215,23 +222,6 @@ def _made(rows: Sequence[Row]) -> Tuple[int, int]:
     telling = stepping or [row for row in rows if not tells_nothing(row["run"])] or rows
     slowest = min((row["run"] for row in telling), key=lambda run: int(run.get("done") or 0))
     return int(slowest.get("done") or 0), int(slowest.get("steps") or first_known(rows, "steps") or 0)
-
-
-def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
-    """Finished steps and their total or, for an evaluation, batches."""
-    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
-    if evaluations:
-        return min(int(run["batch"]) for run in evaluations) - 1, int(evaluations[0].get("batches") or 0)
-    return _made(rows)
-
-
-def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
-    done, steps = _progress(rows)
-    if not steps or length < BAR[0]:
-        return ""
-    room = length if unicode else length - 2
-    full = min(room, room * done // steps)
-    return "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
 
 
 # -- the live page ----------------------------------------------------------------------------------------------------------
