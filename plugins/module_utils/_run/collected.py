@@ -9,12 +9,7 @@ import os
 import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object

@@ -17,10 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     speed_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ends_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
-    batches_text,
-    is_evaluation,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import batches_text, is_evaluation
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RUNNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (

@@ -29,12 +29,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    Event,
-    finite,
-    json_lines,
-    read_tail,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, json_lines, read_tail
 
 TAIL_BYTES = 1 << 18
 

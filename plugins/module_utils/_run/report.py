@@ -39,17 +39,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import last_word
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    Event,
-    describe_events,
-    finite,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    CRASHED,
-    cause_text,
-    error_text,
-    host_state,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, describe_events, finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, cause_text, error_text, host_state
 
 # What each host adds, from their run states: host -> tokens per second without it.
 Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]

@@ -33,11 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    LastWord,
-    Membership,
-    read_membership,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import LastWord, Membership, read_membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
     Event,
