@@ -100,13 +100,6 @@ class Missing(TypedDict):
     whole: List[BigFile]
 
 
-class RunFiles(Missing):
-    """The run (null if there is none) and what the controller lacks of it."""
-
-    run: Optional[str]
-    run_dir: Optional[str]
-
-
 class CopyError(Exception):
     """A file description that does not match, or leads out of the folder; the text is for the user."""
 
@@ -223,8 +216,8 @@ def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, r
     return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
 
 
-def read_run_files(params: Mapping[str, Any]) -> RunFiles:
-    """The result of run_files."""
+def read_run_files(params: Mapping[str, Any]) -> Dict[str, object]:
+    """The result of run_files: the run (null if there is none), and what the controller lacks of it."""
     run_dir = find_run_dir(params)
     have = {path: known_copy(known) for path, known in params["have"].items()}
     if run_dir is None or not os.path.isdir(run_dir):

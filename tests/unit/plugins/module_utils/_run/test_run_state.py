@@ -236,11 +236,6 @@ def test_who_ended_a_session_that_no_user_stopped_is_told(folder: Folder) -> Non
     assert folder.read()["cause"] is None
 
 
-def test_another_trainer_without_metrics_finishes_by_its_exit_code(folder: Folder) -> None:
-    folder.put("session.json", session(ended=1020.0, exit_code=0))
-    assert folder.read()["state"] == "finished"
-
-
 BOX = """\
 E1121 22:01:02.123 4711 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 4712)
 Traceback (most recent call last):

@@ -116,10 +116,6 @@ def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
     assert run_table.status_data(rows)["slowest"] is None
 
 
-def test_what_nobody_knows_has_no_column() -> None:
-    assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
-
-
 def test_a_loss_that_is_no_number_is_said_in_words() -> None:
     rows = [row("a", 0, diverged=True, loss=None, last_loss=None)]
     assert "not a number" in run_table.closing_table(rows)
