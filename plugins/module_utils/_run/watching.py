@@ -101,20 +101,17 @@ def _judge_alone(
 ) -> Optional[WatchVerdict]:
     """The verdict if a run lives or dies as a whole."""
     own = seen[host]
-    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
-        return _ended(own.run)
     state = own.run.get("state")
+    if state in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
+        return _ended(own.run)
     if own.silent > lost_after:
-        then = "it was %s with %s then, and continues without the controller" % (
-            state or "not yet seen",
-            _where(own.run),
-        )
-        return WatchVerdict(LOST, "has not answered for %.0f s; %s" % (own.silent, then))
+        then = "it was %s with %s then" % (state or "not yet seen", _where(own.run))
+        text = "has not answered for %.0f s; %s, and continues without the controller" % (own.silent, then)
+        return WatchVerdict(LOST, text)
     if state != RUNNING:
-        seen_there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
-        return (
-            WatchVerdict(MISSING, "%s (%s)" % (seen_there, own.run.get("run_dir"))) if own.age > MISSING_GRACE else None
-        )
+        there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
+        missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run.get("run_dir")))
+        return missing if own.age > MISSING_GRACE else None
     # Trainers without our metrics never report more; ours may take long to start.
     silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
     if first_step and is_evaluation(own.run) and own.run.get("batch"):
@@ -136,11 +133,8 @@ def _judge_kept(
     own = seen[host]
     runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
     overs = [one.over for name, one in seen.items() if name != host]
-    if (
-        own.run.get("state") == FINISHED
-        or STALLED in overs
-        or (own.silent <= AWAY_SECONDS and standing.trains(host, runs))
-    ):
+    trains = own.silent <= AWAY_SECONDS and standing.trains(host, runs)
+    if own.run.get("state") == FINISHED or STALLED in overs or trains:
         return _judge_alone(host, seen, limits, first_step, lost_after)
     if standing.others_finished(host, runs) or (first_step and STARTED in overs):
         # A keeper that hears of the end follows within seconds.
