@@ -304,12 +304,17 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
 
 
 def _session_figures(events: List[Event], session: Document, plan: Document) -> RunFigures:
-    """The metrics of this session; ignores an earlier evaluation in the same folder."""
-    figures = _this_session(describe_events(events), session)
-    if not is_evaluation({"stage": stage_of(plan)}):
-        return figures
-    measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
-    return {**figures, "steps": None, "val_bpb": finite(measured[-1].get("val_bpb")) if measured else None}
+    """The metrics of this session, without the end of an earlier one and the result of an earlier evaluation."""
+    figures = describe_events(events)
+    started, updated = finite(session.get("started")), figures["updated"]
+    if started is not None and updated is not None and updated < started:
+        kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
+        earlier = {name: value for name, value in figures.items() if name in kept}
+        figures = cast(RunFigures, {**describe_events([]), **earlier})
+    if is_evaluation({"stage": stage_of(plan)}):
+        measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
+        figures["steps"], figures["val_bpb"] = None, finite(measured[-1].get("val_bpb")) if measured else None
+    return figures
 
 
 def _node(plan: Document, rank: Optional[int]) -> Document:
@@ -353,15 +358,6 @@ def _idle(run: RunState, now: float) -> Optional[float]:
     if run["updated"] is not None and run["step"] is not None:
         signs.append(max(0.0, now - run["updated"]))
     return min(signs) if signs else None
-
-
-def _this_session(figures: RunFigures, session: Document) -> RunFigures:
-    """Drop the end event of an earlier start."""
-    started, updated = finite(session.get("started")), figures["updated"]
-    if started is None or updated is None or updated >= started:
-        return figures
-    kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
-    return cast(RunFigures, {**describe_events([]), **{name: value for name, value in figures.items() if name in kept}})
 
 
 def _steps(figures: RunFigures, heartbeat: Document, plan: Document) -> Optional[int]:
