@@ -56,7 +56,7 @@ class ProgressLine(TypedDict):
     begun: float
 
 
-class Entry(TypedDict, total=False):
+class WatchEntry(TypedDict, total=False):
     """State of a host's loop: the last answer, and the times of the last changes."""
 
     begun: float
@@ -69,7 +69,7 @@ class Entry(TypedDict, total=False):
     over: str
 
 
-def observation(entry: Entry, now: float) -> Observation:
+def observation(entry: WatchEntry, now: float) -> Observation:
     """A ledger entry as input of the judgement."""
     asked = now - entry.get("asked", now)
     return Observation(
@@ -99,9 +99,9 @@ def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict
     }
 
 
-def entry_of(ledger: Ledger, host: str) -> Entry:
+def entry_of(ledger: Ledger, host: str) -> WatchEntry:
     """A host's entry; empty if there is none."""
-    return cast(Entry, ledger.read(host))
+    return cast(WatchEntry, ledger.read(host))
 
 
 def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -229,7 +229,7 @@ class ActionModule(FollowingAction):
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _poll(
-        self, host: str, options: Mapping[str, Any], entry: Entry, variables: Mapping[str, Any]
+        self, host: str, options: Mapping[str, Any], entry: WatchEntry, variables: Mapping[str, Any]
     ) -> dict[str, object] | None:
         """Update the entry from the host; returns a failed module result if polling is impossible."""
         known = entry.get("run")

@@ -92,7 +92,7 @@ class BigFile(TypedDict):
     mtime: int
 
 
-class Missing(TypedDict):
+class MissingFiles(TypedDict):
     """Parts that the other side lacks, as far as they fit into one answer."""
 
     pieces: List[FilePiece]
@@ -198,7 +198,7 @@ def big_files(run_dir: str, have: Dict[str, KnownCopy]) -> List[BigFile]:
     return wanted
 
 
-def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, room: int) -> Missing:
+def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, room: int) -> MissingFiles:
     """Everything that the other side lacks, up to the size of one answer."""
     pieces: List[FilePiece] = []
     more = False

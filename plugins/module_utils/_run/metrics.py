@@ -94,7 +94,7 @@ class RunFigures(Speeds, RowShare):
     started: Optional[float]  # when the session started, in seconds since the epoch
 
 
-class Read(NamedTuple):
+class MetricsRead(NamedTuple):
     """The events of a metrics file, and whether they are complete."""
 
     events: List[Event]
@@ -139,19 +139,19 @@ def parse_events(data: bytes) -> List[Event]:
     return [event for event in json_lines(data) if isinstance(event.get("kind"), str)]
 
 
-def read_events(path: str, limit: int = METRICS_BYTES) -> Read:
+def read_events(path: str, limit: int = METRICS_BYTES) -> MetricsRead:
     """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
     try:
         size = os.path.getsize(path)
     except OSError:
-        return Read([], True)
+        return MetricsRead([], True)
     if size <= limit:
-        return Read(parse_events(read_tail(path, limit)), True)
+        return MetricsRead(parse_events(read_tail(path, limit)), True)
     head = b""
     if limit > 2 * HEAD_BYTES:
         with open(path, "rb") as stream:
             head = stream.read(HEAD_BYTES)
-    return Read(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
+    return MetricsRead(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
 
 
 def _number(event: Event, key: str) -> float:

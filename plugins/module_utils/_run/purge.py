@@ -43,10 +43,10 @@ class PurgeError(Exception):
     """Why nothing was removed; the text is for the user."""
 
 
-class Living(NamedTuple):
+class LiveProcess(NamedTuple):
     """A living process, and its run (None: the tracker)."""
 
-    words: str
+    description: str
     run: Optional[str]
 
 
@@ -55,7 +55,7 @@ class PurgePlan(NamedTuple):
 
     remove: List[str]
     stay: List[str]
-    live: List[Living]
+    live: List[LiveProcess]
 
 
 def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
@@ -99,7 +99,7 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
         names = sorted({one.run for one in found.live if one.run})
         how = " and ".join(f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in names)
         raise PurgeError(
-            f"{' and '.join(one.words for one in found.live)} below {base}, so nothing was removed there; stop it first"
+            f"{' and '.join(one.description for one in found.live)} below {base}, so nothing was removed there; stop it first"
             + (f": {how}" if how else "")
         )
     parents = ("runs", "data", "wheels", *BROUGHT) if everything else ("runs",)
@@ -165,7 +165,7 @@ def _sorted_by(paths: List[str], is_ours: Any) -> tuple[List[str], List[str]]:
 # -- liveness ----------------------------------------------------------------------------------------------------------
 
 
-def _living(folders: List[str]) -> Iterator[Living]:
+def _living(folders: List[str]) -> Iterator[LiveProcess]:
     """Live processes of these folders: a session, its remains, or a trainer started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
@@ -176,9 +176,11 @@ def _living(folders: List[str]) -> Iterator[Living]:
         ids = {one for one in (session.get("id"), last.get("id")) if isinstance(one, str)}
         left = [markers[one] for one in ids if one in markers]
         if left:
-            yield Living(f"{session.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run)
+            yield LiveProcess(
+                f"{session.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run
+            )
         elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
-            yield Living(f"a training runs in {folder}", run)
+            yield LiveProcess(f"a training runs in {folder}", run)
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------

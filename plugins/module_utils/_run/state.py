@@ -37,7 +37,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import L
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
     Event,
-    Read,
+    MetricsRead,
     RunFigures,
     describe_events,
     finite,
@@ -332,11 +332,11 @@ def _planned(plan: Document, rank: Optional[int]) -> Planned:
     return {"plan_facts": {"world": whole(plan, "world"), "nodes": nodes, **parts}, "links": links}
 
 
-def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
+def _or_of_log(metrics: MetricsRead, session: Document, log: str) -> MetricsRead:
     """Other trainers report their steps in the log."""
     if not session or metrics.events:
         return metrics
-    return Read(events_of_log(log, number(session, "log_begin")), True)
+    return MetricsRead(events_of_log(log, number(session, "log_begin")), True)
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:

@@ -374,7 +374,7 @@ def _headline(rows: Sequence[Row], stalls: bool) -> str:
     return "no run%s on any host" % (" %s" % name if name else "")
 
 
-class Screen(NamedTuple):
+class StatusScreen(NamedTuple):
     """The status: a headline, a table, and one sentence per problem."""
 
     headline: str
@@ -383,7 +383,7 @@ class Screen(NamedTuple):
     sentences: List[str]
 
 
-def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
+def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScreen:
     """The parts of the status; table rows are in rank order."""
     rows = by_rank(rows)
     current = of_newest_training(rows)
@@ -403,7 +403,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
     cells = [make_row(row, marked.get(row["host"])) for row in rows]
-    return Screen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
+    return StatusScreen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
