@@ -73,6 +73,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
     ),
     **WHICH_RUN,
 )
+BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)}
 
 
 def read_run_info(params: Mapping[str, Any]) -> Dict[str, object]:
