@@ -363,26 +363,26 @@ class Time:
 
 
 HERE, LATER = {"state": "running", "step": 3}, {"state": "running", "step": 4}
+OVER = {"state": "finished", "step": 9}
 
 
 @pytest.mark.parametrize(
-    ("looks", "at_least", "timeout", "waits"),
+    ("known", "looks", "at_least", "timeout", "waits"),
     [
-        ([HERE], 0, 5, 5),
-        ([HERE, HERE, LATER], 0, 60, 1),
-        ([HERE, LATER], 10, 60, 10),
-        ([HERE, {"state": "crashed", "step": 3}], 10, 60, 1),
-        ([{"state": "prepared", "step": None}, LATER], 10, 60, 1),
-        ([{"state": "finished", "step": 9}], 10, 60, 0),
+        (HERE, [HERE], 0, 5, 5),
+        (HERE, [HERE, HERE, LATER], 0, 60, 1),
+        (HERE, [HERE, LATER], 10, 60, 10),
+        (HERE, [HERE, {"state": "crashed", "step": 3}], 10, 60, 1),
+        ({"state": "prepared", "step": None}, [LATER], 10, 60, 0),
+        (OVER, [OVER], 10, 60, 0),
     ],
 )
 def test_waiting_ends_with_the_news_the_state_or_the_time(
-    looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
+    known: dict[str, Any], looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
 ) -> None:
     at, seen = Time(), iter([*looks, *looks[-1:] * 1000])
-    polling.wait_for_news(
-        lambda: next(seen), {**looks[0], "at_least": at_least, "timeout": timeout}, at.clock, at.sleep
-    )
+    wait = {**known, "at_least": at_least, "timeout": timeout}
+    polling.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
     assert at.now == pytest.approx(waits, abs=0.3)
 
 
