@@ -259,7 +259,7 @@ def page_data(
     worth: Worth = lambda runs: {},
     live: Optional[Mapping[str, Any]] = None,
 ) -> Document:
-    """The page's data; `live` is the current state of the hosts (live.now_of)."""
+    """The page's data; `live` is the current state of the hosts (live_line.now_of)."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
