@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / ".ansible/collections"), str(ROOT / "tests/integratio
 import pieces  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner  # noqa: E402
 from lan import Lan  # noqa: E402
 from pieces import TRAINER, environment, prepare  # noqa: E402
@@ -96,7 +96,7 @@ class Lab:
         for host in HOSTS:
             run_dir = str(self.folder / host)
             write_plan(run_dir, self.plan())  # type: ignore[arg-type]
-            write_keeper(run_dir, Keeper(host, secret, host_code.program(keeper.__name__, "main", run_dir)))
+            write_keeper(run_dir, KeeperSetup(host, secret, host_code.program(keeper.__name__, "main", run_dir)))
             self.boot(host)
 
     def boot(self, host: str) -> None:

@@ -16,22 +16,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import file_sender
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import (
-    BIG,
-    SMALL,
-    CopyError,
-    apply_piece,
-    have_of,
-    place_of,
-    set_aside_beyond,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
 
 ROUNDS = 1000
-DEFAULTS = defaults_of(file_sender.OPTIONS)
+DEFAULTS = defaults_of(files.OPTIONS)
 # Read once, before Ansible forks for each host.
-host_code.sources_text(file_sender.__name__)
+host_code.sources_text(files.__name__)
 
 
 class ActionModule(ActionBase):
@@ -57,7 +50,7 @@ class ActionModule(ActionBase):
         try:
             # It becomes a folder here, from an untrusted source.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
-            folder = runs / str(variables["inventory_hostname"]).replace("/", "_")
+            folder = runs / host_folder(variables["inventory_hostname"])
             written = self.bring(arguments, folder, variables)
         except (CopyError, RunNameError, told.Untrue, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be copied from {variables['inventory_hostname']}: {error}"
@@ -73,7 +66,7 @@ class ActionModule(ActionBase):
         plain = {**DEFAULTS, **asked, "checkpoints": boolean(asked.get("checkpoints", False))}
         # The module rejects invalid values.
         is_one = bool(plain["run_dir"]) != bool(plain["base_dir"])
-        answer = bare_answer(self, file_sender, plain, variables) if is_one else None
+        answer = bare_answer(self, files, plain, variables) if is_one else None
         if answer is None:
             answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
         return answer
@@ -82,7 +75,7 @@ class ActionModule(ActionBase):
         """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
         written: set[str] = set()
         for dummy in range(ROUNDS):
-            have = have_of(str(folder)) if folder.is_dir() else {}
+            have = files.known_copies(str(folder)) if folder.is_dir() else {}
             seen = self._ask(arguments, have, variables)
             if seen.get("failed"):
                 raise CopyError(str(seen.get("msg")))
@@ -95,12 +88,12 @@ class ActionModule(ActionBase):
             if self._task.check_mode:
                 return written
             for part in pieces:
-                apply_piece(str(folder), part)
+                files.apply_piece(str(folder), part)
             if not seen.get("more"):
                 for part in whole:
                     self._fetch(told.absolute_path(seen.get("run_dir")), part, folder)
                 for part in whole:
-                    set_aside_beyond(str(folder), str(part["path"]))
+                    files.set_aside_beyond(str(folder), str(part["path"]))
                 return written
         raise CopyError(f"it has more than {ROUNDS} chunks")
 

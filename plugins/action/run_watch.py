@@ -15,11 +15,11 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, quiet_now, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
     Observation,
-    Verdict,
+    WatchVerdict,
     intervals,
     judge,
 )
@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Told(TypedDict):
+class ProgressLine(TypedDict):
     """The last permanent line about the run, when it was printed, and since when there are lines."""
 
     line: str
@@ -56,7 +56,7 @@ class Told(TypedDict):
     begun: float
 
 
-class Entry(TypedDict, total=False):
+class WatchEntry(TypedDict, total=False):
     """State of a host's loop: the last answer, and the times of the last changes."""
 
     begun: float
@@ -69,7 +69,7 @@ class Entry(TypedDict, total=False):
     over: str
 
 
-def observation(entry: Entry, now: float) -> Observation:
+def observation(entry: WatchEntry, now: float) -> Observation:
     """A ledger entry as input of the judgement."""
     asked = now - entry.get("asked", now)
     return Observation(
@@ -77,22 +77,10 @@ def observation(entry: Entry, now: float) -> Observation:
         age=now - entry.get("begun", now),
         # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
-        quiet=now - entry["worked"] if entry.get("worked") else math.inf,
+        without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
         over=entry.get("over"),
     )
-
-
-def result_of(entry: Entry, verdict: Verdict | None) -> dict[str, object]:
-    """The result of the task for a host."""
-    return {
-        "changed": False,
-        "run": entry.get("run") or UNSEEN,
-        "reachable": not entry.get("silent_since"),
-        "over": verdict is not None,
-        "verdict": verdict.verdict if verdict else None,
-        "sentence": verdict.sentence if verdict else None,
-    }
 
 
 def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict[str, Any]]:
@@ -111,9 +99,9 @@ def seen_of(others: Iterable[str], ledger: Ledger, now: float) -> dict[str, dict
     }
 
 
-def entry_of(ledger: Ledger, host: str) -> Entry:
+def entry_of(ledger: Ledger, host: str) -> WatchEntry:
     """A host's entry; empty if there is none."""
-    return cast(Entry, ledger.read(host))
+    return cast(WatchEntry, ledger.read(host))
 
 
 def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -146,7 +134,7 @@ class ActionModule(FollowingAction):
     def _attempt(self, result: dict[str, object], variables: Mapping[str, Any]) -> None:
         """A poll, and its line."""
         others = self.take_along(variables)
-        own = self._ended or self._look_and_judge(str(variables["inventory_hostname"]), variables)
+        own = self._ended or self._poll_and_judge(str(variables["inventory_hostname"]), variables)
         result.update(own)
         if own["over"]:
             type(self)._ended = own
@@ -166,27 +154,27 @@ class ActionModule(FollowingAction):
 
     def _tell(self) -> None:
         """Print the run's progress, from whichever process comes first."""
-        told = ledger_of(self, "told")
-        claim = told.claim("line", wait=False)
+        ledger = ledger_of(self, "told")
+        claim = ledger.claim("line", wait=False)
         if claim is None:
             return
         with claim:
-            before = cast(Told, told.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
+            before = cast(ProgressLine, ledger.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
             seen = seen_of(hosts, self._ledger(), time.time())
             now = time.monotonic()
             line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
-                told.write("line", {**before, "line": line, "at": now})
+                ledger.write("line", {**before, "line": line, "at": now})
                 # Programs that read another display's output want nothing else in it.
                 display.display(printable(line), stderr=True)
 
     def follow(self, host: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Poll an accompanying host until watching it is over."""
         try:
-            seen = self._look_and_judge(host, variables)
+            seen = self._poll_and_judge(host, variables)
             while not seen["over"] and not abandoned():
-                seen = self._look_and_judge(host, variables)
+                seen = self._poll_and_judge(host, variables)
         except Exception:
             # Nobody polls it for now; the others would see a silent host.
             self._ledger().forget(host)
@@ -200,11 +188,11 @@ class ActionModule(FollowingAction):
         options: dict[str, Any] = self.validate_argument_spec(argument_spec=OPTIONS)[1]
         return options
 
-    def _look_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
+    def _poll_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
         """Poll a host, and decide whether watching it is over."""
         options, ledger = self._options(), self._ledger()
         entry = entry_of(ledger, host) or {"begun": time.time()}
-        problem = self._look(host, options, entry, variables)
+        problem = self._poll(host, options, entry, variables)
         if problem:
             ledger.write(host, {**entry, "over": "failed"})
             return {**problem, "over": True, "run": entry.get("run") or UNSEEN}
@@ -212,7 +200,14 @@ class ActionModule(FollowingAction):
         verdict = self._judge(host, options)
         if verdict:
             ledger.write(host, {**entry, "over": verdict.verdict})
-        return result_of(entry, verdict)
+        return {
+            "changed": False,
+            "run": entry.get("run") or UNSEEN,
+            "reachable": not entry.get("silent_since"),
+            "over": verdict is not None,
+            "verdict": verdict.verdict if verdict else None,
+            "sentence": verdict.sentence if verdict else None,
+        }
 
     def _bring(self, host: str, run_dir: str, results: str, variables: Mapping[str, Any]) -> bool:
         """Copy new metrics of a host for the live page; returns whether the host answered."""
@@ -225,16 +220,16 @@ class ActionModule(FollowingAction):
             return False
         return True
 
-    def _judge(self, host: str, options: Mapping[str, Any]) -> Verdict | None:
+    def _judge(self, host: str, options: Mapping[str, Any]) -> WatchVerdict | None:
         """Judge with the results of the other hosts' loops."""
         now, ledger = time.time(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
         seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
-        limits = Limits(options["stall_factor"], options["stall_minimum"], options["timeout"])
+        limits = StallLimits(options["stall_factor"], options["stall_minimum"], options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
-    def _look(
-        self, host: str, options: Mapping[str, Any], entry: Entry, variables: Mapping[str, Any]
+    def _poll(
+        self, host: str, options: Mapping[str, Any], entry: WatchEntry, variables: Mapping[str, Any]
     ) -> dict[str, object] | None:
         """Update the entry from the host; returns a failed module result if polling is impossible."""
         known = entry.get("run")
@@ -258,7 +253,7 @@ class ActionModule(FollowingAction):
         now, run = time.time(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
-        if quiet_now(run) == 0:
+        if seconds_without_cpu(run) == 0:
             entry["worked"] = now
         if state_of(run) in ENDED:
             entry.setdefault("ended_since", now)

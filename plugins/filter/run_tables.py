@@ -70,7 +70,7 @@ def status_table(results: Any, stall_factor: float = 5.0) -> str:
 
 def live_view(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
     """The status screen in parts, for the live page."""
-    return {**now_of(rows_of(results), time.time(), float(stall_factor))}
+    return now_of(rows_of(results), time.time(), float(stall_factor))
 
 
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:

@@ -80,26 +80,16 @@ files:
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.file_sender import OPTIONS, send
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import OPTIONS, CopyError, read_run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 
 
 def main() -> None:
     """Answer with what the controller lacks."""
-    module = checked_module(
-        argument_spec=OPTIONS,
-        **ONE_RUN,
-        bounds={"room": (0, 2**30)},
-        supports_check_mode=True,
+    answer_read_only(
+        read_run_files, (RunNameError, CopyError), argument_spec=OPTIONS, bounds={"room": (0, 2**30)}, **ONE_RUN
     )
-    try:
-        found = send(module.params)
-    except (RunNameError, CopyError) as error:
-        module.fail_json(msg=str(error))
-    else:
-        module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":

@@ -88,23 +88,14 @@ run:
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import OPTIONS, answer
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import BOUNDS, OPTIONS, read_run_info
 
 
 def main() -> None:
     """Read the run folder and answer."""
-    module = checked_module(
-        argument_spec=OPTIONS,
-        **ONE_RUN,
-        bounds={"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)},
-        supports_check_mode=True,
-    )
-    try:
-        module.exit_json(changed=False, **answer(module.params))
-    except RunNameError as error:
-        module.fail_json(msg=str(error))
+    answer_read_only(read_run_info, (RunNameError,), argument_spec=OPTIONS, bounds=BOUNDS, **ONE_RUN)
 
 
 if __name__ == "__main__":

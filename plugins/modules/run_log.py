@@ -80,23 +80,14 @@ log:
 """
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log import BOUNDS, OPTIONS, read_log
 
 
 def main() -> None:
     """Read the log and answer."""
-    module = checked_module(
-        argument_spec=OPTIONS,
-        **ONE_RUN,
-        bounds=BOUNDS,
-        supports_check_mode=True,
-    )
-    try:
-        module.exit_json(changed=False, **read_log(module.params))
-    except RunNameError as error:
-        module.fail_json(msg=str(error))
+    answer_read_only(read_log, (RunNameError,), argument_spec=OPTIONS, bounds=BOUNDS, **ONE_RUN)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.action.run_files import ActionModu
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError, host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
@@ -36,7 +36,7 @@ def bring(action: ActionBase, run_dir: str, folder: Path, host: str, variables: 
     """Copy a host's new metrics and log through the action's connection."""
     parts = (action._task, action._connection, action._play_context, action._loader, action._templar)
     files = RunFiles(*parts, action._shared_loader_obj)
-    place = folder / host.replace("/", "_")
+    place = folder / host_folder(host)
     # Invalid data from a host is rejected there and reported by collect; the page continues without it.
     with contextlib.suppress(CopyError):
         files.bring({"run_dir": run_dir, "dest": str(folder.parent)}, place, dict(variables))

@@ -13,7 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import RankDeath, death_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, Rank, state_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import ObservedRank, StallLimits, state_of
 
 
 class Case(NamedTuple):
@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
     plan: Plan
     answers: Dict[str, Answer]
-    limits: Limits
+    limits: StallLimits
 
     def rank(self, host: str) -> int:
         return next((int(node["rank"]) for node in self.plan["nodes"] if node["host"] == host), -1)
@@ -66,10 +66,10 @@ class Case(NamedTuple):
         """The hosts that returned nothing."""
         return sorted(host for host, answer in self.answers.items() if answer.is_silent)
 
-    def ranks(self, count_cpu: bool = True) -> Dict[str, Rank]:
+    def ranks(self, count_cpu: bool = True) -> Dict[str, ObservedRank]:
         """Input for stalls.py; without `count_cpu` as if no rank used the CPU."""
-        ranks = {host: Rank({}, silent=math.inf) for host in self.answers}
+        ranks = {host: ObservedRank({}, silent=math.inf) for host in self.answers}
         for host, found in self.known().items():
             quiet = 0.0 if count_cpu and works(found) else math.inf
-            ranks[host] = Rank(found["run"], quiet, found["run"].get("session_age") or 0.0)
+            ranks[host] = ObservedRank(found["run"], quiet, found["run"].get("session_age") or 0.0)
         return ranks

@@ -32,7 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits, is_stalled
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, is_stalled
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
     apart_text,
     gave_up,
@@ -64,7 +64,9 @@ class Diagnosis(TypedDict):
 
 def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
     """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
-    limits = Limits(factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or Limits().timeout))
+    limits = StallLimits(
+        factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or StallLimits().timeout)
+    )
     case = Case(plan, answers_of(results), limits)
     names = {host: case.name(host) for host in case.by_rank()}
     return {

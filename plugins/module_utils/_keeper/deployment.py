@@ -12,7 +12,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
-    Keeper,
+    KeeperSetup,
     RunFolderError,
     make_ready,
     prepare,
@@ -42,11 +42,13 @@ OPTIONS: Dict[str, Dict[str, object]] = {
 }
 
 
-def keeper_of(params: Mapping[str, Any]) -> Optional[Keeper]:
+def keeper_of(params: Mapping[str, Any]) -> Optional[KeeperSetup]:
     """The keeper's host, secret and program, if any."""
     if not params["plan"].get("keeper") or not params["keeper_secret"]:
         return None
-    return Keeper(params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"]))
+    return KeeperSetup(
+        params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"])
+    )
 
 
 def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Tuple, Type
 
 from ansible.module_utils import basic
 
@@ -34,6 +34,17 @@ def checked_module(
     for problem in [*problems(module.params), *beyond(module.params, bounds or {})]:
         module.fail_json(msg=problem)
     return module
+
+
+def answer_read_only(
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]], refusals: Tuple[Type[Exception], ...], **options: Any
+) -> None:
+    """The whole of a module that only reads: its result, or why it refuses; options are those of checked_module."""
+    module = checked_module(supports_check_mode=True, **options)
+    try:
+        module.exit_json(changed=False, **read(module.params))
+    except refusals as error:
+        module.fail_json(msg=str(error))
 
 
 def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:

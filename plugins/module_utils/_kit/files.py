@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from typing import Any, Callable, Iterator, TypedDict
+from typing import Any, Callable, Iterator, List, TypedDict
 
 # Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
@@ -89,6 +89,14 @@ def read_object(path: str) -> dict[str, object]:
     """The JSON object in a file; empty if there is none."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
+
+
+def paths_in(folder: str) -> List[str]:
+    """The paths in a folder, sorted by name; empty if it cannot be read."""
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, Mapping, NamedTuple, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, read_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object, read_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 
 
@@ -49,10 +49,9 @@ READING = 1e5  # bytes per second from disk; a rank that waits for others never 
 
 def _seconds(proc: str, pid: int) -> Iterator[float]:
     """Per thread: nanoseconds on a core and ready to run; without these kernel counters, ticks on a core."""
-    folder = os.path.join(proc, str(pid), "task")
-    for name in _names(folder):
-        fields = read_text(os.path.join(folder, name, "schedstat")).split()
-        ticks = [] if len(fields) > 1 else read_text(os.path.join(folder, name, "stat")).rpartition(")")[2].split()
+    for thread in paths_in(os.path.join(proc, str(pid), "task")):
+        fields = read_text(os.path.join(thread, "schedstat")).split()
+        ticks = [] if len(fields) > 1 else read_text(os.path.join(thread, "stat")).rpartition(")")[2].split()
         if len(fields) > 1:
             yield (int(fields[0]) + int(fields[1])) / 1e9
         elif len(ticks) > 12:
@@ -63,13 +62,6 @@ def _bytes_read(proc: str, pid: int) -> int:
     """Bytes that a process has read from disk; 0 if the kernel does not report it."""
     found = re.search(r"^read_bytes: (\d+)$", read_text(os.path.join(proc, str(pid), "io")), re.M)
     return int(found.group(1)) if found else 0
-
-
-def _names(folder: str) -> List[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:

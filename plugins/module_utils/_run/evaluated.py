@@ -11,7 +11,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, loss_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import EVAL
 
-EVALUATION = EVAL.name
 CLOSING = ("host", "rank", "state")
 STATUS = ("host", "rank", "state", "batches", "val bpb")
 Run = Mapping[str, Any]  # what run_info returned
@@ -33,7 +32,7 @@ def stage_of(plan: Document) -> Optional[StageOf]:
 
 def is_evaluation(run: Run) -> bool:
     """Whether the stage only evaluates."""
-    return (run.get("stage") or {}).get("stage") == EVALUATION
+    return (run.get("stage") or {}).get("stage") == EVAL.name
 
 
 def are_evaluations(runs: Sequence[Run]) -> bool:
@@ -47,12 +46,6 @@ def batches_text(run: Run) -> str:
     if not run.get("batch"):
         return DASH
     return "%s/%s" % (run["batch"], run["batches"]) if run.get("batches") else str(run["batch"])
-
-
-def progress_text(runs: Sequence[Run]) -> str:
-    """The slowest rank's progress; empty before the first batch."""
-    slowest = min((run for run in runs if run.get("batch")), key=lambda run: int(run["batch"]), default=None)
-    return "evaluating, batch %s" % batches_text(slowest) if slowest else ""
 
 
 def result_text(run: Run) -> str:

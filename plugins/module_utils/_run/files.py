@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Selects the files of a run folder to collect, and the parts that the other side lacks.
+"""Selects the files of a run folder to collect, and the parts that the controller lacks; also a bare program on the host.
 
 Metrics and logs only grow, so the rest suffices if the beginning is known. Text is sent up to its
 last complete line, so that a reader of the copy never sees a partial one.
@@ -13,11 +13,12 @@ import base64
 import fnmatch
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
 import zlib
-from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
@@ -33,8 +34,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     MEMBER_EVENTS,
     TOKENIZER,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
 
+# Parameters of run_files.
+OPTIONS: Dict[str, Dict[str, object]] = dict(
+    **WHICH_RUN,
+    dest=dict(type="str", required=True),
+    checkpoints=dict(type="bool", default=False),
+    have=dict(type="dict", default={}),
+    room=dict(type="int", default=4000000),
+)
 SMALL = (
     "plan.json",
     "session.json",
@@ -47,10 +58,15 @@ SMALL = (
 )
 GROWING = ("metrics-rank*.jsonl", MEMBER_EVENTS, "log/*.log")
 CHECKPOINT_FILES = tuple("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json"))
+TOKENIZER_FILES = tuple("tokenizer/%s" % name for name in TOKENIZER)
 MASK = "********"
 
 
-class Have(NamedTuple):
+# The step in the name of a checkpoint's file.
+_STEP = re.compile(r"(?:model|meta)_(\d+)\.(?:pt|json)$")
+
+
+class KnownCopy(NamedTuple):
     """The copy of a file on the other side."""
 
     size: int
@@ -76,7 +92,7 @@ class BigFile(TypedDict):
     mtime: int
 
 
-class Missing(TypedDict):
+class MissingFiles(TypedDict):
     """Parts that the other side lacks, as far as they fit into one answer."""
 
     pieces: List[FilePiece]
@@ -88,10 +104,10 @@ class CopyError(Exception):
     """A file description that does not match, or leads out of the folder; the text is for the user."""
 
 
-def had(known: Any) -> Have:
+def known_copy(known: Any) -> KnownCopy:
     """Read the other side's description of its copy."""
     try:
-        return Have(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
+        return KnownCopy(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         raise CopyError("have must give size, sha256 and mtime of each file, not %.80r" % (known,)) from None
 
@@ -108,15 +124,9 @@ def matches(path: str, patterns: Any) -> bool:
 
 def small_files(run_dir: str) -> List[str]:
     """Relative paths of all small files that describe the run."""
-    found = []
-    for folder in ("", "log", "report"):
-        try:
-            names = os.listdir(os.path.join(run_dir, folder))
-        except OSError:
-            continue
-        paths = [os.path.join(folder, name) if folder else name for name in names]
-        found += [path for path in paths if matches(path, SMALL) and os.path.isfile(os.path.join(run_dir, path))]
-    return sorted(found)
+    places = [place for folder in ("", "log", "report") for place in paths_in(os.path.join(run_dir, folder))]
+    paths = (os.path.relpath(place, run_dir) for place in places if os.path.isfile(place))
+    return sorted(path for path in paths if matches(path, SMALL))
 
 
 def masked(data: bytes) -> bytes:
@@ -143,7 +153,7 @@ def content(run_dir: str, path: str) -> Optional[bytes]:
     return data[: data.rfind(b"\n") + 1] if matches(path, GROWING) else data
 
 
-def piece(path: str, data: bytes, have: Optional[Have], room: int) -> Optional[FilePiece]:
+def piece(path: str, data: bytes, have: Optional[KnownCopy], room: int) -> Optional[FilePiece]:
     """The next missing part of a file, at most `room` bytes; None if nothing is missing."""
     offset = 0
     if have is not None and have.size <= len(data) and sha256_of(data[: have.size]) == have.sha256:
@@ -165,24 +175,19 @@ def newest_checkpoint(run_dir: str) -> List[str]:
     found: Dict[int, List[str]] = {}
     for pattern in CHECKPOINT_FILES:
         for path in glob.glob(os.path.join(glob.escape(run_dir), pattern)):
-            match = re.search(r"(?:model|meta)_(\d+)\.(?:pt|json)$", path)
+            match = _STEP.search(path)
             if match:
                 found.setdefault(int(match.group(1)), []).append(os.path.relpath(path, run_dir))
     whole = [step for step, paths in found.items() if any(path.endswith(".pt") for path in paths)]
     return found[max(whole)] if whole else []
 
 
-def to_talk_to(run_dir: str) -> List[str]:
-    """The files for a chat: the newest checkpoint and its tokenizer."""
-    newest = newest_checkpoint(run_dir)
-    paths = [os.path.join("tokenizer", name) for name in TOKENIZER] if newest else []
-    return [*newest, *(path for path in paths if os.path.isfile(os.path.join(run_dir, path)))]
-
-
-def big_files(run_dir: str, have: Dict[str, Have]) -> List[BigFile]:
-    """The missing ones of to_talk_to; they are immutable, so size and time suffice."""
+def big_files(run_dir: str, have: Dict[str, KnownCopy]) -> List[BigFile]:
+    """The missing files for a chat: the newest checkpoint and its tokenizer. They never change, so size and time suffice."""
     wanted: List[BigFile] = []
-    for path in to_talk_to(run_dir):
+    newest = newest_checkpoint(run_dir)
+    tokenizer = [path for path in TOKENIZER_FILES if newest and os.path.isfile(os.path.join(run_dir, path))]
+    for path in [*newest, *tokenizer]:
         try:
             status = os.stat(os.path.join(run_dir, path))
         except OSError:
@@ -193,7 +198,7 @@ def big_files(run_dir: str, have: Dict[str, Have]) -> List[BigFile]:
     return wanted
 
 
-def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: int) -> Missing:
+def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, room: int) -> MissingFiles:
     """Everything that the other side lacks, up to the size of one answer."""
     pieces: List[FilePiece] = []
     more = False
@@ -211,8 +216,23 @@ def missing_files(run_dir: str, have: Dict[str, Have], checkpoints: bool, room: 
     return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
 
 
+def read_run_files(params: Mapping[str, Any]) -> Dict[str, object]:
+    """The result of run_files: the run (null if there is none), and what the controller lacks of it."""
+    run_dir = find_run_dir(params)
+    have = {path: known_copy(known) for path, known in params["have"].items()}
+    if run_dir is None or not os.path.isdir(run_dir):
+        return {"run": None, "run_dir": run_dir, "pieces": [], "whole": [], "more": False}
+    found = missing_files(run_dir, have, params["checkpoints"], params["room"])
+    return {"run": os.path.basename(run_dir.rstrip("/")), "run_dir": run_dir, **found}
+
+
+def say(mark: str, params: Dict[str, object]) -> None:
+    """The program: returns the result of run_files."""
+    bare.answer(mark, read_run_files(bare.expanded(params, ["run_dir", "base_dir"])))
+
+
 # Other files that a host may send.
-BIG = (*CHECKPOINT_FILES, *("tokenizer/%s" % name for name in TOKENIZER))
+BIG = (*CHECKPOINT_FILES, *TOKENIZER_FILES)
 # Where checkpoints of trainings go that a host has set aside.
 EARLIER = "earlier"
 # Maximum size of an unpacked chunk; a compromised host could send a decompression bomb.
@@ -256,7 +276,7 @@ def _beginning(path: str, count: int) -> bytes:
         return stream.read(count)
 
 
-def have_of(folder: str) -> Dict[str, Dict[str, object]]:
+def known_copies(folder: str) -> Dict[str, Dict[str, object]]:
     """The files of a run already in a folder, as the host expects them."""
     known: Dict[str, Dict[str, object]] = {}
     for path in small_files(folder):
@@ -264,32 +284,28 @@ def have_of(folder: str) -> Dict[str, Dict[str, object]]:
             data = stream.read()
         known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
     # All, not just the newest: an earlier training may have reached a higher step.
-    for place in [place for pattern in BIG for place in glob.glob(os.path.join(glob.escape(folder), pattern))]:
-        path, status = os.path.relpath(place, folder), os.stat(place)
-        known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
+    for pattern in BIG:
+        for place in glob.glob(os.path.join(glob.escape(folder), pattern)):
+            status = os.stat(place)
+            known[os.path.relpath(place, folder)] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
     return known
 
 
-def set_aside_beyond(folder: str, path: str) -> List[str]:
+def set_aside_beyond(folder: str, path: str) -> None:
     """Move checkpoints of steps later than the newest collected one to EARLIER/NUMBER/.
 
     They belong to a training that the host set aside; code that picks the highest step would use them.
     """
     fetched = re.search(r"model_(\d+)\.pt$", path)
     if fetched is None:
-        return []
-    place, later = os.path.join(folder, os.path.dirname(path)), []
-    for name in sorted(os.listdir(place)):
-        found = re.match(r"(?:model|meta)_(\d+)\.(?:pt|json)$", name)
-        if found and int(found.group(1)) > int(fetched.group(1)):
-            later.append(name)
+        return
+    place = os.path.join(folder, os.path.dirname(path))
+    found = (_STEP.match(name) for name in os.listdir(place))
+    later = [match.string for match in found if match and int(match.group(1)) > int(fetched.group(1))]
     if not later:
-        return []
-    number = 1
-    while os.path.exists(os.path.join(folder, EARLIER, str(number))):
-        number += 1
-    aside = os.path.join(folder, EARLIER, str(number))
+        return
+    numbered = (os.path.join(folder, EARLIER, str(number)) for number in itertools.count(1))
+    aside = next(path for path in numbered if not os.path.exists(path))
     os.makedirs(aside)
     for name in later:
         os.rename(os.path.join(place, name), os.path.join(aside, name))
-    return later

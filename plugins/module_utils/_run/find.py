@@ -16,29 +16,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    plain_run_name,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 
 def newest_run(base_dir: str) -> Optional[str]:
     """The run folder below a base folder that was written to last; None if there is none."""
-    runs = os.path.join(base_dir, "runs")
-    try:
-        folders = [entry.path for entry in os.scandir(runs) if entry.is_dir()]
-    except OSError:
-        return None
-    return max(folders, key=_touched) if folders else None
+    folders = [path for path in paths_in(os.path.join(base_dir, "runs")) if os.path.isdir(path)]
+    return max(folders, key=_written, default=None)
 
 
-def _touched(run_dir: str) -> float:
+def _written(run_dir: str) -> float:
     """When the trainer's output was last written."""
-    names = [
-        name for name in _names(run_dir) if name.startswith(("session.json", "plan.json", "metrics-", "heartbeat-"))
-    ]
-    times = [_mtime(os.path.join(run_dir, name)) for name in names]
-    return max(times) if times else _mtime(run_dir)
+    output = ("session.json", "plan.json", "metrics-", "heartbeat-")
+    written = [path for path in paths_in(run_dir) if os.path.basename(path).startswith(output)]
+    return max(map(_mtime, written or [run_dir]))
 
 
 def _mtime(path: str) -> float:
@@ -48,19 +41,13 @@ def _mtime(path: str) -> float:
         return 0.0
 
 
-def _names(folder: str) -> List[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
 def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
     """This host's rank: from its session's name, its files or its folder in the plan."""
     match = re.search(r"-rank(\d+)$", str(session.get("session") or ""))
     if match:
         return int(match.group(1))
-    ranks = [re.match(r"(?:metrics|heartbeat)-rank(\d+)\.json", name) for name in _names(run_dir)]
+    names = map(os.path.basename, paths_in(run_dir))
+    ranks = (re.match(r"(?:metrics|heartbeat)-rank(\d+)\.json", name) for name in names)
     found = {int(match.group(1)) for match in ranks if match}
     if len(found) == 1:
         return found.pop()
@@ -68,7 +55,7 @@ def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
     return number(nodes[0], "rank") if len(nodes) == 1 and "rank" in nodes[0] else None
 
 
-class Model(NamedTuple):
+class FoundModel(NamedTuple):
     """A host with the wanted model, and its location."""
 
     host: str
@@ -87,23 +74,19 @@ def age(run: Document) -> Tuple[int, float]:
     return number(section(run, "training"), "number"), finite(run.get("started")) or 0.0
 
 
-def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[Model]:
+def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[FoundModel]:
     """The host with the newest checkpoint of the newest training; a fine-tuned model before its base."""
 
     def order(one: Tuple[str, Document]) -> Tuple[bool, int, int, int]:
         run = one[1]
-        return (
-            str(run["run"]).endswith("-sft"),
-            number(section(run, "training"), "number"),
-            number(run, "saved"),
-            -number(run, "rank"),
-        )
+        training = number(section(run, "training"), "number")
+        return str(run["run"]).endswith("-sft"), training, number(run, "saved"), -number(run, "rank")
 
     having = [(host, run) for host, run in seen if run.get("saved") is not None and run.get("run_dir")]
     if not having:
         return None
     host, run = max(having, key=order)
-    return Model(host, str(run["run"]), str(run["run_dir"]))
+    return FoundModel(host, str(run["run"]), str(run["run_dir"]))
 
 
 # Options that select a run, and their AnsibleModule constraints (documentation fragment "run").

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import time
-from typing import List, NamedTuple, Optional, TypedDict
+from typing import Iterator, List, NamedTuple, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
@@ -42,17 +43,23 @@ class RunFolderError(Exception):
     """The folder could not be prepared; the text is for the user."""
 
 
-class _Shown(TypedDict, total=False):
-    diff: Diff
-
-
-class Prepared(_Shown):
+class Prepared(TypedDict, total=False):
     """Changes to a run folder, made or predicted."""
 
     changed: bool
     set_aside: List[str]
     place: Optional[str]
     checkpoint: Optional[int]
+    diff: Diff
+
+
+@contextlib.contextmanager
+def _explained(failure: str) -> Iterator[None]:
+    """Add the system's reason to a failure that is for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{failure}: {error.strerror}.") from error
 
 
 def read_plan(run_dir: str) -> Optional[Document]:
@@ -60,23 +67,15 @@ def read_plan(run_dir: str) -> Optional[Document]:
     return read_object(os.path.join(run_dir, PLAN)) or None
 
 
-def starts_over(plan: Document) -> bool:
-    """Whether the trainer starts without --resume, so that it would overwrite existing checkpoints."""
-    return bool(document.items(plan, "nodes")) and not lineage.resumes(plan)
-
-
 def outputs(run_dir: str) -> List[str]:
     """Sorted names of an earlier run's outputs."""
-    try:
+    with _explained(f"The run folder {run_dir} cannot be read"), contextlib.suppress(FileNotFoundError):
         names = os.listdir(run_dir)
         written = [name for name in names if name in OUTPUTS or name.startswith(OUTPUT_PREFIXES)]
         found = sorted(name for name in written if not _is_empty_folder(os.path.join(run_dir, name)))
-        # moves with the outputs that it describes
+        # It moves with the outputs that it describes.
         return [*found, TRAINING_FILE] if found and TRAINING_FILE in names else found
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunFolderError(f"The run folder {run_dir} cannot be read: {error.strerror}.") from error
+    return []
 
 
 def _is_empty_folder(path: str) -> bool:
@@ -94,16 +93,12 @@ def set_aside(run_dir: str, names: List[str], deployed: Optional[Document]) -> s
     If interrupted, the rest goes to the next number; nothing is lost.
     """
     place = next_place(run_dir)
-    try:
+    with _explained(f"The earlier outputs in {run_dir} could not be moved to {place}"):
         os.makedirs(place)
         if deployed is not None:
             write_whole(os.path.join(place, PLAN), plan_text(deployed))
         for name in names:
             os.rename(os.path.join(run_dir, name), os.path.join(place, name))
-    except OSError as error:
-        raise RunFolderError(
-            f"The earlier outputs in {run_dir} could not be moved to {place}: {error.strerror}."
-        ) from error
     return place
 
 
@@ -113,11 +108,9 @@ def plan_text(plan: Document) -> str:
 
 def write_plan(run_dir: str, plan: Document) -> None:
     """Create the folder and write the plan atomically."""
-    try:
+    with _explained(f"The plan could not be written to {run_dir}"):
         os.makedirs(os.path.join(run_dir, "log"), exist_ok=True)
         write_whole(os.path.join(run_dir, PLAN), plan_text(plan))
-    except OSError as error:
-        raise RunFolderError(f"The plan could not be written to {run_dir}: {error.strerror}.") from error
 
 
 def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> bool:
@@ -130,7 +123,9 @@ def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> b
             "Undo the change to resume, give the new training another name (ddp_run), or set aside the old one with "
             "ddp_fresh=true."
         )
-    return bool(found) or (bool(steps) and starts_over(plan))
+    # Without --resume the trainer would overwrite the checkpoints.
+    starts_over = bool(document.items(plan, "nodes")) and not lineage.resumes(plan)
+    return bool(found) or (bool(steps) and starts_over)
 
 
 def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
@@ -147,41 +142,37 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
     if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_plan(run_dir), plan)
     there = os.path.isdir(run_dir)
-    try:
+    with _explained(f"The run folder {run_dir} cannot be created or written"):
         if not dry:
             os.makedirs(run_dir, exist_ok=True)
         if there and not os.access(run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "this user cannot write there")
-    except OSError as error:
-        raise RunFolderError(f"The run folder {run_dir} cannot be created or written: {error.strerror}.") from error
     return {"changed": not there, "set_aside": [], "place": None, "checkpoint": None}
 
 
-class Keeper(NamedTuple):
-    """Arguments of a keeper: its host, this start's secret, and its program."""
+class KeeperSetup(NamedTuple):
+    """A keeper to install: its host, this start's secret, and its program."""
 
     host: str
     secret: str
     program: str
 
 
-def write_keeper(run_dir: str, keeper: Optional[Keeper]) -> None:
+def write_keeper(run_dir: str, keeper: Optional[KeeperSetup]) -> None:
     """Write a keeper's program and settings for the next start; without one, remove the last."""
     folder = os.path.join(run_dir, KEEPER_FOLDER)
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        if keeper is None:
-            return
+    shutil.rmtree(folder, ignore_errors=True)
+    if keeper is None:
+        return
+    launch = hashlib.sha256(keeper.secret.encode()).hexdigest()[:16]
+    settings = {"host": keeper.host, "secret": keeper.secret, "launch": launch}
+    with _explained(f"The keeper could not be written to {folder}"):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         write_whole(os.path.join(folder, KEEPER_PROGRAM), keeper.program, mode=0o600)
-        launch = hashlib.sha256(keeper.secret.encode()).hexdigest()[:16]
-        settings = {"host": keeper.host, "secret": keeper.secret, "launch": launch}
         write_json(os.path.join(folder, KEEPER_SETTINGS), settings, mode=0o600)
-    except OSError as error:
-        raise RunFolderError(f"The keeper could not be written to {folder}: {error.strerror}.") from error
 
 
-def by_this_clock(ends: int, now: Optional[float], before: int) -> int:
+def _end_by_this_clock(ends: int, now: Optional[float], before: int) -> int:
     """Convert a timed run's end from the controller's clock to this one; the previous result if within noise."""
     end = ends if now is None else round(ends + time.time() - now)
     return before if abs(before - end) <= CLOCK_NOISE else end
@@ -192,18 +183,16 @@ def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> boo
     if training is None:
         return False
     path = os.path.join(run_dir, TRAINING_FILE)
-    told = {key: value for key, value in training.items() if key not in ("goes_on", "now") and value is not None}
+    record = {key: value for key, value in training.items() if key not in ("goes_on", "now") and value is not None}
     here = read_object(path)
     ends = training.get("ends")
     if ends:
-        told["ends"] = by_this_clock(ends, training.get("now"), document.number(here, "ends"))
-    if told == here:
+        record["ends"] = _end_by_this_clock(ends, training.get("now"), document.number(here, "ends"))
+    if record == here:
         return False
-    try:
-        if not dry:
-            write_json(path, told)
-    except OSError as error:
-        raise RunFolderError(f"{TRAINING_FILE} could not be written to {run_dir}: {error.strerror}.") from error
+    if not dry:
+        with _explained(f"{TRAINING_FILE} could not be written to {run_dir}"):
+            write_json(path, record)
     return True
 
 
@@ -212,7 +201,7 @@ def prepare(
     plan: Document,
     fresh: bool,
     dry: bool,
-    keeper: Optional[Keeper] = None,
+    keeper: Optional[KeeperSetup] = None,
     training: Optional[Launched] = None,
 ) -> Prepared:
     """Bring the folder in line with the plan, or predict that (`dry`)."""
@@ -221,7 +210,7 @@ def prepare(
     aside = outputs(run_dir) if over else []
     steps = checkpoint_steps(run_dir) if aside else []
     rewrite = deployed != plan or not os.path.isdir(os.path.join(run_dir, "log"))
-    place = next_place(run_dir) if aside else None
+    place, path = next_place(run_dir) if aside else None, os.path.join(run_dir, PLAN)
     if not dry:
         if aside:
             place = set_aside(run_dir, aside, deployed)
@@ -235,8 +224,8 @@ def prepare(
         "place": place,
         "checkpoint": max(steps, default=None),
         "diff": {
-            "before_header": os.path.join(run_dir, PLAN),
-            "after_header": os.path.join(run_dir, PLAN),
+            "before_header": path,
+            "after_header": path,
             "before": plan_text(deployed) if deployed else "",
             "after": plan_text(plan),
         },

@@ -12,11 +12,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plural, seconds_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import CollectedRank, CollectedRun
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     absences,
-    given_up,
-    said_last,
+    last_word,
+    steps_given_up,
     steps_repeated,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
@@ -34,10 +34,11 @@ class Happening(TypedDict):
     kind: str
 
 
-def happenings(run: Run) -> List[Happening]:
+def happenings(run: CollectedRun) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
-    stage = evaluated.stage_of(run.plan)
-    found = [event for rank in run.ranks for event in _of_rank(rank, stage)] + membership(run) + _told(run.findings)
+    evaluates = evaluated.is_evaluation({"stage": evaluated.stage_of(run.plan)})
+    found = [event for rank in run.ranks for event in _of_rank(rank, evaluates)]
+    found += [*membership(run), *_of_findings(run.findings)]
     return folded(sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"]))))
 
 
@@ -61,7 +62,7 @@ def folded(found: Sequence[Happening]) -> List[Happening]:
     return lines
 
 
-def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happening]:
+def _of_rank(rank: CollectedRank, evaluates: bool) -> Iterator[Happening]:
     starts = repeated = 0
     last_start = max((index for index, event in enumerate(rank.events) if event["kind"] == "start"), default=-1)
     for index, event in enumerate(rank.events):
@@ -79,7 +80,7 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
             text += " in " + seconds_text(took) if took else ""
-        elif kind == "eval" and evaluated.is_evaluation({"stage": stage}):
+        elif kind == "eval" and evaluates:
             text = "measured %s" % evaluated.result_text(event)
         elif kind == "shares" and rank.rank == 0:
             text = new_shares(event)
@@ -91,16 +92,11 @@ def _of_rank(rank: Rank, stage: Optional[evaluated.StageOf]) -> Iterator[Happeni
             text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
             text += " (and was restarted)" if failed and survived else ""
         if text:
-            yield Happening(
-                time=finite(event.get("time")),
-                step=event.get("step"),
-                host=rank.host,
-                severity=severity,
-                text=text,
-                kind=MARKS.get("" if text.partition(";")[0] == "started" else str(kind), "")
-                if severity == "info"
-                else severity,
-            )
+            # The first start has no mark on the curve.
+            marked = "" if text.partition(";")[0] == "started" else str(kind)
+            mark = MARKS.get(marked, "") if severity == "info" else severity
+            at, step = finite(event.get("time")), event.get("step")
+            yield Happening(time=at, step=step, host=rank.host, severity=severity, text=text, kind=mark)
 
 
 def kernels(event: Event) -> str:
@@ -128,17 +124,19 @@ def listed(event: Event, key: str) -> List[Any]:
     return found if isinstance(found, list) else []
 
 
-def _told(findings: Sequence[Event]) -> List[Happening]:
+def _of_findings(findings: Sequence[Event]) -> List[Happening]:
     """Findings of the last rehearsal, each once; it records no times."""
-    told: Dict[Tuple[str, str], Happening] = {}
+    found: Dict[Tuple[str, str], Happening] = {}
     for finding in findings:
         host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
         severity = str(finding.get("severity", "info"))
-        told.setdefault((host, text), Happening(time=None, step=None, host=host, severity=severity, text=text, kind=""))
-    return list(told.values())
+        found.setdefault(
+            (host, text), Happening(time=None, step=None, host=host, severity=severity, text=text, kind="")
+        )
+    return list(found.values())
 
 
-def membership(run: Run) -> List[Happening]:
+def membership(run: CollectedRun) -> List[Happening]:
     """Hosts that left and returned, and the members of each generation."""
     found: List[Happening] = []
 
@@ -153,14 +151,14 @@ def membership(run: Run) -> List[Happening]:
     # Parts of a split know nothing of each other.
     for events in [run.members, *(rank.members for rank in run.ranks)]:
         for event in events:
-            told = (event.get("generation"), ", ".join(words(event, "members")))
-            if event.get("what") == TRAINING and told not in seen:
-                seen.add(told)
-                add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % told)
+            generation = (event.get("generation"), ", ".join(words(event, "members")))
+            if event.get("what") == TRAINING and generation not in seen:
+                seen.add(generation)
+                add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % generation)
     for rank in run.ranks:
-        for gone in given_up(rank.members):
+        for gone in steps_given_up(rank.members):
             add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
-        said = said_last(rank.members)
+        said = last_word(rank.members)
         if said and said.state in OVER and said.why:
             at = max(finite(event.get("time")) or 0.0 for event in rank.members)
             add(at, rank.host, "error" if said.state == FAILED else "info", "%s: %s" % (said.state, said.why))

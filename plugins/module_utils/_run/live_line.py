@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, RESTING, TRAINING
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
@@ -17,13 +17,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     speed_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ends_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
-    batches_text,
-    is_evaluation,
-    progress_text,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import batches_text, is_evaluation
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RUNNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
@@ -70,26 +66,38 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     """
     apart = [", ".join(part.members) for part in parts(runs_of(rows))[1:]]
     rows = by_rank(training_rows(rows))
-    if any(is_evaluation(row["run"]) and row["run"].get("batch") for row in rows):
-        line = progress_text([row["run"] for row in rows])
-        return _with_bar(rows, line, width, unicode)
+    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
+    if evaluations:
+        slowest = min(evaluations, key=lambda run: int(run["batch"]))
+        progress = int(slowest["batch"]) - 1, int(evaluations[0].get("batches") or 0)
+        return _with_bar("evaluating, batch %s" % batches_text(slowest), progress, width, unicode)
     if not any(row["run"].get("step") is not None for row in rows):
         watched = max(float(row.get("watched") or 0.0) for row in rows)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
     words = _live_parts(rows)
     if apart:
         words["apart"] = "%s apart" % ", ".join(apart)
-    if width and len("  ".join(words.values())) > width and "waiting" in words:
+
+    def too_long() -> bool:
+        return width > 0 and len("  ".join(words.values())) > width
+
+    if "waiting" in words and too_long():
         words["waiting"] = _waiting(rows, named=False)
     for name in DISPENSABLE:
-        if width and len("  ".join(words.values())) > width:
+        if too_long():
             words.pop(name, None)
-    return _with_bar(rows, "  ".join(words.values()), width, unicode)
+    return _with_bar("  ".join(words.values()), _made(rows), width, unicode)
 
 
-def _with_bar(rows: Sequence[Row], line: str, width: int, unicode: bool) -> str:
-    drawn = _bar(rows, min(BAR[1], width - len(line) - 2), unicode) if width else ""
-    return "%s  %s" % (drawn, line) if drawn else line
+def _with_bar(line: str, progress: Tuple[int, int], width: int, unicode: bool) -> str:
+    """The line, behind a bar of what is done of a total if there is room."""
+    (done, total), length = progress, min(BAR[1], width - len(line) - 2)
+    if not total or length < BAR[0]:
+        return line
+    room = length if unicode else length - 2
+    full = min(room, room * done // total)
+    bar = "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
+    return "%s  %s" % (bar, line)
 
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
@@ -116,16 +124,15 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
 
 def _waiting(rows: Sequence[Row], named: bool) -> str:
     """The share of time that each rank waits for others; with many ranks, the longest."""
-    known = [row for row in rows if row["run"].get("wait_share") is not None]
+    known = {row["host"]: row["run"]["wait_share"] for row in rows if row["run"].get("wait_share") is not None}
     if not known or len(rows) < 2:
         return ""
     if len(known) > 4:
-        most = max(known, key=lambda row: float(row["run"]["wait_share"]))
-        return "waiting up to %s%s" % (share_text(most["run"]["wait_share"]), " (%s)" % most["host"] if named else "")
-    shares = [share_text(row["run"]["wait_share"]) for row in known]
+        most = max(known, key=lambda host: float(known[host]))
+        return "waiting up to %s%s" % (share_text(known[most]), " (%s)" % most if named else "")
     if not named:
-        return "waiting " + " / ".join(shares)
-    return "waiting " + ", ".join("%s %s" % (row["host"], share) for row, share in zip(known, shares))
+        return "waiting " + " / ".join(map(share_text, known.values()))
+    return "waiting " + ", ".join("%s %s" % (host, share_text(share)) for host, share in known.items())
 
 
 def _since_step(rows: Sequence[Row]) -> str:
@@ -150,19 +157,19 @@ def _since_step(rows: Sequence[Row]) -> str:
 
 
 def _between_generations(rows: Sequence[Row]) -> str:
-    """Why no rank runs under keepers; nothing while one does."""
-    told = keepers(runs_of(rows)).values()
-    if not told or any(one["state"] == TRAINING for one in told):
+    """Why keepers run without a rank; empty while a rank trains."""
+    records = keepers(runs_of(rows)).values()
+    if not records or any(one["state"] == TRAINING for one in records):
         return ""
-    why = next((one["why"] for one in told if one["why"]), "")
-    what = "waiting for hosts" if all(one["state"] in (IDLE, RESTING) for one in told) else "starting again"
+    why = next((one["why"] for one in records if one["why"]), "")
+    what = "waiting for hosts" if all(one["state"] in (IDLE, RESTING) for one in records) else "starting again"
     return "%s (%s)" % (what, why) if why else what
 
 
 def regrouped(rows: Sequence[Row], known: int) -> Tuple[int, str]:
     """The newest training generation, with a line about it if it is new."""
-    told = keepers(runs_of(rows)).values()
-    training = [one for one in told if one["state"] == TRAINING]
+    records = keepers(runs_of(rows)).values()
+    training = [one for one in records if one["state"] == TRAINING]
     if not training:
         return known, ""
     newest = max(training, key=lambda one: int(one["generation"] or 0))
@@ -195,12 +202,10 @@ def _doing(run: Mapping[str, Any]) -> str:
     phase = run.get("phase")
     if phase == "resume" and not run.get("checkpoint"):
         return "making the model"
-    return PHASES.get(str(phase), str(phase)) if phase else _unheard(run.get("state"))
-
-
-def _unheard(state: Any) -> str:
-    """A trainer without any output has been started, and nothing else is known."""
-    return "started" if state == "running" else str(state or "not seen yet")
+    if phase:
+        return PHASES.get(str(phase), str(phase))
+    # Of a trainer without any output nothing else is known.
+    return "started" if run.get("state") == RUNNING else str(run.get("state") or "not seen yet")
 
 
 def _age(row: Row) -> float:
@@ -216,44 +221,13 @@ def _made(rows: Sequence[Row]) -> Tuple[int, int]:
     return int(slowest.get("done") or 0), int(slowest.get("steps") or first_known(rows, "steps") or 0)
 
 
-def _progress(rows: Sequence[Row]) -> Tuple[int, int]:
-    """Finished steps and their total or, for an evaluation, batches."""
-    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
-    if evaluations:
-        return min(int(run["batch"]) for run in evaluations) - 1, int(evaluations[0].get("batches") or 0)
-    return _made(rows)
-
-
-def _bar(rows: Sequence[Row], length: int, unicode: bool) -> str:
-    done, steps = _progress(rows)
-    if not steps or length < BAR[0]:
-        return ""
-    room = length if unicode else length - 2
-    full = min(room, room * done // steps)
-    return "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
-
-
 # -- the live page ----------------------------------------------------------------------------------------------------------
 
 
-class Now(TypedDict):
-    """The part of the live page that changes between polls."""
-
-    made: float
-    headline: str
-    heads: List[str]
-    cells: List[List[str]]
-    sentences: List[str]
-    shares: List[Tuple[str, int]]
-    left: Optional[float]
-    ended: bool
-
-
-def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
-    """The status screen for the page."""
+def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Dict[str, Any]:
+    """The status screen for the page: the part that changes between polls."""
     screen, rows = status_screen(rows, stall_factor), by_rank(rows)
     states = [row["run"].get("state") for row in rows]
-    going = "running" in states
     return {
         "made": now,
         "headline": screen.headline,
@@ -261,6 +235,6 @@ def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Now:
         "cells": [[str(cell) for cell in row] for row in screen.cells],
         "sentences": screen.sentences,
         "shares": [(row["host"], int(row["run"]["rows"])) for row in training_rows(rows) if row["run"].get("rows")],
-        "left": first_known(rows, "eta_seconds") if going else None,
+        "left": first_known(rows, "eta_seconds") if RUNNING in states else None,
         "ended": all(state in ENDED for state in states),
     }

@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    read_tail,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import read_tail
 
 LOG_BYTES = 64 * 1024
 
@@ -29,14 +27,14 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def log_lines(path: str, count: int) -> List[str]:
     """The last lines of a log, without terminal codes."""
-    text = read_tail(path, LOG_BYTES).decode("utf-8", "replace")
-    lines = [line for line in map(plain_line, text.split("\n")) if line]
+    lines = plain_lines(read_tail(path, LOG_BYTES))
     return lines[-count:] if count else []
 
 
-def plain_line(line: str) -> str:
-    """A line as a terminal finally shows it, without codes."""
-    return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
+def plain_lines(data: bytes) -> List[str]:
+    """The lines of a log as a terminal finally shows them, without codes and empty lines."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in data.decode("utf-8", "replace").split("\n"))
+    return [plain for plain in (_ANSI.sub("", line).rstrip() for line in lines) if plain]
 
 
 def error_line(lines: List[str]) -> Optional[str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
@@ -29,8 +28,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     TRAINING,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, json_lines, read_tail
 
 TAIL_BYTES = 1 << 18
 
@@ -62,8 +61,8 @@ class Kept(TypedDict):
     checkpoint: Optional[int]
 
 
-class Said(NamedTuple):
-    """State and reason reported by a keeper."""
+class LastWord(NamedTuple):
+    """The state that a keeper reported last, and its reason."""
 
     state: Optional[str]
     why: Optional[str]
@@ -92,55 +91,42 @@ def read_membership(
     run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
 ) -> Optional[Membership]:
     """The last record of this session's keeper; None if it has none."""
-    told = read_object(os.path.join(run_dir, MEMBERS))
-    since = finite(told.get("since"))
+    record = read_object(os.path.join(run_dir, MEMBERS))
+    since = finite(record.get("since"))
     if since is None or (started is not None and since < started):
         return None
     events = read_members(run_dir)
-    said = said_last(events)
-    # The file has the newest event, which may concern another host; the reason is beside the state.
-    why = said.why if said and said.state == text(told, "state") else text(told, "why")
+    said = last_word(events)
+    # The record is of the newest event, which may concern another host; that of the state has its reason.
+    why = said.why if said and said.state == text(record, "state") else text(record, "why")
     return {
-        "state": text(told, "state"),
-        "generation": whole(told, "generation"),
-        "members": words(told, "members"),
+        "state": text(record, "state"),
+        "generation": whole(record, "generation"),
+        "members": words(record, "members"),
         "why": why,
         "since": since,
-        "waits": text(told, "waits"),
+        "waits": text(record, "waits"),
         "rests_since": rests_since(events),
-        "hears": words(told, "hears"),
+        "hears": words(record, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
         "away": [one._asdict() for one in absences(events)],
         "repeated": steps_repeated(metrics),
-        "gave_way": given_up(events),
+        "gave_way": steps_given_up(events),
         "kept": kept_apart(run_dir),
     }
 
 
 def read_members(run_dir: str) -> List[Document]:
     """A keeper's newest events."""
-    try:
-        with open(os.path.join(run_dir, MEMBER_EVENTS), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and isinstance(event.get("time"), (int, float)):
-            found.append(event)
-    return found
+    newest = json_lines(read_tail(os.path.join(run_dir, MEMBER_EVENTS), TAIL_BYTES))
+    return [event for event in newest if isinstance(event.get("time"), (int, float))]
 
 
-def said_last(events: Sequence[Mapping[str, Any]]) -> Optional[Said]:
+def last_word(events: Sequence[Mapping[str, Any]]) -> Optional[LastWord]:
     """The last state that this keeper recorded; None if there is none."""
     newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
-    return Said(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
+    return LastWord(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 
 def rests_since(events: Sequence[Mapping[str, Any]]) -> Optional[float]:
@@ -168,16 +154,11 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
             broken, why, by_rank = float(event["time"]), str(event.get("why") or ""), what == IDLE
         if what != TRAINING:
             continue
-        present = words(event, "members")
+        present, left = words(event, "members"), broken or float(event["time"])
         for host in members:
             if host not in present and host not in away:
-                away[host] = Absence(
-                    host,
-                    broken or float(event["time"]),
-                    lost.get(host, why) if by_rank else why,
-                    None,
-                    whole(event, "steps"),
-                )
+                reason = lost.get(host, why) if by_rank else why
+                away[host] = Absence(host, left, reason, None, whole(event, "steps"))
         for host in present:
             if host in away:
                 found.append(away.pop(host)._replace(back=float(event["time"])))
@@ -185,15 +166,15 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
     return sorted([*found, *away.values()], key=lambda one: one.left)
 
 
-def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
+def steps_given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
     """The times at which this keeper yielded to another part of the run."""
     found: List[GaveWay] = []
     members: Set[str] = set()
     begun = 0
     for event in events:
-        if event.get("what") == TRAINING:
-            if set(words(event, "members")) != members:
-                members, begun = set(words(event, "members")), number(event, "steps")
+        present = set(words(event, "members"))
+        if event.get("what") == TRAINING and present != members:
+            members, begun = present, number(event, "steps")
         elif event.get("what") == GAVE_WAY:
             host, why = str(event.get("host")), str(event.get("why") or "")
             until = max(begun, number(event, "steps"))
@@ -202,10 +183,8 @@ def given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
 
 
 def kept_apart(run_dir: str) -> List[Kept]:
-    """Folders of such checkpoints on this host."""
-    place = os.path.join(run_dir, APART)
-    names = sorted(os.listdir(place)) if os.path.isdir(place) else []
-    paths = [os.path.join(place, name) for name in names if os.path.isdir(os.path.join(place, name))]
+    """Folders with the checkpoints of discarded steps on this host."""
+    paths = [path for path in paths_in(os.path.join(run_dir, APART)) if os.path.isdir(path)]
     return [{"path": path, "checkpoint": max(_steps_in(path), default=None)} for path in paths]
 
 
@@ -218,11 +197,10 @@ def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:
     """Steps repeated after restarts, from a rank's metrics."""
     done, repeated = 0, 0
     for event in events:
-        step = event.get("step")
         if event.get("kind") == "start":
-            resumed = event.get("resumed_from") or 0
-            repeated += max(0, done - resumed) if isinstance(resumed, int) else 0
-            done = resumed if isinstance(resumed, int) else 0
-        elif event.get("kind") == "step" and isinstance(step, int):
-            done = step + 1
+            resumed = number(event, "resumed_from")
+            repeated += max(0, done - resumed)
+            done = resumed
+        elif event.get("kind") == "step" and whole(event, "step") is not None:
+            done = number(event, "step") + 1
     return repeated

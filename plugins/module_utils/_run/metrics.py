@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -53,7 +53,7 @@ class Speeds(TypedDict):
     steps_counted: int  # how many steps the mean speed and the share of waiting are made of
 
 
-class Share(TypedDict):
+class RowShare(TypedDict):
     """This rank's share of a step, and its busy time."""
 
     rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
@@ -63,7 +63,7 @@ class Share(TypedDict):
     optimizer_seconds: Optional[float]  # median time of the optimizer in the same steps
 
 
-class Told(Speeds, Share):
+class RunFigures(Speeds, RowShare):
     """A run by its metrics; unknown values are None."""
 
     rank: Optional[int]  # rank of this host
@@ -94,7 +94,7 @@ class Told(Speeds, Share):
     started: Optional[float]  # when the session started, in seconds since the epoch
 
 
-class Read(NamedTuple):
+class MetricsRead(NamedTuple):
     """The events of a metrics file, and whether they are complete."""
 
     events: List[Event]
@@ -105,7 +105,10 @@ def finite(value: Any) -> Optional[float]:
     """The number as a float, or None if it is not finite (a NaN loss must not break JSON)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond any float
+        return None
 
 
 def read_tail(path: str, limit: int) -> bytes:
@@ -120,32 +123,35 @@ def read_tail(path: str, limit: int) -> bytes:
     return data if size <= limit else data.partition(b"\n")[2]
 
 
-def parse_events(data: bytes) -> List[Event]:
-    """Parse the events of a metrics file; skips anything but complete JSON objects with a kind."""
-    events = []
+def json_lines(data: bytes) -> Iterator[Document]:
+    """The JSON objects of a file with one per line; skips all other lines."""
     for line in data.splitlines():
         try:
-            event = json.loads(line)
+            found = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and isinstance(event.get("kind"), str):
-            events.append(event)
-    return events
+        if isinstance(found, dict):
+            yield found
 
 
-def read_events(path: str, limit: int = METRICS_BYTES) -> Read:
+def parse_events(data: bytes) -> List[Event]:
+    """The events of a metrics file: its objects with a kind."""
+    return [event for event in json_lines(data) if isinstance(event.get("kind"), str)]
+
+
+def read_events(path: str, limit: int = METRICS_BYTES) -> MetricsRead:
     """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
     try:
         size = os.path.getsize(path)
     except OSError:
-        return Read([], True)
+        return MetricsRead([], True)
     if size <= limit:
-        return Read(parse_events(read_tail(path, limit)), True)
+        return MetricsRead(parse_events(read_tail(path, limit)), True)
     head = b""
     if limit > 2 * HEAD_BYTES:
         with open(path, "rb") as stream:
             head = stream.read(HEAD_BYTES)
-    return Read(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
+    return MetricsRead(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
 
 
 def _number(event: Event, key: str) -> float:
@@ -169,6 +175,10 @@ def median(values: List[float]) -> Optional[float]:
 
 def _last(events: List[Event], kind: str) -> Event:
     return next((event for event in reversed(events) if event["kind"] == kind), {})
+
+
+def _steps(events: List[Event]) -> List[Event]:
+    return [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
 
 
 def _pace(steps: List[Event]) -> Optional[float]:
@@ -198,20 +208,20 @@ def _speeds(steps: List[Event]) -> Speeds:
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
     waited = sum(_number(step, "wait_seconds") for step in steady)
-    told = any("wait_seconds" in step for step in steps)
+    reported = any("wait_seconds" in step for step in steps)
     return {
         "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
         "tokens_per_second_mean": _speed(steady),
         "step_seconds": median([_number(step, "seconds") for step in steady]),
-        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if told else None,
-        "wait_share": waited / seconds if seconds > 0 and told else None,
+        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if reported else None,
+        "wait_share": waited / seconds if seconds > 0 and reported else None,
         "bytes_sent": _mean_bytes(steady),
         "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
         "steps_counted": len(steady),
     }
 
 
-def share_of(steps: List[Event]) -> Share:
+def _row_share(steps: List[Event]) -> RowShare:
     """A rank's rows now and before the last change, and its usual step time with them."""
     rows = whole(steps[-1], "rows") if steps else None
     begun = next((at for at in range(len(steps) - 1, -1, -1) if whole(steps[at], "rows") != rows), -1) + 1
@@ -254,31 +264,30 @@ def _blamed(end: Event) -> Optional[List[int]]:
     return [one for one in found if isinstance(one, int)] if isinstance(found, list) else None
 
 
-def describe_events(events: List[Event]) -> Told:
+def describe_events(events: List[Event]) -> RunFigures:
     """A run's description from its metrics; current values come from the newest attempt."""
     attempts, attempt = newest_attempt(events)
-    all_steps = [event for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
-    steps = [event for event in attempt if event["kind"] == "step" and isinstance(event.get("step"), int)]
+    all_steps, steps = _steps(events), _steps(attempt)
     start, end = _last(attempt, "start"), _last(attempt, "end")
     resumed = whole(start, "resumed_from")
     evaluation = _last(events, "eval")
     measured = _measured(events)
-    told = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
-    made = [event for event in measured if event["kind"] == "step" and isinstance(event.get("step"), int)]
-    compared = [one for one in told if isinstance(one, bool)]
+    identical = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
+    compared = [one for one in identical if isinstance(one, bool)]
+    last: Event = steps[-1] if steps else {}
+    measured_steps = _steps(measured)
     return {
         "rank": whole(start, "rank"),
         "world": whole(start, "world"),
-        "step": number(steps[-1], "step") if steps else None,
-        "done": number(steps[-1], "step") + 1 if steps else resumed or 0,
-        # What only measures says that it has none.
-        "steps": positive(steps[-1].get("steps") if steps else None)
+        "step": number(last, "step") if steps else None,
+        "done": number(last, "step") + 1 if steps else resumed or 0,
+        # An evaluation reports that it has none.
+        "steps": positive(last.get("steps"))
         or positive(start.get("steps", section(start, "settings").get("num_iterations"))),
-        # Of a run that has a time to end at.
-        "share": finite(steps[-1].get("share")) if steps else None,
+        "share": finite(last.get("share")),
         "ends": finite(start.get("ends")),
-        "loss": finite(steps[-1].get("loss_smooth", steps[-1].get("loss"))) if steps else None,
-        "diverged": bool(steps) and steps[-1].get("loss") is not None and finite(steps[-1].get("loss")) is None,
+        "loss": finite(last.get("loss_smooth", last.get("loss"))),
+        "diverged": last.get("loss") is not None and finite(last.get("loss")) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
         "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
@@ -295,8 +304,8 @@ def describe_events(events: List[Event]) -> Told:
         "resumed_from": resumed,
         "pace_seconds": _pace(steps),
         "updated": finite(events[-1].get("time")) if events else None,
-        "stepped": finite(steps[-1].get("time")) if steps else None,
+        "stepped": finite(last.get("time")),
         "started": finite(start.get("time")),
-        **_speeds(made),
-        **share_of(made),
+        **_speeds(measured_steps),
+        **_row_share(measured_steps),
     }

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, undamaged
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PLAN
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
@@ -37,18 +37,9 @@ def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float
         run["busy"] = busy_share(first, read_effort(run["run_dir"], run["rank"]))
 
 
-class Wait(NamedTuple):
-    """The state that the caller knows, and how long it can wait for a change."""
-
-    state: Optional[str] = None
-    step: Optional[int] = None
-    at_least: float = 0.0
-    timeout: float = 0.0
-
-
 def wait_for_news(
     peek: Callable[[], RunState],
-    wait: Wait,
+    wait: Mapping[str, Any],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -58,11 +49,11 @@ def wait_for_news(
     """
     begun = clock()
     run = peek()
-    while run["state"] == wait.state and run["state"] not in ENDED and clock() - begun < wait.timeout:
+    while run["state"] == wait["state"] and run["state"] not in ENDED and clock() - begun < wait["timeout"]:
         waited = clock() - begun
-        if run["step"] != wait.step and waited >= wait.at_least:
+        if run["step"] != wait["step"] and waited >= wait["at_least"]:
             return
-        sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait.at_least else IDLE_PEEK_SECONDS)
+        sleep(PEEK_SECONDS if waited + IDLE_PEEK_SECONDS > wait["at_least"] else IDLE_PEEK_SECONDS)
         run = peek()
 
 
@@ -82,34 +73,23 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
     ),
     **WHICH_RUN,
 )
+BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)}
 
 
-def look(params: Mapping[str, Any]) -> RunState:
-    """A run's state for run_info."""
-    run_dir, rank = find_run_dir(params), params.get("rank")
+def read_run_info(params: Mapping[str, Any]) -> Dict[str, object]:
+    """The result of run_info: the run's state, and on request its plan (empty if missing, torn or edited)."""
+    run_dir, rank, wait = find_run_dir(params), params.get("rank"), params.get("wait")
     if run_dir is None:
-        return {**EMPTY}
-    wait = params.get("wait")
+        return {"run": EMPTY, "plan": {}} if params["plan"] else {"run": EMPTY}
     first = read_effort(run_dir, rank)
     if wait:
-        known = Wait(wait["state"], wait["step"], wait["at_least"], wait["timeout"])
-        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), known)
+        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), wait)
     run = read_run(run_dir, rank, lines=params["lines"])
     _measure_busy(run, first)
-    return run
-
-
-def answer(params: Mapping[str, Any]) -> Dict[str, object]:
-    """The result of run_info, with the deployed plan on request."""
-    run = look(params)
-    return {"run": run, "plan": deployed_plan(run["run_dir"])} if params["plan"] else {"run": run}
-
-
-def deployed_plan(run_dir: Optional[str]) -> Document:
-    """The plan in the run folder; empty if missing, torn or edited."""
-    return undamaged(read_object(os.path.join(run_dir, PLAN))) if run_dir else {}
+    plan = {"plan": undamaged(read_object(os.path.join(run_dir, PLAN)))} if params["plan"] else {}
+    return {"run": run, **plan}
 
 
 def say(mark: str, params: Dict[str, object]) -> None:
     """The program: returns the result of run_info."""
-    bare.answer(mark, answer(bare.expanded(params, ["run_dir", "base_dir"])))
+    bare.answer(mark, read_run_info(bare.expanded(params, ["run_dir", "base_dir"])))

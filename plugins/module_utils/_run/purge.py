@@ -11,6 +11,7 @@ import re
 import shutil
 from typing import Any, Iterator, List, NamedTuple, Optional, TypedDict
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     DEPLOYED,
     MANIFEST,
@@ -25,14 +26,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     plain_run_name,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
 
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
 UNFINISHED_WHEELS = r"3\.\d+-[a-z0-9_]+\.part"
-PREPARED = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
+PREPARED_NAMES = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
 # Folders that we copy files into, beside other people's.
 BROUGHT = ("trainer", "tools")
 ENV_MARK = b"# Written by nanochat.ddp"
@@ -42,34 +43,33 @@ class PurgeError(Exception):
     """Why nothing was removed; the text is for the user."""
 
 
-class Living(NamedTuple):
+class LiveProcess(NamedTuple):
     """A living process, and its run (None: the tracker)."""
 
-    words: str
+    description: str
     run: Optional[str]
 
 
-class Findings(NamedTuple):
+class PurgePlan(NamedTuple):
     """Paths to remove, other people's paths, and live processes."""
 
     remove: List[str]
     stay: List[str]
-    live: List[Living]
+    live: List[LiveProcess]
 
 
-def look(base: str, run: str, everything: bool) -> Findings:
-    """Plan a purge of a run, or of everything; changes nothing."""
+def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
+    """Find what a purge of a run, or of everything, would remove; changes nothing."""
     runs = os.path.join(base, "runs")
     if not everything:
         folder = os.path.join(runs, plain_run_name(run))
-        there = os.path.isdir(folder)
-        ours = there and is_run_folder(folder)
-        return Findings([folder] if ours else [], [folder] if there and not ours else [], list(_living([folder])))
-    folders = [path for path in _below(runs) if os.path.isdir(path)]
+        remove, stay = _sorted_by([folder] if os.path.isdir(folder) else [], is_run_folder)
+        return PurgePlan(remove, stay, list(_living([folder])))
+    folders = [path for path in paths_in(runs) if os.path.isdir(path)]
     tracker = os.path.join(base, "tracker")
     remove, stay = _sorted_by(folders, is_run_folder)
     for parent, is_ours in (("data", is_data_set), ("wheels", is_wheels)):
-        mine, others = _sorted_by(_below(os.path.join(base, parent)), is_ours)
+        mine, others = _sorted_by(paths_in(os.path.join(base, parent)), is_ours)
         remove, stay = remove + mine, stay + others
     for parent in BROUGHT:
         remove += [path for path in _deployed(os.path.join(base, parent)) if os.path.lexists(path)]
@@ -81,7 +81,7 @@ def look(base: str, run: str, everything: bool) -> Findings:
     measured = os.path.join(base, MEASURED)
     if os.path.isfile(measured) and read_object(measured):
         remove.append(measured)
-    return Findings(remove, stay, list(_living([*folders, tracker])))
+    return PurgePlan(remove, stay, list(_living([*folders, tracker])))
 
 
 class Purged(TypedDict):
@@ -93,13 +93,13 @@ class Purged(TypedDict):
 
 
 def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
-    """Remove what `look` found; refuse while any of it is alive."""
-    found = look(base, run, everything)
+    """Remove what `plan_purge` found; refuse while any of it is alive."""
+    found = plan_purge(base, run, everything)
     if found.live:
         names = sorted({one.run for one in found.live if one.run})
         how = " and ".join(f"ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={name}" for name in names)
         raise PurgeError(
-            f"{' and '.join(one.words for one in found.live)} below {base}, so nothing was removed there; stop it first"
+            f"{' and '.join(one.description for one in found.live)} below {base}, so nothing was removed there; stop it first"
             + (f": {how}" if how else "")
         )
     parents = ("runs", "data", "wheels", *BROUGHT) if everything else ("runs",)
@@ -125,7 +125,7 @@ def is_run_folder(path: str) -> bool:
     if isinstance(plan.get("nodes"), list) or str(session.get("session")).startswith("nanochat-"):
         return True
     names = set(os.listdir(path))
-    return SESSION_FILES in names or names <= PREPARED
+    return SESSION_FILES in names or names <= PREPARED_NAMES
 
 
 def is_data_set(path: str) -> bool:
@@ -147,18 +147,13 @@ def is_wheels(path: str) -> bool:
 
 
 def _is_tracker(path: str) -> bool:
-    try:
-        with open(os.path.join(path, "env"), "rb") as file:
-            return not os.path.islink(path) and file.read(len(ENV_MARK)) == ENV_MARK
-    except OSError:
-        return False
+    return not os.path.islink(path) and read_bytes(os.path.join(path, "env")).startswith(ENV_MARK)
 
 
 def _deployed(folder: str) -> List[str]:
     """The files that we copied into a folder, and their record."""
     record = os.path.join(folder, DEPLOYED)
-    listed = read_object(record).get("files")
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    names = words(read_object(record), "files")
     inside = [name for name in names if not os.path.isabs(name) and ".." not in name.split("/") and "\0" not in name]
     return [*(os.path.join(folder, name) for name in inside), record] if inside else []
 
@@ -167,30 +162,25 @@ def _sorted_by(paths: List[str], is_ours: Any) -> tuple[List[str], List[str]]:
     return [path for path in paths if is_ours(path)], [path for path in paths if not is_ours(path)]
 
 
-def _below(folder: str) -> List[str]:
-    try:
-        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
-    except OSError:
-        return []
-
-
 # -- liveness ----------------------------------------------------------------------------------------------------------
 
 
-def _living(folders: List[str]) -> Iterator[Living]:
+def _living(folders: List[str]) -> Iterator[LiveProcess]:
     """Live processes of these folders: a session, its remains, or a trainer started by hand."""
     table = processes.processes()
     markers = {one.marker: one for one in table.values() if one.marker and one.state not in ("Z", "X")}
     for folder in folders:
         run = os.path.basename(folder) if os.path.basename(os.path.dirname(folder)) == "runs" else None
-        told = read_object(os.path.join(folder, SESSION))
+        session = read_object(os.path.join(folder, SESSION))
         last = read_object(os.path.join(folder, SESSION_FILES, "launch.json"))
-        ids = {one for one in (told.get("id"), last.get("id")) if isinstance(one, str)}
+        ids = {one for one in (session.get("id"), last.get("id")) if isinstance(one, str)}
         left = [markers[one] for one in ids if one in markers]
         if left:
-            yield Living(f"{told.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run)
+            yield LiveProcess(
+                f"{session.get('session') or last.get('session') or folder} runs (process {left[0].pid})", run
+            )
         elif read_run(folder, lines=0, limit=PEEK_BYTES)["state"] == RUNNING:
-            yield Living(f"a training runs in {folder}", run)
+            yield LiveProcess(f"a training runs in {folder}", run)
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------

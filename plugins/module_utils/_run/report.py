@@ -10,10 +10,10 @@ make the same page, byte for byte. As the live page it also shows the hosts' cur
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -25,7 +25,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import Rank, Run, folder_name, load_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import (
+    CollectedRank,
+    CollectedRun,
+    host_folder,
+    load_run,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
     ended_text,
     ends_text,
@@ -33,21 +38,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
     expected_text,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import said_last
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    Event,
-    describe_events,
-    finite,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    CRASHED,
-    cause_text,
-    error_text,
-    host_state,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import last_word
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, describe_events, finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, cause_text, error_text, host_state
 
 # What each host adds, from their run states: host -> tokens per second without it.
 Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]
+# A part of the page's data, as report.js reads it.
+PageData = Dict[str, Any]
 
 # Columns shown for every step; empty ones are dropped.
 COLUMNS = (
@@ -63,39 +61,6 @@ COLUMNS = (
     "rows",
 )
 PARTS = ("report.html", "report.css", "report.js")
-
-
-class Summary(TypedDict):
-    """One rank's line in the page's table."""
-
-    host: str
-    rank: int
-    end: str
-    done: int
-    steps: Optional[int]
-    first_loss: Optional[float]
-    last_loss: Optional[float]
-    val_bpb: Optional[float]
-    tokens_per_second: Optional[float]
-    wait_seconds: Optional[float]
-    wait_share: Optional[float]
-    bytes_sent: Optional[int]
-    memory_bytes: Optional[int]
-    rows: Optional[int]
-    identical: Optional[bool]
-    digest: Optional[str]
-    attempts: int
-
-
-class RankData(TypedDict):
-    """A rank's data for the page."""
-
-    summary: Summary
-    columns: Dict[str, List[Any]]
-    evals: List[Document]
-    checkpoints: List[Document]
-    samples: List[Document]
-    lines: List[str]
 
 
 # -- series ---------------------------------------------------------------------------------------------------------
@@ -136,80 +101,68 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def rank_end(rank: Rank) -> str:
+def rank_end(rank: CollectedRank) -> str:
     """How this rank's newest attempt ended, from the files."""
-    told, said = describe_events(rank.events), said_last(rank.members)
-    if rank.session and rank.session.get("ended") is None and (said or told["end_reason"] is None):
+    figures, said = describe_events(rank.events), last_word(rank.members)
+    if rank.session and rank.session.get("ended") is None and (said or figures["end_reason"] is None):
         return "still running when this was collected"
-    if not rank.session and told["end_reason"] is None:
+    if not rank.session and figures["end_reason"] is None:
         return "no end was recorded"
-    state = host_state(rank.session, False, told, bool(rank.events), said)
-    error = error_text(state, rank.session, told, rank.lines, said) or told["end_error"]
+    state = host_state(rank.session, False, figures, bool(rank.events), said)
+    error = error_text(state, rank.session, figures, rank.lines, said) or figures["end_error"]
     why = cause_text(state, rank.session, said)
     if state == CRASHED:
         return "crashed: %s" % (error or "code %s" % rank.session.get("exit_code"))
     return "%s: %s" % (state, why) if why else state
 
 
-def given_up(ranks: Sequence[Rank]) -> str:
+def why_given_up(ranks: Sequence[CollectedRank]) -> str:
     """Why the keepers gave up; empty if they did not."""
-    last = [(finite(rank.members[-1].get("time")) or 0.0, said_last(rank.members)) for rank in ranks if rank.members]
+    last = [(finite(rank.members[-1].get("time")) or 0.0, last_word(rank.members)) for rank in ranks if rank.members]
     failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
     return min(failed, default=(0.0, ""))[1]
 
 
-def summary(rank: Rank, steps: Sequence[Event]) -> Summary:
+def summary(rank: CollectedRank, steps: Sequence[Event]) -> PageData:
     """One rank's line in the table."""
-    told = describe_events(rank.events)
+    figures = describe_events(rank.events)
+    kept = ("done", "steps", "val_bpb", "wait_share", "rows", "identical", "digest", "attempts")
     return {
+        **{name: value for name, value in figures.items() if name in kept},
         "host": rank.host,
         "rank": rank.rank,
         "end": rank_end(rank),
-        "done": told["done"],
-        "steps": told["steps"],
         "first_loss": finite(steps[0].get("loss")) if steps else None,
         "last_loss": finite(steps[-1].get("loss")) if steps else None,
-        "val_bpb": told["val_bpb"],
-        "tokens_per_second": told["tokens_per_second_mean"],
+        "tokens_per_second": figures["tokens_per_second_mean"],
         "wait_seconds": sum(finite(step.get("wait_seconds")) or 0.0 for step in steps) if steps else None,
-        "wait_share": told["wait_share"],
         "bytes_sent": sum(int(finite(step.get("bytes_sent")) or 0) for step in steps) if steps else None,
         "memory_bytes": max((int(finite(step.get("memory_bytes")) or 0) for step in steps), default=None),
-        "rows": told["rows"],
-        "identical": told["identical"],
-        "digest": told["digest"],
-        "attempts": told["attempts"],
     }
 
 
-def compared(run: Run, ranks: Sequence[RankData]) -> List[List[Any]]:
+def compared(run: CollectedRun, ranks: Sequence[PageData]) -> List[List[Any]]:
     """Rows of (what, host, expected, measured), if both are known."""
     start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
     planned = section(section(run.plan, "model"), "parameters").get("total")
     made = section(section(start, "model"), "parameters").get("total")
-    rows: List[List[Any]] = [["parameters", "", finite(planned), finite(made)]]
-    told, expected = describe_events(run.ranks[0].events), run.prediction
-    rows.append(["tokens per second", "", finite(expected.get("tokens_per_second")), told["tokens_per_second_mean"]])
-    rows.append(["seconds per step", "", finite(expected.get("step_seconds")), told["step_seconds"]])
+    figures, expected = describe_events(run.ranks[0].events), run.prediction
+    rows: List[List[Any]] = [
+        ["parameters", "", finite(planned), finite(made)],
+        ["tokens per second", "", finite(expected.get("tokens_per_second")), figures["tokens_per_second_mean"]],
+        ["seconds per step", "", finite(expected.get("step_seconds")), figures["step_seconds"]],
+    ]
     nodes = {number(node, "rank"): node for node in items(run.plan, "nodes")}
     for rank in ranks:
-        rows += _compared_rank(rank, nodes.get(rank["summary"]["rank"], {}), expected)
+        summary, table = rank["summary"], rank["columns"]
+        host, node = summary["host"], nodes.get(summary["rank"], {})
+        waits = section(expected, "wait_seconds").get(host)
+        rows += [
+            ["seconds waited per step", host, waits, mean_of(table, "wait_seconds")],
+            ["bytes sent per step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
+            ["bytes of memory", host, node.get("memory_bytes"), summary["memory_bytes"]],
+        ]
     return [row for row in rows if row[2] is not None and row[3] is not None]
-
-
-def _compared_rank(rank: RankData, node: Document, expected: Document) -> List[List[Any]]:
-    host, table = rank["summary"]["host"], rank["columns"]
-    waits = expected.get("wait_seconds")
-    return [
-        [
-            "seconds waited per step",
-            host,
-            waits.get(host) if isinstance(waits, dict) else None,
-            mean_of(table, "wait_seconds"),
-        ],
-        ["bytes sent per step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
-        ["bytes of memory", host, node.get("memory_bytes"), rank["summary"]["memory_bytes"]],
-    ]
 
 
 def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
@@ -218,17 +171,17 @@ def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
     return sum(values) / len(values) if values else None
 
 
-def budget_lines(run: Run) -> List[str]:
+def budget_lines(run: CollectedRun) -> List[str]:
     """The end of a run with a budget, and what was expected by then while it ran."""
     first = run.ranks[0]
-    told, given = describe_events(first.events), text(section(run.plan, "training"), "timed")
-    ends, updated = told["ends"], told["updated"]
+    figures, given = describe_events(first.events), text(section(run.plan, "training"), "timed")
+    ends, updated = figures["ends"], figures["updated"]
     if ends is None or updated is None:
         return []
-    if told["end_reason"] is not None:
+    if figures["end_reason"] is not None:
         return [ended_text(updated, ends, given, day_text)]
-    one = expected(first.training, told)
-    return [ends_text(ends, told["share"], day_text), *([expected_text(one)] if one else [])]
+    one = expected(first.training, figures)
+    return [ends_text(ends, figures["share"], day_text), *([expected_text(one)] if one else [])]
 
 
 def day_text(at: float) -> str:
@@ -260,7 +213,7 @@ def plan_rows(plan: Document) -> List[List[str]]:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def rank_data(rank: Rank) -> RankData:
+def rank_data(rank: CollectedRank) -> PageData:
     """A rank's data for the page."""
     steps = made_steps(rank.events)
     return {
@@ -273,7 +226,7 @@ def rank_data(rank: Rank) -> RankData:
     }
 
 
-def other_data(run: Run) -> Document:
+def other_data(run: CollectedRun) -> Document:
     """Data of a run to compare with."""
     first = run.ranks[0]
     steps = made_steps(first.events)
@@ -287,27 +240,26 @@ def other_data(run: Run) -> Document:
     }
 
 
-def worth_rows(run: Run, worth: Worth) -> List[List[Any]]:
+def worth_rows(run: CollectedRun, worth: Worth) -> List[List[Any]]:
     """Rows of (host, tokens per second without it, with it) at the end of the run."""
-    hosts = {folder_name(node): str(node.get("host")) for node in items(run.plan, "nodes")}
+    hosts = {host_folder(node.get("host")): str(node.get("host")) for node in items(run.plan, "nodes")}
     links = section(run.prediction, "links")
-    told = {
-        hosts[rank.host]: {
-            **describe_events(rank.events),
-            "links": section(links, hosts[rank.host]),
-            "plan_facts": run.plan,
-        }
-        for rank in run.ranks
-        if rank.host in hosts
-    }
-    now = next((one["tokens_per_second"] for one in told.values() if one["tokens_per_second"]), None)
-    return [[host, speed, now] for host, speed in worth(told).items()] if now else []
+    states: Dict[str, Dict[str, Any]] = {}
+    for rank in run.ranks:
+        if rank.host in hosts:
+            host = hosts[rank.host]
+            states[host] = {**describe_events(rank.events), "links": section(links, host), "plan_facts": run.plan}
+    now = next((one["tokens_per_second"] for one in states.values() if one["tokens_per_second"]), None)
+    return [[host, speed, now] for host, speed in worth(states).items()] if now else []
 
 
 def page_data(
-    run: Run, others: Sequence[Run] = (), worth: Worth = lambda runs: {}, live: Optional[Mapping[str, Any]] = None
+    run: CollectedRun,
+    others: Sequence[CollectedRun] = (),
+    worth: Worth = lambda runs: {},
+    live: Optional[Mapping[str, Any]] = None,
 ) -> Document:
-    """The page's data; `live` is the current state of the hosts (live.now_of)."""
+    """The page's data; `live` is the current state of the hosts (live_line.now_of)."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
@@ -319,8 +271,8 @@ def page_data(
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),
-        "given_up": given_up(run.ranks),
-        "missing": sorted(host for host in planned if host.replace("/", "_") not in present),
+        "given_up": why_given_up(run.ranks),
+        "missing": sorted(host for host in planned if host_folder(host) not in present),
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,
@@ -336,20 +288,12 @@ def page_data(
 
 def render(data: Document, parts: Dict[str, str]) -> str:
     """Fill the template; the JSON cannot close its script element."""
-    title = re.sub(
-        r"[^\w .-]", "", "%s - %s" % (data["run"], "training now" if data.get("live") else "training report")
-    )
+    title = "%s - %s" % (data["run"], "training now" if data.get("live") else "training report")
     embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     embedded = embedded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    page = parts["report.html"]
-    for mark, filling in (
-        ("TITLE", title),
-        ("STYLE", parts["report.css"]),
-        ("SCRIPT", parts["report.js"]),
-        ("DATA", embedded),
-    ):
-        page = page.replace("{{ %s }}" % mark, filling)
-    return page
+    page = parts["report.html"].replace("{{ TITLE }}", re.sub(r"[^\w .-]", "", title))
+    page = page.replace("{{ STYLE }}", parts["report.css"]).replace("{{ SCRIPT }}", parts["report.js"])
+    return page.replace("{{ DATA }}", embedded)
 
 
 def make_report(
@@ -357,8 +301,5 @@ def make_report(
 ) -> str:
     """The page about the first of these folders, compared with the rest."""
     loaded = [load_run(path) for path in runs]
-    parts = {}
-    for name in PARTS:
-        with open(os.path.join(page, name), encoding="utf-8") as stream:
-            parts[name] = stream.read()
+    parts = {name: Path(page, name).read_text(encoding="utf-8") for name in PARTS}
     return render(page_data(loaded[0], loaded[1:], worth, live), parts)

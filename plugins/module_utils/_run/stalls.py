@@ -28,7 +28,7 @@ STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
 
 
-class Limits(NamedTuple):
+class StallLimits(NamedTuple):
     """Time limits in seconds."""
 
     factor: float = 5.0  # maximum length of a step, in usual steps
@@ -41,11 +41,11 @@ class Limits(NamedTuple):
         return min(self.timeout, 5 / 3 * self.minimum)
 
 
-class Rank(NamedTuple):
+class ObservedRank(NamedTuple):
     """One rank, as input of the judgement."""
 
     run: Mapping[str, Any]  # from run_info
-    quiet: float = math.inf  # seconds since its processes last used CPU; infinite if unknown
+    without_cpu: float = math.inf  # seconds since its processes last used CPU; infinite if unknown
     age: float = 0.0  # seconds since its start, if known
     silent: float = 0.0  # seconds that its host has been silent
 
@@ -60,43 +60,34 @@ class Patience(NamedTuple):
 # The one table of timeouts. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout
 # or three times that.
 PATIENCE: Dict[Optional[str], Patience] = {
-    "start": Patience("start", "timeout"),
-    "rendezvous": Patience("start", "timeout"),
-    "agree": Patience("start", "timeout"),
-    "resume": Patience("timeout", "long"),
+    # At the end agents wait for each other, without using CPU.
+    **dict.fromkeys(("start", "rendezvous", "agree", "end"), Patience("start", "timeout")),
+    **dict.fromkeys(("resume", "share"), Patience("timeout", "long")),
     "data": Patience("step", "long"),
-    "forward_backward": Patience("step", "timeout"),
-    "head": Patience("step", "timeout"),
-    "sync": Patience("step", "timeout"),
-    "optimizer": Patience("step", "timeout"),
-    "eval": Patience("long", "long"),
-    "sample": Patience("long", "long"),
-    "save": Patience("long", "long"),
-    "share": Patience("timeout", "long"),
-    # Agents wait for each other here, without using CPU.
-    "end": Patience("start", "timeout"),
+    **dict.fromkeys(("forward_backward", "head", "sync", "optimizer"), Patience("step", "timeout")),
+    **dict.fromkeys(("eval", "sample", "save"), Patience("long", "long")),
     # A trainer that does not report phases still evaluates and saves.
     None: Patience("step", "long"),
 }
 
 
-def patience(run: Mapping[str, Any], limits: Limits, bereft: bool) -> Tuple[float, float]:
+def patience(run: Mapping[str, Any], limits: StallLimits, one_missing: bool) -> Tuple[float, float]:
     """Timeouts without progress for a rank, without and with CPU use.
 
-    bereft: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
+    one_missing: another rank is known to be missing, so a rank without CPU use can only be waiting for it.
     """
-    idle, working = PATIENCE.get(run.get("phase"), PATIENCE[None])
+    idle, working = PATIENCE.get("start" if is_mute(run) else run.get("phase"), PATIENCE[None])
     seconds = {
         "start": limits.start,
         "step": _step_seconds(run, limits),
         "timeout": limits.timeout,
         "long": 3 * limits.timeout,
     }
-    without = limits.minimum if bereft else seconds[idle]
+    without = limits.minimum if one_missing else seconds[idle]
     return without, max(without, seconds[idle], seconds[working])
 
 
-def _step_seconds(run: Mapping[str, Any], limits: Limits) -> float:
+def _step_seconds(run: Mapping[str, Any], limits: StallLimits) -> float:
     """The usual step time, ignoring the first steps."""
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
         return limits.start
@@ -126,8 +117,8 @@ def standstill(run: Mapping[str, Any]) -> Optional[float]:
     return age if age is not None and age > usual else None
 
 
-def quiet_now(run: Mapping[str, Any]) -> float:
-    """Seconds since a rank used CPU, as far as a single look shows."""
+def seconds_without_cpu(run: Mapping[str, Any]) -> float:
+    """Seconds since a rank used CPU, from a single poll: none or unknown (infinite)."""
     return 0.0 if (run.get("busy") or 0.0) >= BUSY else math.inf
 
 
@@ -136,23 +127,23 @@ def is_mute(run: Mapping[str, Any]) -> bool:
     return run.get("phase") is None and run.get("step") is None and run.get("idle_seconds") is None
 
 
-def has_no_heartbeat(rank: Rank, limits: Limits) -> bool:
+def has_no_heartbeat(rank: ObservedRank, limits: StallLimits) -> bool:
     """Whether a rank's heartbeat has stopped although it is not busy."""
     if waits_for_others(rank.run):
         return False
     age = rank.run.get("heartbeat_age") or 0.0
-    return min(age, rank.quiet) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
+    return min(age, rank.without_cpu) > HEARTBEAT_SECONDS or age > max(HEARTBEAT_SECONDS, limits.timeout)
 
 
-def idle_seconds(rank: Rank) -> Optional[float]:
+def idle_seconds(rank: ObservedRank) -> Optional[float]:
     """Seconds without progress; None for a trainer that does not report progress."""
     if is_mute(rank.run):
         return rank.age if rank.run.get("trainer") in TELLING else None
-    idle = rank.run.get("idle_seconds")
-    return None if idle is None else float(idle)
+    idle: Optional[float] = rank.run.get("idle_seconds")
+    return idle
 
 
-def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]:
+def is_stuck(rank: ObservedRank, limits: StallLimits, one_missing: bool = False) -> Optional[bool]:
     """Whether a rank makes no progress; None if neither its reports nor its CPU use tell."""
     if waits_for_others(rank.run):
         return None
@@ -160,16 +151,12 @@ def is_stuck(rank: Rank, limits: Limits, bereft: bool = False) -> Optional[bool]
         return True
     idle = idle_seconds(rank)
     if idle is None:
-        return False if rank.quiet <= limits.minimum else None
-    without, working = (
-        (limits.minimum if bereft else limits.start, limits.timeout)
-        if is_mute(rank.run)
-        else patience(rank.run, limits, bereft)
-    )
-    return min(idle, rank.quiet) > without or idle > working
+        return False if rank.without_cpu <= limits.minimum else None
+    without, working = patience(rank.run, limits, one_missing)
+    return min(idle, rank.without_cpu) > without or idle > working
 
 
-def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
+def is_stalled(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> bool:
     """Whether the run as a whole is stalled: no running, reachable rank makes progress.
 
     Hosts that keepers train without are ignored, and so are ranks of unknown state: other trainers, whose first rank alone reports
@@ -179,12 +166,12 @@ def is_stalled(ranks: Mapping[str, Rank], limits: Limits) -> bool:
     ranks = {name: rank for name, rank in ranks.items() if not members or name in members}
     away = {name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS}
     near = [rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING and name not in away]
-    bereft = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)
-    found = [is_stuck(rank, limits, bereft) for rank in near]
+    one_missing = bool(away) or any(has_no_heartbeat(rank, limits) for rank in near)
+    found = [is_stuck(rank, limits, one_missing) for rank in near]
     return True in found and False not in found
 
 
-def shown(ranks: Mapping[str, Rank], limits: Limits) -> Dict[str, str]:
+def stall_marks(ranks: Mapping[str, ObservedRank], limits: StallLimits) -> Dict[str, str]:
     """Remarks on the ranks of a run: those without a heartbeat, and all if the run stalls."""
     running = {name: rank for name, rank in ranks.items() if state_of(rank.run) == RUNNING}
     marks = dict.fromkeys(running, STALLED) if is_stalled(ranks, limits) else {}

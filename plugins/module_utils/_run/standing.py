@@ -35,7 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import AWA
 Runs = Mapping[str, Mapping[str, Any]]
 
 
-class Part(NamedTuple):
+class TrainingPart(NamedTuple):
     """Hosts that now train together."""
 
     generation: int
@@ -49,16 +49,16 @@ def keepers(runs: Runs) -> Dict[str, Mapping[str, Any]]:
     return {host: run["membership"] for host, run in runs.items() if keeper_lives(run)}
 
 
-def parts(runs: Runs) -> List[Part]:
+def parts(runs: Runs) -> List[TrainingPart]:
     """The groups that train together, newest generation first; several if the network is split."""
-    found: List[Part] = []
+    found: List[TrainingPart] = []
     training = [one for one in keepers(runs).values() if one["state"] == TRAINING and one["members"]]
     for one in sorted(training, key=lambda each: -int(each["generation"] or 0)):
         members = tuple(one["members"])
         # Of two generations that share a host, the older one is over; one keeper was polled too early.
         if not any(set(members) & set(part.members) for part in found):
             done = max(int(runs[each].get("done") or 0) for each in members if each in runs)
-            found.append(Part(int(one["generation"] or 0), members, float(one["since"]), done))
+            found.append(TrainingPart(int(one["generation"] or 0), members, float(one["since"]), done))
     return found
 
 
@@ -122,16 +122,16 @@ def others_finished(host: str, runs: Runs) -> bool:
 
 def away_since(host: str, runs: Runs) -> str:
     """Since when and which step the others train without a host; empty if unknown."""
-    told = [
+    absences = [
         away
         for other, run in runs.items()
         if other != host and run.get("membership")
         for away in run["membership"].get("away") or []
         if away["host"] == host and away["back"] is None
     ]
-    if not told:
+    if not absences:
         return ""
-    last = max(told, key=lambda away: float(away["left"]))
+    last = max(absences, key=lambda away: float(away["left"]))
     step = "" if last.get("step") is None else ", step %d" % last["step"]
     return "since %s%s" % (clock_text(float(last["left"])), step)
 
@@ -165,25 +165,18 @@ def rests(run: Mapping[str, Any]) -> bool:
     return keeper_lives(run) and run["membership"]["state"] == RESTING
 
 
-def _rests(keeper: Mapping[str, Any]) -> str:
-    """Since when and why a host is away, and when it returns."""
-    since = keeper.get("rests_since") or keeper["since"]
-    return "away since %s, %s" % (clock_text(float(since)), keeper["why"] or "it does not say why")
-
-
 def _waits(host: str, runs: Runs) -> str:
     """The hosts that a keeper waits for, as far as known."""
     keeper, found = runs[host]["membership"], parts(runs)
     if keeper["state"] == RESTING:
-        return _rests(keeper)
+        since = clock_text(float(keeper.get("rests_since") or keeper["since"]))
+        return "away since %s, %s" % (since, keeper["why"] or "it does not say why")
     if keeper["state"] == STUCK:
         return "does not take part, because its rank cannot be stopped: %s" % (keeper["why"] or "no reason given")
     if found:
-        told = "is being readmitted by %s" % ", ".join(found[0].members)
-        if keeper.get("waits"):
-            return "%s, but %s" % (told, keeper["waits"])
-        deaf = [other for other in found[0].members if other not in keeper["hears"]]
-        return told + (", but does not hear %s" % ", ".join(deaf) if deaf else "")
+        unheard = ", ".join(other for other in found[0].members if other not in keeper["hears"])
+        obstacle = keeper.get("waits") or (unheard and "does not hear %s" % unheard)
+        return "is being readmitted by %s%s" % (", ".join(found[0].members), obstacle and ", but %s" % obstacle)
     missing = [other for other in keeper["hosts"] if other != host and other not in keeper["hears"]]
     if not missing:
         return "is about to start with %s" % named([other for other in keeper["hosts"] if other != host])
@@ -208,21 +201,21 @@ def _missing(host: str, runs: Runs) -> str:
 
 def lines(runs: Runs) -> List[str]:
     """Lines about who trains: split parts, absent hosts, discarded steps, and why other hosts do not train."""
-    told: List[str] = []
+    texts: List[str] = []
     found = parts(runs)
     for part in found:
-        told.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
-    told += [apart_text(runs)] if len(found) > 1 else []
-    told += history(runs)
+        texts.append("generation %d since %s: %s" % (part.generation, clock_text(part.since), ", ".join(part.members)))
+    texts += [apart_text(runs)] if len(found) > 1 else []
+    texts += history(runs)
     failed, first = [host for host, run in runs.items() if _last_word(run) == FAILED], gave_up(runs)
     if first is not None:
-        told.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
+        texts.append("%s gave up: %s" % (named(failed), runs[first]["error"]))
     for host, run in runs.items():
         if run.get("revived") and keeper_lives(run):
             many = plural(int(run["revived"]), "time")
-            told.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
+            texts.append("the keeper of %s was restarted %s; it last died of %s" % (host, many, run.get("died_of")))
     reasons = {host: reason(host, runs) for host in runs if host not in failed}
-    return [*told, *("%s%s %s" % (host, ":" * rests(runs[host]), why) for host, why in reasons.items() if why)]
+    return [*texts, *("%s%s %s" % (host, ":" * rests(runs[host]), why) for host, why in reasons.items() if why)]
 
 
 def own_errors(runs: Runs) -> Dict[str, str]:
@@ -241,19 +234,17 @@ MOST_ABSENCES = 6  # the newest ones are shown
 
 def history(runs: Runs) -> List[str]:
     """Absences, repeated steps and discarded steps."""
-    return [*(_absences(runs) if len(parts(runs)) < 2 else []), *_given_up(runs)]
-
-
-def _absences(runs: Runs) -> List[str]:
-    """Absences and repeated steps, as known to the keeper in the newest generation."""
-    told = [run["membership"] for run in runs.values() if run.get("membership")]
-    newest = max(told, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
-    if newest is None:
-        return []
-    found = [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
-    if newest.get("repeated"):
-        found.append("steps repeated after restarts: %d" % newest["repeated"])
-    return found
+    texts: List[str] = []
+    records = {host: run["membership"] for host, run in runs.items() if run.get("membership")}
+    if records and len(parts(runs)) < 2:
+        newest = max(records.values(), key=lambda one: (one["state"] == TRAINING, one["generation"] or 0))
+        texts += [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
+        texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest.get("repeated") else []
+    for host, keeper in records.items():
+        texts += [gave_way_text(one) for one in keeper.get("gave_way") or []]
+        kept = [one["path"] for one in keeper.get("kept") or []]
+        texts += ["discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept))] if kept else []
+    return texts
 
 
 def absence_text(one: Mapping[str, Any]) -> str:
@@ -261,18 +252,6 @@ def absence_text(one: Mapping[str, Any]) -> str:
     left = "%s left at %s" % (one["host"], clock_text(float(one["left"])))
     left += " (%s)" % one["why"] if one["why"] else ""
     return left + (", back at %s" % clock_text(float(one["back"])) if one["back"] else "")
-
-
-def _given_up(runs: Runs) -> List[str]:
-    """The discarded steps of splits, and where their checkpoints are."""
-    told: List[str] = []
-    for host, run in runs.items():
-        keeper: Mapping[str, Any] = run.get("membership") or {}
-        told += [gave_way_text(one) for one in keeper.get("gave_way") or []]
-        kept = [one["path"] for one in keeper.get("kept") or []]
-        if kept:
-            told.append("discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept)))
-    return told
 
 
 def gave_way_text(one: Mapping[str, Any]) -> str:

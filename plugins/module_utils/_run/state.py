@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Mapping, Optional, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -33,16 +33,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    Membership,
-    Said,
-    read_membership,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import LastWord, Membership, read_membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     METRICS_BYTES,
     Event,
-    Read,
-    Told,
+    MetricsRead,
+    RunFigures,
     describe_events,
     finite,
     newest_attempt,
@@ -102,7 +98,7 @@ class Planned(TypedDict):
     links: Dict[str, object]  # measured by the last rehearsal, by host: Mbit/s and milliseconds
 
 
-class RunState(Told, Beat, Filed, Planned):
+class RunState(RunFigures, Beat, Filed, Planned):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
     state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
@@ -144,19 +140,22 @@ def heartbeat_alive(heartbeat: Document, now: float) -> bool:
     return processes.alive(pid, None)
 
 
-def host_state(session: Document, alive: bool, told: Told, has_events: bool, keeper: Optional[Said]) -> str:
+def host_state(
+    session: Document, alive: bool, figures: RunFigures, has_events: bool, keeper: Optional[LastWord]
+) -> str:
     """One of the states of docs/architecture.md; decides whether a run was stopped or died."""
     if alive:
         return RUNNING
     if not session:
-        if told["end_reason"] in (FINISHED, STOPPED):
-            return str(told["end_reason"])
+        if figures["end_reason"] in (FINISHED, STOPPED):
+            return str(figures["end_reason"])
         # Events without a session: somebody started the trainer by hand, and it vanished without an exit status.
         return CRASHED if has_events else PREPARED
-    if told["end_reason"] == FINISHED and (session.get("stopped") or keeper):
+    if figures["end_reason"] == FINISHED and (session.get("stopped") or keeper):
         return FINISHED
     if keeper and keeper.state in OVER:
-        return _by_last_word(str(keeper.state))
+        # Its rank did not reach the last step.
+        return {STOPPED: STOPPED, FAILED: CRASHED}.get(str(keeper.state), AWAY)
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
@@ -164,13 +163,8 @@ def host_state(session: Document, alive: bool, told: Told, has_events: bool, kee
         return AWAY if keeper and session.get("terminated_by") else CRASHED
     if session.get("exit_code") != 0:
         # A job that was killed by a signal did not stop by itself, whatever its rank could still write.
-        return STOPPED if told["end_reason"] == STOPPED and not session.get("signal") else CRASHED
-    return STOPPED if told["end_reason"] == STOPPED or _short(told) else FINISHED
-
-
-def _by_last_word(word: str) -> str:
-    """The state of a host whose rank did not reach the last step, from its keeper's final record."""
-    return {STOPPED: STOPPED, FAILED: CRASHED}.get(word, AWAY)
+        return STOPPED if figures["end_reason"] == STOPPED and not session.get("signal") else CRASHED
+    return STOPPED if figures["end_reason"] == STOPPED or _short(figures) else FINISHED
 
 
 def keeper_lives(run: Mapping[str, object]) -> bool:
@@ -178,19 +172,21 @@ def keeper_lives(run: Mapping[str, object]) -> bool:
     return run.get("state") == RUNNING and bool(run.get("membership"))
 
 
-def _short(told: Told) -> bool:
+def _short(figures: RunFigures) -> bool:
     """Whether metrics show missing steps; trainers without our metrics get the benefit of the doubt."""
-    return isinstance(told["steps"], int) and told["end_reason"] is None and told["done"] < told["steps"]
+    return figures["steps"] is not None and figures["end_reason"] is None and figures["done"] < figures["steps"]
 
 
-def error_text(state: str, session: Document, told: Told, lines: List[str], keeper: Optional[Said]) -> Optional[str]:
+def error_text(
+    state: str, session: Document, figures: RunFigures, lines: List[str], keeper: Optional[LastWord]
+) -> Optional[str]:
     """Why it crashed: from its keeper, otherwise from the trainer, if known."""
     if state != CRASHED:
         return None
     if keeper and keeper.state == FAILED:
         return keeper.why or "its keeper gave up"
-    if told["end_error"] and not keeper:
-        return str(told["end_error"])
+    if figures["end_error"] and not keeper:
+        return str(figures["end_error"])
     last = ": last line was %r" % lines[-1] if lines else ""
     if session and session.get("ended") is None:
         other = session.get("boot_id") not in (None, processes.boot_id())
@@ -204,7 +200,7 @@ def error_text(state: str, session: Document, told: Told, lines: List[str], keep
     return error_line(lines)
 
 
-def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optional[str]:
+def cause_text(state: str, session: Document, keeper: Optional[LastWord]) -> Optional[str]:
     """Why it was stopped or left the run, from its keeper or session."""
     if state not in (STOPPED, AWAY) or (state == STOPPED and session.get("stopped")):
         # by a user, on this host
@@ -215,58 +211,19 @@ def cause_text(state: str, session: Document, keeper: Optional[Said]) -> Optiona
     return None if not by else "%s ended it: its machine shut down, or tmux was killed" % by
 
 
-def _eta(state: str, told: Told, keeper: Optional[Membership], now: float) -> Optional[float]:
-    if state == RUNNING and told["ends"] is not None:
-        return max(0.0, told["ends"] - now)
-    if state != RUNNING or told["pace_seconds"] is None or not isinstance(told["steps"], int):
+def _eta(figures: RunFigures, keeper: Optional[Membership], now: float) -> Optional[float]:
+    """Seconds that a running rank has left; None if unknown."""
+    if figures["ends"] is not None:
+        return max(0.0, figures["ends"] - now)
+    if figures["pace_seconds"] is None or figures["steps"] is None or (keeper and keeper["state"] != TRAINING):
         return None
-    if keeper and keeper["state"] != TRAINING:
-        return None
-    return float(max(0.0, (told["steps"] - told["done"]) * told["pace_seconds"]))
+    return max(0.0, (figures["steps"] - figures["done"]) * figures["pace_seconds"])
 
 
-NO_BEAT: Beat = {
-    "heartbeat_age": None,
-    "phase": None,
-    "phase_seconds": None,
-    "collective": None,
-    "batch": None,
-    "batches": None,
-}
-EMPTY: RunState = {
-    "state": ABSENT,
-    "run": None,
-    "run_dir": None,
-    "plan_digest": None,
-    "exit_code": None,
-    "signal": None,
-    "ended": None,
-    "revived": None,
-    "died_of": None,
-    **NO_BEAT,
-    "eta_seconds": None,
-    "expected": None,
-    "idle_seconds": None,
-    "busy": None,
-    "session_age": None,
-    "trainer": None,
-    "stage": None,
-    "timeout_seconds": None,
-    "step_age": None,
-    "error": None,
-    "cause": None,
-    "membership": None,
-    "last_lines": [],
-    "log": None,
-    "sampled": False,
-    "previous": None,
-    "training": None,
-    "saved": None,
-    "stop_seconds": None,
-    "plan_facts": None,
-    "links": {},
-    **describe_events([]),
-}
+NO_BEAT = cast(Beat, dict.fromkeys(Beat.__annotations__))
+# A run of which nothing is known.
+_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], "sampled": False, "links": {}, **describe_events([])}
+EMPTY = cast(RunState, {**dict.fromkeys(RunState.__annotations__), **_KNOWN})
 
 
 def read_run(
@@ -289,45 +246,44 @@ def read_run(
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
     metrics = metrics if heartbeat else _or_of_log(metrics, session, log)
-    told = _told(metrics.events, session, plan)
+    figures = _session_figures(metrics.events, session, plan)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
     keeper = read_membership(run_dir, started, metrics.events, plan)
-    said = Said(keeper["state"], keeper["why"]) if keeper else None
-    state = host_state(session, alive, told, bool(metrics.events), said)
-    heartbeat = _of_session(heartbeat, started or told["started"])
+    said = LastWord(keeper["state"], keeper["why"]) if keeper else None
+    state = host_state(session, alive, figures, bool(metrics.events), said)
+    heartbeat = _of_session(heartbeat, started or figures["started"])
     run = {
         **run,
-        **told,
+        **figures,
         **_of_plan_and_session(plan, session),
         **_planned(plan, rank),
-        "rows": told["rows"] if told["rows"] is not None else whole(_node(plan, rank), "rows"),
+        "rows": figures["rows"] if figures["rows"] is not None else whole(_node(plan, rank), "rows"),
         "state": state,
-        "rank": rank if rank is not None else told["rank"],
-        "world": told["world"] or whole(heartbeat, "world") or whole(plan, "world"),
-        "steps": _steps(told, heartbeat, plan),
-        "started": started or told["started"],
-        "error": error_text(state, session, told, tail, said),
+        "rank": rank if rank is not None else figures["rank"],
+        "world": figures["world"] or whole(heartbeat, "world") or whole(plan, "world"),
+        "steps": _steps(figures, heartbeat, plan),
+        "started": started or figures["started"],
+        "error": error_text(state, session, figures, tail, said),
         "cause": cause_text(state, session, said),
         "last_lines": tail[-lines:] if lines else [],
         "log": log,
         "sampled": not metrics.complete,
         "previous": previous_of(run_dir),
-        "training": training_of(read_object(os.path.join(run_dir, TRAINING_FILE))),
         "saved": max(checkpoint_steps(run_dir), default=None),
         "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
         "membership": keeper,
     }
-    return _timed(run, heartbeat, now)
+    return _timed(run, heartbeat, read_object(os.path.join(run_dir, TRAINING_FILE)), now)
 
 
-def _timed(run: RunState, heartbeat: Document, now: float) -> RunState:
-    """The same with what depends on the clock."""
-    run["eta_seconds"] = _eta(run["state"], run, run["membership"], now)
-    run = {**run, **_beat(heartbeat, run, now)}
-    run["idle_seconds"] = _idle(run, now)
+def _timed(run: RunState, heartbeat: Document, training: Document, now: float) -> RunState:
+    """Add the training, and the fields that depend on the clock."""
+    run = {**run, **_beat(heartbeat, run, now), "training": training_of(training)}
     if run["state"] == RUNNING:
-        run["expected"] = expected(read_object(os.path.join(str(run["run_dir"]), TRAINING_FILE)), run)
+        run["eta_seconds"] = _eta(run, run["membership"], now)
+        run["idle_seconds"] = _idle(run, now)
+        run["expected"] = expected(training, run)
         run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
     return run
 
@@ -347,13 +303,18 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
     }
 
 
-def _told(events: List[Event], session: Document, plan: Document) -> Told:
-    """The metrics of this session; ignores an earlier evaluation in the same folder."""
-    told = _this_session(describe_events(events), session)
-    if not is_evaluation({"stage": stage_of(plan)}):
-        return told
-    measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
-    return {**told, "steps": None, "val_bpb": finite(measured[-1].get("val_bpb")) if measured else None}
+def _session_figures(events: List[Event], session: Document, plan: Document) -> RunFigures:
+    """The metrics of this session, without the end of an earlier one and the result of an earlier evaluation."""
+    figures = describe_events(events)
+    started, updated = finite(session.get("started")), figures["updated"]
+    if started is not None and updated is not None and updated < started:
+        kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
+        earlier = {name: value for name, value in figures.items() if name in kept}
+        figures = cast(RunFigures, {**describe_events([]), **earlier})
+    if is_evaluation({"stage": stage_of(plan)}):
+        measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
+        figures["steps"], figures["val_bpb"] = None, finite(measured[-1].get("val_bpb")) if measured else None
+    return figures
 
 
 def _node(plan: Document, rank: Optional[int]) -> Document:
@@ -371,11 +332,11 @@ def _planned(plan: Document, rank: Optional[int]) -> Planned:
     return {"plan_facts": {"world": whole(plan, "world"), "nodes": nodes, **parts}, "links": links}
 
 
-def _or_of_log(metrics: Read, session: Document, log: str) -> Read:
+def _or_of_log(metrics: MetricsRead, session: Document, log: str) -> MetricsRead:
     """Other trainers report their steps in the log."""
     if not session or metrics.events:
         return metrics
-    return Read(events_of_log(log, number(session, "log_begin")), True)
+    return MetricsRead(events_of_log(log, number(session, "log_begin")), True)
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:
@@ -392,38 +353,18 @@ def previous_of(run_dir: str) -> Optional[Previous]:
 
 
 def _idle(run: RunState, now: float) -> Optional[float]:
-    """Seconds since the last sign of progress; None if not running or unknown."""
-    if run["state"] != RUNNING:
-        return None
+    """Seconds since a running rank's last sign of progress; None if unknown."""
     signs = [run["phase_seconds"]] if run["phase_seconds"] is not None else []
     if run["updated"] is not None and run["step"] is not None:
         signs.append(max(0.0, now - run["updated"]))
     return min(signs) if signs else None
 
 
-def _this_session(told: Told, session: Document) -> Told:
-    """Drop the end event of an earlier start."""
-    started, updated = finite(session.get("started")), told["updated"]
-    if started is None or updated is None or updated >= started:
-        return told
-    return {
-        **describe_events([]),
-        "first_loss": told["first_loss"],
-        "last_loss": told["last_loss"],
-        "val_bpb": told["val_bpb"],
-        "checkpoint": told["checkpoint"],
-        "attempts": told["attempts"],
-        "updated": updated,
-        "rank": told["rank"],
-        "world": told["world"],
-    }
-
-
-def _steps(told: Told, heartbeat: Document, plan: Document) -> Optional[int]:
+def _steps(figures: RunFigures, heartbeat: Document, plan: Document) -> Optional[int]:
     """The number of steps. Of long metrics the newest start may be unread, so the heartbeat comes first."""
     if is_evaluation({"stage": stage_of(plan)}):
         return None
-    return positive(heartbeat.get("steps")) or told["steps"] or positive(section(plan, "training").get("iterations"))
+    return positive(heartbeat.get("steps")) or figures["steps"] or positive(section(plan, "training").get("iterations"))
 
 
 def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
@@ -437,11 +378,10 @@ def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
     beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
     if beat is None:
         return NO_BEAT
-    living = run["state"] == RUNNING
     return {
-        "heartbeat_age": max(0.0, now - beat),
+        "heartbeat_age": _age(beat, now),
         "phase": text(heartbeat, "phase"),
-        "phase_seconds": max(0.0, (now if living else beat) - since) if since is not None else None,
+        "phase_seconds": _age(since, now if run["state"] == RUNNING else beat),
         "collective": heartbeat.get("collective"),
         "batch": positive(heartbeat.get("batch")),
         "batches": positive(heartbeat.get("batches")),

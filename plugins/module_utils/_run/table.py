@@ -31,10 +31,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import en
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     NO_HEARTBEAT,
     STALLED,
-    Limits,
-    Rank,
-    quiet_now,
-    shown,
+    ObservedRank,
+    StallLimits,
+    seconds_without_cpu,
+    stall_marks,
     standstill,
     state_of,
     waits_for_others,
@@ -109,31 +109,29 @@ def steps_text(run: Mapping[str, Any]) -> str:
     return "%s/%s" % (DASH if tells_nothing(run) else run.get("done") or 0, run.get("steps"))
 
 
-def rows_text(run: Mapping[str, Any]) -> str:
-    """A host's rows per step."""
-    return DASH if run.get("rows") is None else str(run["rows"])
+def _known_text(run: Mapping[str, Any], key: str) -> str:
+    return DASH if run.get(key) is None else str(run[key])
 
 
 def changed_rows_lines(rows: Sequence[Row]) -> List[str]:
     """Lines about changed shares, if any."""
-    steps = {row["run"]["rows_changed"] for row in rows if row["run"].get("rows_changed") is not None}
-    if not steps:
+    changed = {row["host"]: row["run"] for row in rows if row["run"].get("rows_changed") is not None}
+    if not changed:
         return []
-    changed = [row for row in rows if row["run"].get("rows_changed") is not None]
-    parts = ["%s %s -> %s" % (row["host"], row["run"]["rows_before"], row["run"]["rows"]) for row in changed]
-    return ["  shares of rows changed while training, last at step %s: %s" % (max(steps), ", ".join(parts))]
+    last = max(run["rows_changed"] for run in changed.values())
+    parts = ["%s %s -> %s" % (host, run["rows_before"], run["rows"]) for host, run in changed.items()]
+    return ["  shares of rows changed while training, last at step %s: %s" % (last, ", ".join(parts))]
 
 
 def _closing_row(row: Row) -> List[str]:
     run = row["run"]
-    steps = run.get("steps")
     waited = seconds_text(run.get("wait_seconds"))
     return [
         row["host"],
-        DASH if run.get("rank") is None else str(run["rank"]),
+        _known_text(run, "rank"),
         str(row.get("verdict") or run.get("state") or "not seen"),
-        steps_text(run) if steps else str(run.get("done") or DASH),
-        rows_text(run),
+        steps_text(run) if run.get("steps") else str(run.get("done") or DASH),
+        _known_text(run, "rows"),
         loss_text(run.get("first_loss")),
         "not a number" if run.get("diverged") else loss_text(run.get("last_loss")),
         loss_text(run.get("val_bpb")),
@@ -194,17 +192,15 @@ def _previous_lines(rows: Sequence[Row]) -> List[str]:
 
 def counted_text(counts: Mapping[str, int]) -> str:
     """A count per host; with many hosts, equal counts are merged."""
-    alike: Dict[int, List[str]] = {}
+    hosts_by_count: Dict[int, List[str]] = {}
     for host, count in sorted(counts.items()):
-        alike.setdefault(count, []).append(host)
-    if len(counts) <= FEW_HOSTS or max(map(len, alike.values())) <= 2:
+        hosts_by_count.setdefault(count, []).append(host)
+    if len(counts) <= FEW_HOSTS or max(map(len, hosts_by_count.values())) <= 2:
         return ", ".join("%s %d" % (host, count) for host, count in sorted(counts.items()))
-    parts = [
-        "%d hosts %d each" % (len(hosts), count)
-        if len(hosts) > 2
-        else ", ".join("%s %d" % (host, count) for host in hosts)
-        for count, hosts in alike.items()
-    ]
+    parts: List[str] = []
+    for count, hosts in hosts_by_count.items():
+        merged = ["%d hosts %d each" % (len(hosts), count)]
+        parts += merged if len(hosts) > 2 else ["%s %d" % (host, count) for host in hosts]
     return ", ".join(parts)
 
 
@@ -229,7 +225,7 @@ STATUS = (
 
 
 def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
-    """The state with the most important detail; `mark` is from stalls.shown."""
+    """The state with the most important detail; `mark` is from stalls.stall_marks."""
     state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
@@ -271,43 +267,34 @@ def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
 
 def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
     """Judge whether a run's hosts make progress, from one poll each."""
-    limits = Limits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or Limits().timeout)
-    ranks = {
-        row["host"]: Rank(
-            row["run"],
-            quiet_now(row["run"]),
-            row["run"].get("session_age") or 0.0,
-            0.0 if row.get("reachable", True) else math.inf,
-        )
-        for row in rows
-    }
-    return shown(ranks, limits)
+    limits = StallLimits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or StallLimits().timeout)
+    ranks: Dict[str, ObservedRank] = {}
+    for row in rows:
+        run, silent = row["run"], 0.0 if row.get("reachable", True) else math.inf
+        ranks[row["host"]] = ObservedRank(run, seconds_without_cpu(run), run.get("session_age") or 0.0, silent)
+    return stall_marks(ranks, limits)
 
 
 def _status_row(row: Row, mark: Optional[str]) -> List[str]:
     run = row["run"]
     checkpoint = run.get("checkpoint") or {}
-    steps = run.get("steps")
+    # Only a rank that makes steps has a speed.
+    steps_now = run.get("state") == "running" and not waits_for_others(run) and standstill(run) is None
     return [
         row["host"],
-        DASH if run.get("rank") is None else str(run["rank"]),
+        _known_text(run, "rank"),
         state_text(run, mark) if row.get("reachable", True) else "no answer",
-        steps_text(run) if steps else DASH,
-        rows_text(run),
+        steps_text(run) if run.get("steps") else DASH,
+        _known_text(run, "rows"),
         "not a number" if run.get("diverged") else loss_text(run.get("loss") or run.get("last_loss")),
         loss_text(run.get("val_bpb")),
-        speed_text(run.get("tokens_per_second")) if _steps_now(run) else DASH,
+        speed_text(run.get("tokens_per_second")) if steps_now else DASH,
         speed_text(run.get("tokens_per_second_mean")),
         share_text(run.get("wait_share")),
         bytes_text(run.get("memory_bytes")),
         DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
         DASH if run.get("state") != "running" or mark else seconds_text(run.get("eta_seconds")),
     ]
-
-
-def _steps_now(run: Mapping[str, Any]) -> bool:
-    """Whether a rank is making steps, so that it has a speed."""
-    return run.get("state") == "running" and not waits_for_others(run) and standstill(run) is None
 
 
 def _evaluation_row(row: Row, mark: Optional[str]) -> List[str]:
@@ -347,11 +334,10 @@ def budget_lines(rows: Sequence[Row]) -> List[str]:
     one = first_known(rows, "expected")
     if one is not None:
         return [expected_text(one)]
-    over = [
-        row["run"] for row in by_rank(rows) if row["run"].get("end_reason") == "finished" and row["run"].get("ends")
-    ]
+    runs = (row["run"] for row in by_rank(rows))
+    over = next((run for run in runs if run.get("end_reason") == "finished" and run.get("ends")), None)
     given = text(section(first_known(rows, "plan_facts"), "training"), "timed")
-    return [ended_text(over[0]["updated"], over[0]["ends"], given)] if over else []
+    return [ended_text(over["updated"], over["ends"], given)] if over else []
 
 
 def of_newest_training(rows: Sequence[Row]) -> List[Row]:
@@ -362,22 +348,21 @@ def of_newest_training(rows: Sequence[Row]) -> List[Row]:
 
 def _other_runs(rows: Sequence[Row]) -> List[str]:
     """Hosts whose newest run is another one, or who hold an older training."""
-    told = []
+    texts = []
     newer: Dict[str, List[str]] = {}
     for row in rows:
         if row.get("newest_run") and row["newest_run"] != row["run"].get("run"):
             newer.setdefault(str(row["newest_run"]), []).append(row["host"])
     for name, hosts in newer.items():
-        told.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
+        texts.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
     current = of_newest_training(rows)
+    older = "%s: holds an older training of this run, %s; the next start sets it aside"
     for row in rows:
         if row not in current:
             saved = row["run"].get("saved")
-            come = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
-            told.append(
-                "%s: holds an older training of this run, %s; the next start sets it aside" % (row["host"], come)
-            )
-    return told
+            what = "without a checkpoint" if saved is None else "with checkpoints up to step %d" % saved
+            texts.append(older % (row["host"], what))
+    return texts
 
 
 def _headline(rows: Sequence[Row], stalls: bool) -> str:
@@ -389,7 +374,7 @@ def _headline(rows: Sequence[Row], stalls: bool) -> str:
     return "no run%s on any host" % (" %s" % name if name else "")
 
 
-class Screen(NamedTuple):
+class StatusScreen(NamedTuple):
     """The status: a headline, a table, and one sentence per problem."""
 
     headline: str
@@ -398,7 +383,7 @@ class Screen(NamedTuple):
     sentences: List[str]
 
 
-def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
+def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScreen:
     """The parts of the status; table rows are in rank order."""
     rows = by_rank(rows)
     current = of_newest_training(rows)
@@ -414,11 +399,11 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> Screen:
     if any(row["run"].get("identical") is False for row in current):
         lines.append(identical_text(current))
     lines += ["%s: %s" % (row["host"], row["problem"]) for row in rows if row.get("problem")]
-    lines += ["%s: %s" % told for told in standing.own_errors(runs).items()]
+    lines += ["%s: %s" % error for error in standing.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
     cells = [make_row(row, marked.get(row["host"])) for row in rows]
-    return Screen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
+    return StatusScreen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
@@ -432,16 +417,13 @@ def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, obj
     """The same for programs."""
     rows = by_rank(rows)
     slow, marked = slowest(rows), marks(rows, stall_factor)
-    return {
-        "run": first_known(rows, "run"),
-        "slowest": slow["host"] if slow is not None else None,
-        "hosts": {
-            row["host"]: dict(
-                row["run"],
-                reachable=row.get("reachable", True),
-                problem=row.get("problem"),
-                shown=state_text(row["run"], marked.get(row["host"])),
-            )
-            for row in rows
-        },
+    hosts = {
+        row["host"]: {
+            **row["run"],
+            "reachable": row.get("reachable", True),
+            "problem": row.get("problem"),
+            "shown": state_text(row["run"], marked.get(row["host"])),
+        }
+        for row in rows
     }
+    return {"run": first_known(rows, "run"), "slowest": slow["host"] if slow is not None else None, "hosts": hosts}

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides when watching one host is over, given what is known of the others.
+"""Decides when watching one host is over, also from the state of the others.
 
 Pure functions of run_info results; the action plugin run_watch does the polling and remembering. stalls.py decides whether
 the run makes progress.
@@ -10,9 +10,10 @@ the run makes progress.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import standing
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
     batches_text,
     is_evaluation,
@@ -20,22 +21,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     AWAY_SECONDS,
-    Limits,
-    Rank,
+    STALLED,
+    ObservedRank,
+    StallLimits,
     has_no_heartbeat,
     is_mute,
     is_stalled,
     state_of,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
-    away_since,
-    is_out,
-    keepers,
-    others_finished,
-    parts,
-    reason,
-    rests,
-    trains,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     ABSENT,
@@ -49,7 +41,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
     keeper_lives,
 )
 
-STALLED = "stalled"
 ORPHANED = "orphaned"
 LOST = "lost"
 MISSING = "missing"
@@ -68,24 +59,24 @@ class Observation(NamedTuple):
     run: Mapping[str, Any]
     age: float = 0.0  # seconds since the first poll
     silent: float = 0.0  # seconds of silence
-    quiet: float = math.inf  # seconds since its rank last used CPU
+    without_cpu: float = math.inf  # seconds since its rank last used CPU
     ended: float = 0.0  # seconds since its end was first seen
     over: Optional[str] = None  # the final verdict on it
 
     def is_over(self, grace: float = ORPHAN_GRACE) -> bool:
         """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
         still_there = self.run.get("state") == RUNNING
-        return min(self.ended, self.quiet if still_there else math.inf) > grace
+        return min(self.ended, self.without_cpu if still_there else math.inf) > grace
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> ObservedRank:
         """Input for stalls.py; a host that is no longer watched is not polled, so it is not silent."""
         age = self.run.get("session_age")
         silent = 0.0 if self.over not in (None, LOST) else self.silent
-        return Rank(self.run, self.quiet, self.age if age is None else float(age), silent)
+        return ObservedRank(self.run, self.without_cpu, self.age if age is None else float(age), silent)
 
 
-class Verdict(NamedTuple):
+class WatchVerdict(NamedTuple):
     """Why watching this host is over, as a sentence too."""
 
     verdict: str
@@ -95,10 +86,10 @@ class Verdict(NamedTuple):
 def judge(
     host: str,
     seen: Mapping[str, Observation],
-    limits: Limits,
+    limits: StallLimits,
     first_step: bool = False,
     lost_after: float = LOST_SECONDS,
-) -> Optional[Verdict]:
+) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
     if _is_kept(host, seen):
         return _judge_kept(host, seen, limits, first_step, lost_after)
@@ -106,22 +97,27 @@ def judge(
 
 
 def _judge_alone(
-    host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
-) -> Optional[Verdict]:
+    host: str, seen: Mapping[str, Observation], limits: StallLimits, first_step: bool, lost_after: float
+) -> Optional[WatchVerdict]:
     """The verdict if a run lives or dies as a whole."""
     own = seen[host]
-    if own.run.get("state") in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
+    state = own.run.get("state")
+    if state in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
         return _ended(own.run)
     if own.silent > lost_after:
-        return Verdict(LOST, _lost(own))
-    if own.run.get("state") != RUNNING:
-        return _missing(own) if own.age > MISSING_GRACE else None
+        then = "it was %s with %s then" % (state or "not yet seen", _where(own.run))
+        text = "has not answered for %.0f s; %s, and continues without the controller" % (own.silent, then)
+        return WatchVerdict(LOST, text)
+    if state != RUNNING:
+        there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
+        missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run.get("run_dir")))
+        return missing if own.age > MISSING_GRACE else None
     # Trainers without our metrics never report more; ours may take long to start.
     silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
     if first_step and is_evaluation(own.run) and own.run.get("batch"):
-        return Verdict(STARTED, "has started (%s)" % _where(own.run))
+        return WatchVerdict(STARTED, "has started (%s)" % _where(own.run))
     if first_step and (own.run.get("step") is not None or silent):
-        return Verdict(STARTED, "training started (%s)" % _where(own.run))
+        return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
     return _orphaned(host, seen) or _stalled(host, seen, limits)
 
 
@@ -131,23 +127,24 @@ def _is_kept(host: str, seen: Mapping[str, Observation]) -> bool:
 
 
 def _judge_kept(
-    host: str, seen: Mapping[str, Observation], limits: Limits, first_step: bool, lost_after: float
-) -> Optional[Verdict]:
+    host: str, seen: Mapping[str, Observation], limits: StallLimits, first_step: bool, lost_after: float
+) -> Optional[WatchVerdict]:
     """The verdict if keepers can continue without hosts: a host that nobody misses is not given up while the others train."""
     own = seen[host]
     runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
     overs = [one.over for name, one in seen.items() if name != host]
-    if own.run.get("state") == FINISHED or STALLED in overs or (own.silent <= AWAY_SECONDS and trains(host, runs)):
+    trains = own.silent <= AWAY_SECONDS and standing.trains(host, runs)
+    if own.run.get("state") == FINISHED or STALLED in overs or trains:
         return _judge_alone(host, seen, limits, first_step, lost_after)
-    if others_finished(host, runs) or (first_step and STARTED in overs):
+    if standing.others_finished(host, runs) or (first_step and STARTED in overs):
         # A keeper that hears of the end follows within seconds.
         waits = keeper_lives(own.run) and own.silent <= AWAY_SECONDS and _stepless(own) <= MISSING_GRACE
-        return None if waits else Verdict(AWAY, _away(host, runs))
-    if any(other != host for other in keepers(runs)) or keeper_lives(own.run):
-        if parts(runs) or not _hopeless(seen, limits, lost_after):
+        return None if waits else WatchVerdict(AWAY, _away(host, runs))
+    if any(other != host for other in standing.keepers(runs)) or keeper_lives(own.run):
+        if standing.parts(runs) or not _waited_too_long(seen, limits, lost_after):
             return None
         if keeper_lives(own.run) and own.silent <= lost_after:
-            return Verdict(ORPHANED, reason(host, runs))
+            return WatchVerdict(ORPHANED, standing.reason(host, runs))
     return _judge_alone(host, seen, limits, first_step, lost_after)
 
 
@@ -156,43 +153,41 @@ def _stepless(one: Observation) -> float:
     return float(one.run.get("session_age" if one.run.get("step_age") is None else "step_age") or 0.0)
 
 
-def _hopeless(seen: Mapping[str, Observation], limits: Limits, lost_after: float) -> bool:
-    """Whether the waiting hosts have waited longer than for a dispensable host."""
-    if any(rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
+def _waited_too_long(seen: Mapping[str, Observation], limits: StallLimits, lost_after: float) -> bool:
+    """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
+    if any(standing.rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
         return False
     waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
     if not waiting:
         return True
     grace = max(float(one.run["membership"]["grace"]) for one in waiting)
     gone = [one for one in seen.values() if not keeper_lives(one.run) or one.silent > AWAY_SECONDS]
-    dead = any(is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
+    dead = any(standing.is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
     patience = max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else lost_after if gone else limits.timeout + grace
     return min(map(_stepless, waiting)) > patience
 
 
 def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """When the run continued or finished without this host, as text."""
-    since, why = away_since(host, runs), reason(host, runs)
-    told = "was away%s while the others %s" % (
-        " " + since if since else "",
-        "finished" if others_finished(host, runs) else "trained",
-    )
-    return "%s (%s)" % (told, why) if why else told
+    since, why = standing.away_since(host, runs), standing.reason(host, runs)
+    others = "finished" if standing.others_finished(host, runs) else "trained"
+    text = "was away%s while the others %s" % (" " + since if since else "", others)
+    return "%s (%s)" % (text, why) if why else text
 
 
-def _ended(run: Mapping[str, Any]) -> Verdict:
+def _ended(run: Mapping[str, Any]) -> WatchVerdict:
     if run["state"] == FINISHED and is_evaluation(run):
-        return Verdict(FINISHED, "finished%s" % (": " + result_text(run) if result_text(run) else " its part"))
+        return WatchVerdict(FINISHED, "finished%s" % (": " + result_text(run) if result_text(run) else " its part"))
     if run["state"] == FINISHED:
-        return Verdict(FINISHED, "finished after %s steps" % run.get("done"))
+        return WatchVerdict(FINISHED, "finished after %s steps" % run.get("done"))
     if run["state"] in (STOPPED, AWAY):
         why = ": %s" % run["cause"] if run.get("cause") else ""
         what = "was stopped before its end" if run["state"] == STOPPED else "left the run"
-        return Verdict(run["state"], "%s, %s%s" % (what, _where(run), why))
+        return WatchVerdict(run["state"], "%s, %s%s" % (what, _where(run), why))
     if run["state"] == RUNNING:
-        return Verdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "no output"))
+        return WatchVerdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "no output"))
     code = "with code %s" % run["exit_code"] if run.get("exit_code") is not None else "without an exit code"
-    return Verdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "no output"))
+    return WatchVerdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "no output"))
 
 
 def _where(run: Mapping[str, Any]) -> str:
@@ -202,21 +197,7 @@ def _where(run: Mapping[str, Any]) -> str:
     return "%s of %s steps made" % (done, steps) if steps else "%s steps made" % done
 
 
-def _lost(own: Observation) -> str:
-    return "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % (
-        own.silent,
-        own.run.get("state") or "not yet seen",
-        _where(own.run),
-    )
-
-
-def _missing(own: Observation) -> Verdict:
-    state = own.run.get("state")
-    seen = "has no run folder" if state == "absent" else "has a run folder but no session in it"
-    return Verdict(MISSING, "%s (%s)" % (seen, own.run.get("run_dir")))
-
-
-def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
+def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[WatchVerdict]:
     """Whether this rank waits for one that crashed or was never started."""
     own = seen[host].run
     if keeper_lives(own):
@@ -224,29 +205,27 @@ def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[Verdict]:
         return None
     meets = own.get("trainer") in TELLING and own.get("phase") in (None, "rendezvous")
     grace = EARLY_GRACE if meets else ORPHAN_GRACE
-    crashed = sorted(
-        name for name, one in seen.items() if name != host and state_of(one.run) == CRASHED and one.is_over(grace)
-    )
+    others = {name: one for name, one in sorted(seen.items()) if name != host}
+    crashed = [name for name, one in others.items() if state_of(one.run) == CRASHED and one.is_over(grace)]
     if crashed:
-        return Verdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))
-    never = sorted(
-        name for name, one in seen.items() if one.run.get("state") in (ABSENT, PREPARED) and one.age > MISSING_GRACE
-    )
+        return WatchVerdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))
+    late = {name: one.run for name, one in others.items() if one.age > MISSING_GRACE}
+    never = [name for name, run in late.items() if run.get("state") in (ABSENT, PREPARED)]
     if never:
-        return Verdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(never))
+        return WatchVerdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(never))
     return None
 
 
-def _stalled(host: str, seen: Mapping[str, Observation], limits: Limits) -> Optional[Verdict]:
+def _stalled(host: str, seen: Mapping[str, Observation], limits: StallLimits) -> Optional[WatchVerdict]:
     """The run stalls as a whole, so all hosts get the verdict of the first."""
     ranks = {name: one.rank for name, one in seen.items()}
     if not is_stalled(ranks, limits) and not any(one.over == STALLED for one in seen.values()):
         return None
     away = sorted(name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS)
-    return Verdict(STALLED, _stalled_text(host, seen[host], away, limits))
+    return WatchVerdict(STALLED, _stalled_text(host, seen[host], away, limits))
 
 
-def _stalled_text(host: str, own: Observation, away: Any, limits: Limits) -> str:
+def _stalled_text(host: str, own: Observation, away: Sequence[str], limits: StallLimits) -> str:
     run = own.run
     if host in away:
         return "has not answered for %.0f s, and the others make no progress" % own.silent

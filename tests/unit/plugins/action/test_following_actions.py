@@ -102,7 +102,7 @@ def test_a_host_that_nobody_looks_at_for_now_is_not_taken_for_a_silent_one(tmp_p
 
     ledger, watch = Ledger(tmp_path), object.__new__(ActionModule)
     monkeypatch.setattr(watch, "_ledger", lambda: ledger, raising=False)
-    monkeypatch.setattr(watch, "_look_and_judge", give_up, raising=False)
+    monkeypatch.setattr(watch, "_poll_and_judge", give_up, raising=False)
     with pytest.raises(AnsibleError, match="module only"):
         watch.follow("host7", {})
     assert ledger.read("host7") == {}

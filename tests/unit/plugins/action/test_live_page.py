@@ -98,11 +98,11 @@ def watch(tmp_path, monkeypatch):
 def test_while_there_is_a_page_looks_come_often_and_bring_the_metrics(watch, tmp_path):
     made, options = watch
     entry: Any = {"begun": 0.0, "run": {"state": "running", "step": 2}}
-    assert made._look("node1", options, entry, {}) is None
+    assert made._poll("node1", options, entry, {}) is None
     assert made.brought == [("/home/me/runs/d4", tmp_path / "d4", "node1")]
     assert made.asked[0]["wait"]["at_least"] == _live_page.LOOK_SECONDS
     assert entry["run"]["step"] == 3
-    made._look("node1", {**options, "live_page": ""}, entry, {})
+    made._poll("node1", {**options, "live_page": ""}, entry, {})
     assert len(made.brought) == 1
     assert made.asked[1]["wait"]["at_least"] == 20.0
 
@@ -115,7 +115,7 @@ def test_a_host_that_freezes_while_its_metrics_are_brought_gives_no_answer(watch
     monkeypatch.setattr(run_watch._live_page, "bring", freeze)
     monkeypatch.setattr(made, "_begin_again", lambda: None, raising=False)
     entry: Any = {"begun": 0.0}
-    assert made._look("node1", options, entry, {}) is None
+    assert made._poll("node1", options, entry, {}) is None
     assert "run" not in entry
     assert entry["silent_since"]
 

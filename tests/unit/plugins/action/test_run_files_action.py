@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collecting from a host that is not what it was: nothing is written but the files of a run in that host's own folder."""
+"""Collecting from a compromised host writes nothing but files of a run in the folder of that host."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_model_of_a_training_that_was_begun_anew_is_brought_once_and_is_the_ne
     aside = place.parents[1] / "earlier/1"
     assert written(aside) == ["meta_000200.json", "model_000200.pt"]
     # What is there is told, so that it does not come again; a second time has a place of its own.
-    assert files.have_of(str(place.parents[1]))["base_checkpoints/d4/model_000050.pt"] == {
+    assert files.known_copies(str(place.parents[1]))["base_checkpoints/d4/model_000050.pt"] == {
         "size": 4,
         "sha256": "",
         "mtime": 5.0,

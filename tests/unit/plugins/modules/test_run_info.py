@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import file_sender
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files, log, polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info, run_log
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 
@@ -45,6 +46,12 @@ def test_news_are_answered_at_once(run_module: Any, base: Path) -> None:
     begun = time.monotonic()
     run_module(run_info, base_dir=str(base), wait={"state": "running", "step": 4, "timeout": 60})
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("code", [polling, log])
+def test_without_a_module_no_value_out_of_bounds_is_taken(code: Any) -> None:
+    action: Any = None
+    assert code_answer(action, code, {"lines": 10**6}, {}) is None
 
 
 def test_every_key_is_one_of_the_contract(run_module: Any, base: Path) -> None:
@@ -91,7 +98,7 @@ def test_where_there_is_no_such_run_no_files_are_offered(run_module: Any, base: 
 def test_files_are_offered_without_a_module_too(base: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("HOME", str(base))
     params = {"run_dir": None, "base_dir": "~", "run": None, "have": {}, "checkpoints": False, "room": 4000000}
-    file_sender.say("mark:", params)
+    files.say("mark:", params)
     told = capsys.readouterr().out
     assert told.startswith("mark:")
     assert {part["path"] for part in json.loads(told[len("mark:") :])["pieces"]} == FILES

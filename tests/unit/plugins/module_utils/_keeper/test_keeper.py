@@ -22,7 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keep
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import KEEPER_MEMORY
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -106,7 +106,7 @@ class Hosts:
         if not again:
             write_plan(run_dir, self.plan)
             program = host_code.program(keeper.__name__, "main", run_dir)
-            write_keeper(run_dir, Keeper(host, SECRET, program))
+            write_keeper(run_dir, KeeperSetup(host, SECRET, program))
         with (self.folder / f"{host}.log").open("ab") as log:
             self.running[host] = subprocess.Popen(
                 [*below, sys.executable, "-B", f"{run_dir}/.keeper/keeper.py"], cwd=run_dir, stdout=log, stderr=log,

@@ -11,19 +11,19 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMP
 
 
 def keeper(state: str = "training", generation: int = 2, *members: str, **more: Any) -> dict[str, Any]:
-    """A keeper's word, of a run on the desktop and the laptop."""
+    """The last record of a keeper, of a run on the desktop and the laptop."""
     usual = {"why": "", "waits": "", "since": 1.7e9, "hears": [], "hosts": ["desktop", "laptop"], "grace": 30.0}
     kept: dict[str, Any] = {"away": [], "repeated": 0, "gave_way": [], "kept": []}
     return {"state": state, "generation": generation, "members": list(members), **usual, **kept, **more}
 
 
-def run_of(word: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """A run with a keeper; by default a healthy one that trains."""
+def run_of(membership: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A healthy rank that trains, with a keeper's record if given."""
     usual = {"state": "running", "step": 9, "done": 10, "steps": 100, "step_seconds": 2.0, "steps_counted": 9}
     now = {"phase": "sync", "phase_seconds": 1.0, "idle_seconds": 1.0, "heartbeat_age": 0.5, "step_age": 1.0}
-    return {**EMPTY, **usual, **now, "membership": word, **more}
+    return {**EMPTY, **usual, **now, "membership": membership, **more}
 
 
 def away(host: str, left: float = 1.7e9, **more: Any) -> dict[str, Any]:
-    """A host that is missed."""
+    """An absence, as a keeper records it."""
     return {"host": host, "left": left, "why": "%s is not heard" % host, "back": None, "step": None, **more}

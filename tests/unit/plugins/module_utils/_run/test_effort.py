@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How hard a rank's processes work, told from processes of this machine."""
+"""Measures the work of real processes on this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_processes_nothing_is_known() -> None:
     assert busy_share(Effort(1.0, 5.0), Effort(3.0, 4.0)) == 0.0
 
 
-def test_who_reads_from_a_disk_is_at_work() -> None:
+def test_reading_from_a_disk_counts_as_work() -> None:
     assert busy_share(Effort(1.0, 5.0, 0), Effort(2.0, 5.0, 3 * 10**6)) == 1.0
     assert busy_share(Effort(1.0, 5.0, 100), Effort(2.0, 5.0, 4196)) == 0.0
 

@@ -1,31 +1,26 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run that only measures a model is told as that: no steps, and the figure at its end."""
+"""A run that only evaluates a model shows batches instead of steps, and its result at the end."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
-PLAN = {
-    "run": "d4-eval",
-    "world": 2,
-    "training": {"iterations": 1},
-    "stage": {"stage": "eval", "base": "d4", "step": 10},
-}
+STAGE = {"stage": "eval", "base": "d4", "step": 10}
+PLAN = {"run": "d4-eval", "world": 2, "training": {"iterations": 1}, "stage": STAGE}
 BEGAN = 1000.0
 
 
@@ -45,17 +40,16 @@ def end(at: float = BEGAN + 10, bpb: float | None = None) -> dict[str, Any]:
 
 def write(folder: Path, rank: int, events: list[dict[str, Any]], beat: dict[str, Any] | None = None) -> Path:
     """The run folder of a rank; with a heartbeat the run goes on in this very process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps({**PLAN, "nodes": [{"host": "one"}, {"host": "two"}]}))
-    going = {"pid": os.getpid(), "pid_start": processes.start_ticks(os.getpid()), "ended": None, "exit_code": None}
+    fake_run.write_history(folder, events, rank)
+    fake_run.write_json(folder / "plan.json", {**PLAN, "nodes": [{"host": "one"}, {"host": "two"}]})
+    going = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid()), "ended": None, "exit_code": None}
     over = {"pid": 1, "ended": BEGAN + 11, "exit_code": 0}
-    session = {"session": f"nanochat-d4-eval-rank{rank}", "started": BEGAN - 1, "boot_id": processes.boot_id()}
-    (folder / "session.json").write_text(json.dumps({**session, **(going if beat else over)}))
-    (folder / f"metrics-rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    session = fake_run.session_of(rank, BEGAN - 1, "d4-eval", **(going if beat else over))
+    fake_run.write_json(folder / "session.json", session)
     if beat:
         usual = {"time": time.time(), "pid": os.getpid(), "rank": rank, "world": 2, "step": 10, "steps": 0}
-        told = {**usual, "phase": "eval", "phase_since": time.time() - 1, **beat}
-        (folder / f"heartbeat-rank{rank}.json").write_text(json.dumps(told))
+        phase = {"phase": "eval", "phase_since": time.time() - 1}
+        fake_run.write_json(folder / f"heartbeat-rank{rank}.json", {**usual, **phase, **beat})
     return folder
 
 
@@ -77,7 +71,7 @@ def going(tmp_path: Path) -> list[Path]:
     return [one, write(tmp_path / "two/d4-eval", 1, [start(rank=1)], {"batch": 11, "batches": 40})]
 
 
-def test_at_its_end_the_figure_stands_below_the_hosts(finished: list[Path]) -> None:
+def test_the_result_is_below_the_hosts(finished: list[Path]) -> None:
     lines = closing_table(rows(*finished)).splitlines()
     assert [line.split() for line in lines[1:4]] == [
         ["host", "rank", "state"], ["one", "0", "finished"], ["two", "1", "finished"],
@@ -112,19 +106,17 @@ def test_before_the_first_batch_it_starts_as_others_do(tmp_path: Path) -> None:
     assert live_line(rows(folder)) == "starting: one comparing settings"
 
 
-def test_it_ends_with_the_figure(finished: list[Path]) -> None:
+def test_the_verdict_has_the_result(finished: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*finished)}
-    said = [judge(host, seen, Limits()) for host in ("one", "two")]
+    said = [judge(host, seen, StallLimits()) for host in ("one", "two")]
     assert said == [("finished", "finished: 3.6249 bits per byte"), ("finished", "finished its part")]
 
 
-def test_whoever_does_not_watch_leaves_with_the_first_batch(going: list[Path]) -> None:
+def test_watching_for_the_first_step_ends_with_the_first_batch(going: list[Path]) -> None:
     seen = {row["host"]: Observation(row["run"]) for row in rows(*going)}
-    assert judge("one", seen, Limits(), first_step=True) == (
-        "started",
-        "has started (in batch 12/40 of the evaluation)",
-    )
-    assert judge("one", seen, Limits()) is None
+    started = ("started", "has started (in batch 12/40 of the evaluation)")
+    assert judge("one", seen, StallLimits(), first_step=True) == started
+    assert judge("one", seen, StallLimits()) is None
 
 
 def test_a_training_that_evaluates_counts_batches_too() -> None:
@@ -139,6 +131,6 @@ def test_the_report_tells_what_was_measured(finished: list[Path], tmp_path: Path
     for folder in finished:
         folder.rename(collected / folder.parent.name)
     data = report.page_data(report.load_run(str(collected)))
-    assert data["stage"] == {"stage": "eval", "base": "d4", "step": 10}
+    assert data["stage"] == STAGE
     assert "measured 3.6249 bits per byte" in [one["text"] for one in data["happenings"]]  # type: ignore[attr-defined]
     assert (data["ranks"][0]["summary"]["val_bpb"], data["ranks"][0]["summary"]["steps"]) == (3.6249, None)

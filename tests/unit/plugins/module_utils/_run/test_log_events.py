@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import HEAD_BYTES, TAIL_BYTES, events_of_log
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 
 def line(step: int, loss: str = "", steps: int = 5000) -> str:
@@ -76,20 +76,18 @@ def test_other_logs_tell_nothing(tmp_path, text):
 def finished(folder: Path, rank: int, text: str) -> Path:
     run = folder / f"host{rank}" / "runs" / "d4"
     (run / "log").mkdir(parents=True)
-    (run / "plan.json").write_text(json.dumps({"training": {"iterations": 3}, "world": 2}))
-    session = {"session": f"nanochat-d4-rank{rank}", "started": 1.0, "ended": 9.0, "exit_code": 0, "log_begin": 0}
-    (run / "session.json").write_text(json.dumps(session))
+    fake_run.write_json(run / "plan.json", {"training": {"iterations": 3}, "world": 2})
+    session = fake_run.session_of(rank, 1.0, ended=9.0, exit_code=0, log_begin=0)
+    fake_run.write_json(run / "session.json", session)
     (run / "log" / f"rank{rank}.log").write_text(text)
     return run
 
 
 def test_a_run_of_another_trainer_is_shown_as_far_as_it_tells(tmp_path):
     told = "".join(line(step, steps=3) for step in range(3))
-    rows = [
-        {"host": f"host{rank}", "run": read_run(str(finished(tmp_path, rank, text)))}
-        for rank, text in enumerate((told, ""))
-    ]
-    assert [row["run"]["state"] for row in rows] == ["finished", "finished"]
+    runs = [read_run(str(finished(tmp_path, rank, text))) for rank, text in enumerate((told, ""))]
+    rows = [{"host": f"host{rank}", "run": run} for rank, run in enumerate(runs)]
+    assert [run["state"] for run in runs] == ["finished", "finished"]
     table = closing_table(rows).splitlines()
     assert "3/3" in table[2] and "2048" in table[2] and "9.9980" in table[2]
     # Only its first rank says anything.

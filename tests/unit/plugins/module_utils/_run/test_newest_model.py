@@ -81,8 +81,7 @@ def test_what_was_set_aside_within_the_folder_does_not_count(tmp_path):
     for name in ("model_000012.pt", "meta_000012.json"):
         (aside / name).write_text("{}")
     assert newest_checkpoint(str(run)) == [
-        "base_checkpoints/d4/model_000006.pt",
-        "base_checkpoints/d4/meta_000006.json",
+        f"base_checkpoints/d4/{name}" for name in ("model_000006.pt", "meta_000006.json")
     ]
     told = read_run(str(run))
     assert (told["saved"], told["training"]) == (6, {"id": f"{2:016x}", "number": 2, "begun": 1})

@@ -31,6 +31,11 @@ def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, 
     return path
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return collected(tmp_path)
+
+
 def data_of(page: str) -> dict[str, Any]:
     embedded = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert embedded is not None
@@ -38,19 +43,27 @@ def data_of(page: str) -> dict[str, Any]:
     return found
 
 
+def report_data(*runs: Path, **more: Any) -> dict[str, Any]:
+    return data_of(report.make_report(list(map(str, runs)), PAGE, **more))
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: Path) -> None:
-    run = collected(tmp_path)
-    data = data_of(report.make_report([str(run)], PAGE))
+def write_lines(path: Path, events: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def append(path: Path, *events: dict[str, Any]) -> None:
+    write_lines(path, [*lines_of(path), *events])
+
+
+def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(run: Path) -> None:
+    data = report_data(run)
     for rank in (0, 1):
-        steps = [
-            event
-            for event in lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
-            if event["kind"] == "step"
-        ]
+        events = lines_of(run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl")
+        steps = [event for event in events if event["kind"] == "step"]
         columns = data["ranks"][rank]["columns"]
         assert columns["step"] == list(range(40))
         for name in report.COLUMNS:
@@ -61,16 +74,15 @@ def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(tmp_path: P
         assert summary["bytes_sent"] == sum(step["bytes_sent"] for step in steps)
 
 
-def test_above_the_figures_it_says_how_they_were_made_and_of_when_they_are(tmp_path: Path) -> None:
-    run = collected(tmp_path)
-    data = data_of(report.make_report([str(run)], PAGE))
+def test_above_the_figures_it_says_how_they_were_made_and_of_when_they_are(run: Path) -> None:
+    data = report_data(run)
     assert (data["dtype"], data["dtype_reason"]) == ("float32", "chosen for the CPU")
     assert data["as_of"] == max(event["time"] for event in lines_of(run / "node2" / "metrics-rank1.jsonl"))
 
 
 def test_the_plan_stands_in_the_page_in_pairs_of_words(tmp_path: Path) -> None:
     run = collected(tmp_path, hosts=("node1",))
-    data = data_of(report.make_report([str(run)], PAGE))
+    data = report_data(run)
     assert data["plan"] == [
         ["digest", "0123456789abcdef"],
         ["master", "node1, 127.0.0.1 port 29500"],
@@ -84,18 +96,13 @@ def test_the_plan_stands_in_the_page_in_pairs_of_words(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_files_make_the_same_page(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_same_files_make_the_same_page(run: Path) -> None:
     assert report.make_report([str(run)], PAGE) == report.make_report([str(run)], PAGE)
 
 
-def test_nothing_in_the_data_can_end_the_script_or_reach_out(tmp_path: Path) -> None:
-    run = collected(tmp_path)
-    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
-        metrics.write(
-            json.dumps({"kind": "sample", "time": 1.0, "step": 1, "prompt": "</script><img src=x>", "text": "<!--"})
-            + "\n"
-        )
+def test_nothing_in_the_data_can_end_the_script_or_reach_out(run: Path) -> None:
+    sample = {"kind": "sample", "time": 1.0, "step": 1, "prompt": "</script><img src=x>", "text": "<!--"}
+    append(run / "node1" / "metrics-rank0.jsonl", sample)
     page = report.make_report([str(run)], PAGE)
     assert page.count("</script>") == 2
     assert "<img" not in page
@@ -105,11 +112,8 @@ def test_nothing_in_the_data_can_end_the_script_or_reach_out(tmp_path: Path) -> 
 
 def test_steps_made_again_after_a_restart_count_once() -> None:
     first = [fake_run.start_event(0, 1, 10, 1.0), *(fake_run.step_event(n, 0, n) for n in range(6))]
-    again = [
-        fake_run.start_event(0, 1, 10, 50.0, resumed=4),
-        *(fake_run.step_event(n, 0, 100 + n) for n in range(4, 10)),
-    ]
-    steps = report.made_steps([*first, *again])
+    again = [fake_run.step_event(n, 0, 100 + n) for n in range(4, 10)]
+    steps = report.made_steps([*first, fake_run.start_event(0, 1, 10, 50.0, resumed=4), *again])
     assert [step["step"] for step in steps] == list(range(10))
     assert [step["time"] for step in steps][3:6] == [3, 104, 105]
     fresh = report.made_steps([*first, fake_run.start_event(0, 1, 10, 60.0), fake_run.step_event(0, 0, 61.0)])
@@ -121,15 +125,11 @@ def test_end_of_a_run_with_a_budget_is_said(tmp_path: Path, over: bool) -> None:
     run = collected(tmp_path, hosts=("node1",))
     metrics = run / "node1" / "metrics-rank0.jsonl"
     events = lines_of(metrics) if over else lines_of(metrics)[:-1]
-    last = events[-1]["time"]
-    for event in events:
-        event.update(
-            {"start": {"ends": last + 60}, "step": {"share": 0.612}, "eval": {"share": 0.5}}.get(event["kind"], {})
-        )
-    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    timed = {"start": {"ends": events[-1]["time"] + 60}, "step": {"share": 0.612}, "eval": {"share": 0.5}}
+    write_lines(metrics, [{**event, **timed.get(event["kind"], {})} for event in events])
     like = {"run": "old", "evals": [[0.4, 2.0], [1.0, 1.0]]}
     fake_run.write_json(run / "node1" / "training.json", {"id": "a" * 16, "number": 1, "begun": 1, "like": like})
-    said = data_of(report.make_report([str(run)], PAGE))["sentences"]
+    said = report_data(run)["sentences"]
     if over:
         assert len(said) == 1 and re.fullmatch(r"ended at 20.*, 1 min 00 s early, of a budget", said[0])
     else:
@@ -137,15 +137,14 @@ def test_end_of_a_run_with_a_budget_is_said(tmp_path: Path, over: bool) -> None:
         assert re.match("expected at the end: about .* if it goes on like old", said[1])
 
 
-def test_a_missing_rank_and_a_crash_are_said(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
     for path in (run / "node2").rglob("*.js*"):
         path.unlink()
     fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9, ended=1.7e9 + 9, exit_code=1))
     metrics = run / "node1" / "metrics-rank0.jsonl"
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    write_lines(metrics, lines_of(metrics)[:-1])
     (run / "node1" / "log" / "rank0.log").write_text("RuntimeError: Connection closed by peer\n")
-    data = data_of(report.make_report([str(run)], PAGE))
+    data = report_data(run)
     assert data["missing"] == ["node2"]
     assert data["ranks"][0]["summary"]["end"] == "crashed: RuntimeError: Connection closed by peer"
     assert data["ranks"][0]["lines"] == ["RuntimeError: Connection closed by peer"]
@@ -156,32 +155,29 @@ def test_a_run_that_goes_on_and_one_without_metrics_have_a_page(tmp_path: Path) 
     metrics = run / "node1" / "metrics-rank0.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]) + '{"kind": "st')
     fake_run.write_json(run / "node1" / "session.json", fake_run.session_of(0, 1.7e9))
-    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]["end"].startswith("still running")
+    assert report_data(run)["ranks"][0]["summary"]["end"].startswith("still running")
     metrics.unlink()
-    data = data_of(report.make_report([str(run)], PAGE))
+    data = report_data(run)
     assert data["ranks"][0]["columns"] == {"step": []}
 
 
 def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:
     run = collected(tmp_path, hosts=("node1",))
-    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
-        metrics.write(json.dumps({**fake_run.step_event(40, 0, 1.7e9), "loss": float("nan")}) + "\n")
-    assert data_of(report.make_report([str(run)], PAGE))["ranks"][0]["columns"]["loss"][-1] is None
+    append(run / "node1" / "metrics-rank0.jsonl", {**fake_run.step_event(40, 0, 1.7e9), "loss": float("nan")})
+    assert report_data(run)["ranks"][0]["columns"]["loss"][-1] is None
 
 
 def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     run = collected(tmp_path, steps=10)
     finding = {"code": "slow-link", "host": "node2", "severity": "warning", "seen": "100 Mbit/s"}
     fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [finding, finding], "prediction": {}})
-    found = data_of(report.make_report([str(run)], PAGE))["happenings"]
+    found = report_data(run)["happenings"]
     assert (found[0]["text"], found[0]["severity"]) == ("slow-link: 100 Mbit/s", "warning")
     assert [one["text"] for one in found].count("slow-link: 100 Mbit/s") == 1
     times = [one["time"] for one in found[1:]]
     assert times == sorted(times)
-    assert (
-        next(one["text"] for one in found if one["host"] == "node1")
-        == "started; kernels: norm, adamw; torch's vectors: AVX2"
-    )
+    first = next(one["text"] for one in found if one["host"] == "node1")
+    assert first == "started; kernels: norm, adamw; torch's vectors: AVX2"
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
@@ -198,8 +194,7 @@ def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(
     assert report.made_steps(loaded.ranks[0].events)[-1]["step"] == 59
 
 
-def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_who_left_and_came_back_is_among_what_happened(run: Path) -> None:
     at = 1.7e9
     both = {"what": "training", "members": ["node1", "node2"]}
     story = [
@@ -208,12 +203,9 @@ def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
         {"time": at + 6, "what": "training", "members": ["node1"], "generation": 2},
         {"time": at + 9, **both, "generation": 3},
     ]
-    (run / "node1" / "members.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story))
-    found = data_of(report.make_report([str(run)], PAGE))["happenings"]
-    told = [
-        (one["time"], one["host"], one["text"]) for one in found if re.search("generation|in the run|left", one["text"])
-    ]
-    assert told == [
+    write_lines(run / "node1" / "members.jsonl", story)
+    found = [(one["time"], one["host"], one["text"]) for one in report_data(run)["happenings"]]
+    assert [one for one in found if re.search("generation|in the run|left", one[2])] == [
         (at, "", "generation 1: node1, node2"),
         (at + 5, "node2", "left the run (node2 is not heard)"),
         (at + 6, "", "generation 2: node1"),
@@ -222,37 +214,32 @@ def test_who_left_and_came_back_is_among_what_happened(tmp_path: Path) -> None:
     ]
 
 
-def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(run: Path) -> None:
     at = 1.7e9
     both = {"what": "training", "members": ["node1", "node2"], "generation": 1, "steps": 0}
     for host, steps in (("node1", 19), ("node2", 30)):
-        story = [
-            {"time": at, **both},
-            {"time": at + 5, "what": "training", "members": [host], "generation": 10 + steps, "steps": 9},
-        ]
-        if host == "node1":
-            story.append({"time": at + 9, "what": "gave way", "host": host, "steps": steps, "why": "4 files in apart"})
-        (run / host / "members.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story))
-    texts = [one["text"] for one in data_of(report.make_report([str(run)], PAGE))["happenings"]]
+        alone = {"time": at + 5, "what": "training", "members": [host], "generation": 10 + steps, "steps": 9}
+        gave_way = {"time": at + 9, "what": "gave way", "host": host, "steps": steps, "why": "4 files in apart"}
+        story = [{"time": at, **both}, alone, *([gave_way] if host == "node1" else [])]
+        write_lines(run / host / "members.jsonl", story)
+    texts = [one["text"] for one in report_data(run)["happenings"]]
     assert [text for text in texts if text.startswith("generation")] == [
         "generation 1: node1, node2", "generation 29: node1", "generation 40: node2",
     ]  # fmt: skip
-    (gave_way,) = (text for text in texts if "yielded" in text)
-    assert "its 10 steps from 9 to 19 do not count" in gave_way and "(4 files in apart)" in gave_way
+    (yielded,) = (text for text in texts if "yielded" in text)
+    assert "its 10 steps from 9 to 19 do not count" in yielded and "(4 files in apart)" in yielded
 
 
 def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> None:
     run = collected(tmp_path, steps=5)
     metrics = run / "node1" / "metrics-rank0.jsonl"
-    saves = [
-        {"kind": "checkpoint", "time": 1.7e9 + 10 + n, "step": 10 * n, "bytes": 24e6, "seconds": 0.2} for n in range(86)
-    ]
+    save = {"kind": "checkpoint", "bytes": 24e6, "seconds": 0.2}
+    saves = [{**save, "time": 1.7e9 + 10 + n, "step": 10 * n} for n in range(86)]
     broken = [{"kind": "end", "time": 1.7e9 + 50.5, "step": 405, "reason": "error", "error": "rank 1 is gone"}]
     again = [fake_run.start_event(0, 2, 1000, 1.7e9 + 50.7, resumed=400)]
     events = sorted([*lines_of(metrics)[:-1], *saves, *broken, *again], key=lambda event: event["time"])
-    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
-    data = data_of(report.make_report([str(run)], PAGE))
+    write_lines(metrics, events)
+    data = report_data(run)
     happened = [one for one in data["happenings"] if one["time"] and one["time"] > 1.7e9 + 9]
     assert [one["text"] for one in happened] == [
         "41 checkpoints of steps 0 to 400; the last: checkpoint, 24.0 MB in 0.2 s",
@@ -265,49 +252,38 @@ def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> N
     assert len(data["ranks"][0]["checkpoints"]) > 86
 
 
-def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(tmp_path: Path) -> None:
-    run = collected(tmp_path)
-    before = data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]
+def test_a_start_that_had_nothing_to_do_leaves_the_figures_of_the_one_before(run: Path) -> None:
+    before = report_data(run)["ranks"][0]["summary"]
     end = {"kind": "end", "time": 1.7e9 + 301, "step": 40, "reason": "finished", "identical": None}
-    with (run / "node1" / "metrics-rank0.jsonl").open("a") as metrics:
-        for event in (fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end):
-            metrics.write(json.dumps(event) + "\n")
-    after = data_of(report.make_report([str(run)], PAGE))["ranks"][0]["summary"]
+    append(run / "node1" / "metrics-rank0.jsonl", fake_run.start_event(0, 2, 40, 1.7e9 + 300, resumed=40), end)
+    after = report_data(run)["ranks"][0]["summary"]
     assert before["tokens_per_second"] and before["rows"] and before["identical"]
     assert after == {**before, "attempts": 2}
 
 
-def test_why_a_run_was_given_up_stands_in_the_report(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
     why = "the run died 4 times within an hour, and ddp_restarts is 3"
     for rank, told in enumerate((why, f"node1 gave up: {why}")):
         folder = run / f"node{rank + 1}"
-        word = {
-            "time": 1.7e9 + 99 + rank,
-            "what": "failed",
-            "why": told,
-            "members": ["node1", "node2"],
-            "generation": 4,
-        }
-        (folder / "members.jsonl").write_text(json.dumps(word) + "\n")
+        word = {"what": "failed", "why": told, "members": ["node1", "node2"], "generation": 4}
+        write_lines(folder / "members.jsonl", [{"time": 1.7e9 + 99 + rank, **word}])
         metrics = folder / f"metrics-rank{rank}.jsonl"
-        ended = {**lines_of(metrics)[-1], "reason": "error", "error": "the rendezvous does not answer"}
-        metrics.write_text("".join(json.dumps(event) + "\n" for event in [*lines_of(metrics)[:-1], ended]))
+        events = lines_of(metrics)
+        ended = {**events[-1], "reason": "error", "error": "the rendezvous does not answer"}
+        write_lines(metrics, [*events[:-1], ended])
         fake_run.write_json(folder / "session.json", fake_run.session_of(rank, 1.7e9, ended=1.7e9 + 99, exit_code=1))
-    data = data_of(report.make_report([str(run)], PAGE))
+    data = report_data(run)
     assert data["given_up"] == why
     assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"crashed: {why}", f"crashed: node1 gave up: {why}"]
 
 
 def test_other_runs_stand_beside_it(tmp_path: Path) -> None:
-    runs = [str(collected(tmp_path)), str(collected(tmp_path, "d4-before", steps=20))]
-    (other,) = data_of(report.make_report(runs, PAGE))["others"]
+    (other,) = report_data(collected(tmp_path), collected(tmp_path, "d4-before", steps=20))["others"]
     assert other["run"] == "d4-before"
     assert len(other["columns"]["loss"]) == 20
 
 
-def test_the_environment_is_not_in_the_page(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_environment_is_not_in_the_page(run: Path) -> None:
     plan = fake_run.plan_for([run / "node1", run / "node2"], 40)
     plan["nodes"][0].update(env={"WANDB_API_KEY": "hunter2"}, argv=["--password=hunter2"])
     fake_run.write_json(run / "node1" / "plan.json", plan)
@@ -321,12 +297,8 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -
     assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
     assert ["bytes of memory", "node1", 1_500_000_000, 1_200_039_000] in rows
     assert len(rows) == 3
-    expected = {
-        "tokens_per_second": 5000.0,
-        "step_seconds": 0.4,
-        "bytes_sent": 20_000_000,
-        "wait_seconds": {"node2": 0.2},
-    }
+    speeds = {"tokens_per_second": 5000.0, "step_seconds": 0.4}
+    expected = {**speeds, "bytes_sent": 20_000_000, "wait_seconds": {"node2": 0.2}}
     whole = {"run": "d4", "findings": [], "prediction": expected}
     fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
     rows = report.page_data(load_run(str(path)))["compared"]
@@ -389,28 +361,15 @@ def test_marks_in_the_data_are_left_alone() -> None:
 
 
 def running(host: str, rank: int, **more: Any) -> dict[str, Any]:
-    run = {
-        "state": "running",
-        "run": "d4",
-        "rank": rank,
-        "step": 12,
-        "done": 13,
-        "steps": 40,
-        "loss": 4.5,
-        "rows": 6 - 2 * rank,
-    }
-    return {
-        "host": host,
-        "run": {**EMPTY, **run, "eta_seconds": 90.0, "wait_share": 0.4 * rank, **more},
-        "reachable": True,
-    }
+    own = {"rank": rank, "rows": 6 - 2 * rank, "wait_share": 0.4 * rank}
+    usual = {"state": "running", "run": "d4", "step": 12, "done": 13, "steps": 40, "loss": 4.5, "eta_seconds": 90.0}
+    return {"host": host, "run": {**EMPTY, **usual, **own, **more}, "reachable": True}
 
 
-def test_the_live_page_is_the_report_with_what_the_hosts_do_now(tmp_path: Path) -> None:
-    run = collected(tmp_path)
+def test_the_live_page_is_the_report_with_what_the_hosts_do_now(run: Path) -> None:
     now = now_of([running("node2", 1), running("node1", 0)], 1.7e9)
-    live = data_of(report.make_report([str(run)], PAGE, live=now))
-    assert {**live, "live": None} == data_of(report.make_report([str(run)], PAGE))
+    live = report_data(run, live=now)
+    assert {**live, "live": None} == report_data(run)
     told = live["live"]
     assert [cells[:2] for cells in told["cells"]] == [["node1", "0"], ["node2", "1"]]
     assert told["shares"] == [["node1", 6], ["node2", 4]]

@@ -36,7 +36,7 @@ def copy(there: Path, here: Path, room: int = 10**6, checkpoints: bool = False) 
     """Copy as the action plugin does, without a connection."""
     rounds = []
     for dummy in range(100):
-        have = {path: run_files.Have(**known) for path, known in run_files.have_of(str(here)).items()}
+        have = {path: run_files.KnownCopy(**known) for path, known in run_files.known_copies(str(here)).items()}
         found = run_files.missing_files(str(there), have, checkpoints, room)
         rounds.append(found)
         for part in found["pieces"]:
@@ -58,9 +58,9 @@ def test_everything_that_tells_of_the_run_is_brought_and_nothing_else(there: Pat
 
 
 def test_what_the_other_side_has_is_believed_or_refused() -> None:
-    assert run_files.had({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.Have(5, "ab", 1.5)
+    assert run_files.known_copy({"size": 5, "sha256": "ab", "mtime": 1.5}) == run_files.KnownCopy(5, "ab", 1.5)
     with pytest.raises(run_files.CopyError, match="have must give size"):
-        run_files.had({"size": "x"})
+        run_files.known_copy({"size": "x"})
 
 
 def test_of_a_file_that_grew_only_the_new_part_travels(there: Path, here: Path) -> None:
@@ -95,8 +95,7 @@ def test_little_room_means_more_rounds_and_the_same_files(there: Path, here: Pat
 
 
 def test_an_interrupted_copy_goes_on_where_it_was(there: Path, here: Path) -> None:
-    have = {}
-    first = run_files.missing_files(str(there), have, False, 100)
+    first = run_files.missing_files(str(there), {}, False, 100)
     for part in first["pieces"]:
         run_files.apply_piece(str(here), part)
     assert first["more"]
@@ -106,12 +105,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(there: Path, here: Path) -> No
 
 def test_a_piece_that_does_not_fit_changes_nothing(there: Path, here: Path) -> None:
     copy(there, here)
-    part = {
-        "path": "session.json",
-        "offset": 0,
-        "sha256": "0" * 64,
-        "data": run_files.piece("x", b"other", None, 99)["data"],
-    }
+    part = {**run_files.piece("session.json", b"other", None, 99), "sha256": "0" * 64}
     with pytest.raises(run_files.CopyError, match=r"remove .*session\.json and collect again"):
         run_files.apply_piece(str(here), part)
     assert (here / "session.json").read_text() == "{}"
@@ -137,21 +131,12 @@ def test_secrets_of_the_plan_stay_on_the_host(there: Path, here: Path) -> None:
 def test_the_newest_checkpoint_is_wanted_until_it_is_there(there: Path) -> None:
     folder = there / "base_checkpoints" / "d4"
     folder.mkdir(parents=True)
-    for name in (
-        "model_000005.pt",
-        "meta_000005.json",
-        "model_000010.pt",
-        "meta_000010.json",
-        "optim_000010_rank0.pt",
-        "model_000012.pt.tmp",
-    ):
+    checkpoints = [name % step for step in (5, 10) for name in ("model_%06d.pt", "meta_%06d.json")]
+    for name in (*checkpoints, "optim_000010_rank0.pt", "model_000012.pt.tmp"):
         (folder / name).write_bytes(b"12345")
     wanted = run_files.missing_files(str(there), {}, True, 10**6)["whole"]
-    assert [one["path"] for one in wanted] == [
-        "base_checkpoints/d4/model_000010.pt",
-        "base_checkpoints/d4/meta_000010.json",
-    ]
-    have = {one["path"]: run_files.Have(one["size"], "", float(one["mtime"])) for one in wanted}
+    assert [one["path"] for one in wanted] == [f"base_checkpoints/d4/{name}" for name in checkpoints[2:]]
+    have = {one["path"]: run_files.KnownCopy(one["size"], "", float(one["mtime"])) for one in wanted}
     assert run_files.missing_files(str(there), have, True, 10**6)["whole"] == []
     assert run_files.missing_files(str(there), {}, False, 10**6)["whole"] == []
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The run folder: given its plan, and what an earlier run wrote is never lost."""
+"""A run folder gets its plan, and the outputs of an earlier run are never lost."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ def train(run: Path, step: int | None = 10) -> None:
         checkpoints.mkdir(parents=True, exist_ok=True)
         for name in ("model_%06d.pt", "meta_%06d.json"):
             (checkpoints / (name % step)).write_text("{}")
+
+
+def prepare(run: Path, wanted: dict[str, Any], fresh: bool = False, dry: bool = False, **more: Any) -> dict[str, Any]:
+    return {**folder.prepare(str(run), wanted, fresh, dry, **more)}
 
 
 def files(folder: Path) -> list[str]:
@@ -78,40 +82,37 @@ def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
     ]  # fmt: skip
     assert (kept / "3" / "base_checkpoints" / "d4" / "model_000020.pt").exists()
     assert json.loads((kept / "1" / "plan.json").read_text()) == plan()
-    assert run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)["set_aside"] == [], (
-        "nothing was written since"
-    )
+    again = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
+    assert again["set_aside"] == [], "nothing was written since"
 
 
 def test_what_an_older_version_set_aside_stays(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     train(tmp_path / "previous", 7)
     train(tmp_path)
-    assert folder.prepare(str(tmp_path), plan(), True, False)["place"].endswith("previous/1")
+    assert prepare(tmp_path, plan(), fresh=True)["place"].endswith("previous/1")
     assert (tmp_path / "previous" / "base_checkpoints" / "d4" / "model_000007.pt").exists()
 
 
 def test_a_run_without_checkpoints_makes_way(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     train(tmp_path, None)
-    told = folder.prepare(str(tmp_path), plan(shards=4), False, False)
+    told = prepare(tmp_path, plan(shards=4))
     assert told["set_aside"] == ["log", "metrics-rank0.jsonl"]
     assert json.loads((tmp_path / "plan.json").read_text()) == plan(shards=4)
 
 
 def test_a_trainer_that_is_not_told_to_go_on_does_not_write_over_checkpoints(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     train(tmp_path)
     anew = plan(3, 4, False)
-    assert (
-        folder.prepare(str(tmp_path), plan(3, 4, False, **{"resume-from-step": "10"}), False, False)["set_aside"] == []
-    )
-    assert folder.prepare(str(tmp_path), anew, False, False)["checkpoint"] == 10
-    assert folder.prepare(str(tmp_path), anew, False, False)["set_aside"] == []
+    assert prepare(tmp_path, plan(3, 4, False, **{"resume-from-step": "10"}))["set_aside"] == []
+    assert prepare(tmp_path, anew)["checkpoint"] == 10
+    assert prepare(tmp_path, anew)["set_aside"] == []
 
 
 def test_an_interrupted_move_loses_nothing(tmp_path, monkeypatch):
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     train(tmp_path)
     rename = os.rename
 
@@ -122,15 +123,15 @@ def test_an_interrupted_move_loses_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folder.os, "rename", full)
     with pytest.raises(folder.RunFolderError, match="previous/1"):
-        folder.prepare(str(tmp_path), plan(), True, False)
+        prepare(tmp_path, plan(), fresh=True)
     monkeypatch.undo()
-    folder.prepare(str(tmp_path), plan(), True, False)
+    prepare(tmp_path, plan(), fresh=True)
     left = files(tmp_path / "previous")
     assert {"1/base_checkpoints/d4/model_000010.pt", "1/log/rank0.log", "2/metrics-rank0.jsonl"} <= set(left)
 
 
 def test_of_no_folder_nothing_is_set_aside(tmp_path):
-    assert folder.prepare(str(tmp_path / "new"), plan(), True, True)["set_aside"] == []
+    assert prepare(tmp_path / "new", plan(), fresh=True, dry=True)["set_aside"] == []
 
 
 def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monkeypatch):
@@ -138,7 +139,7 @@ def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monk
     run = tmp_path / "runs" / "d4"
     assert folder.make_ready(str(run), plan(), False, True)["changed"] and not run.exists()
     assert folder.make_ready(str(run), plan(), False, False)["changed"] and run.is_dir()
-    folder.prepare(str(run), plan(), False, False)
+    prepare(run, plan())
     train(run)
     before = files(run)
     assert not folder.make_ready(str(run), plan(), False, False)["changed"]
@@ -152,17 +153,17 @@ def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monk
 
 
 def test_a_keeper_s_secret_is_nobody_else_s_to_read(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False, folder.Keeper("node1", "s" * 20, "print()"))
+    prepare(tmp_path, plan(), keeper=folder.KeeperSetup("node1", "s" * 20, "print()"))
     kept = [tmp_path / folder.KEEPER_FOLDER, *(tmp_path / folder.KEEPER_FOLDER).iterdir()]
     assert [path.stat().st_mode & 0o077 for path in kept] == [0] * 3
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     assert not (tmp_path / folder.KEEPER_FOLDER).exists()
 
 
 def test_its_place_is_said_at_the_end(tmp_path):
-    folder.prepare(str(tmp_path), plan(), False, False)
+    prepare(tmp_path, plan())
     train(tmp_path)
-    folder.prepare(str(tmp_path), plan(), True, False)
+    prepare(tmp_path, plan(), fresh=True)
     place = str(tmp_path / "previous" / "1")
     assert previous_of(str(tmp_path)) == {"path": place, "count": 1, "checkpoint": 10}
     shown = closing_table([{"host": "node1", "run": read_run(str(tmp_path))}])
@@ -173,7 +174,7 @@ def test_its_place_is_said_at_the_end(tmp_path):
 def test_a_torn_plan_in_the_folder_harms_nothing(tmp_path, torn):
     (tmp_path / "plan.json").write_bytes(torn)
     train(tmp_path)
-    assert folder.prepare(str(tmp_path), plan(), False, False)["set_aside"] == []
+    assert prepare(tmp_path, plan())["set_aside"] == []
     assert (tmp_path / "base_checkpoints" / "d4" / "model_000010.pt").exists()
 
 
@@ -210,15 +211,11 @@ def test_an_older_training_under_other_settings_is_no_reason_to_refuse(tmp_path,
     assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 300
 
 
-def test_what_no_id_is_known_of_is_gone_on_from_where_that_is_the_newest(tmp_path, run_module):
+@pytest.mark.parametrize(("goes_on", "checkpoint"), [("", None), (NEW, 10)])
+def test_a_training_without_an_id_stays_only_for_the_one_that_resumes_it(tmp_path, run_module, goes_on, checkpoint):
     train(tmp_path, 10)
-    assert prepared(run_module, tmp_path, launched(""))["set_aside"] == []
+    assert prepared(run_module, tmp_path, launched(goes_on))["checkpoint"] == checkpoint
     assert json.loads((tmp_path / "training.json").read_text())["id"] == NEW
-
-
-def test_what_no_id_is_known_of_is_older_than_what_has_one(tmp_path, run_module):
-    train(tmp_path, 10)
-    assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 10
 
 
 def test_end_is_told_by_the_clock_of_the_host_and_stays_where_it_was_said(tmp_path, run_module, monkeypatch):

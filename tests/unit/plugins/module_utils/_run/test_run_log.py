@@ -3,14 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import boot_id, start_ticks
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import log as run_log
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 
 @pytest.fixture
@@ -18,35 +17,19 @@ def run_dir(tmp_path: Path) -> Path:
     """A running training: this process is its runner."""
     folder = tmp_path / "runs" / "d4"
     (folder / "log").mkdir(parents=True)
-    session = {
-        "session": "nanochat-d4-rank1",
-        "pid": os.getpid(),
-        "pid_start": start_ticks(os.getpid()),
-        "boot_id": boot_id(),
-        "started": 1.0,
-    }
-    (folder / "session.json").write_text(json.dumps(session))
+    runner = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid())}
+    fake_run.write_json(folder / "session.json", fake_run.session_of(1, 1.0, **runner))
     (folder / "log" / "rank1.log").write_text("one\ntwo\nthree\n")
     return folder
 
 
 def end(run_dir: Path) -> None:
-    session = json.loads((run_dir / "session.json").read_text())
-    (run_dir / "session.json").write_text(json.dumps({**session, "ended": 2.0, "exit_code": 0}))
+    fake_run.write_json(run_dir / "session.json", fake_run.session_of(1, 1.0, ended=2.0, exit_code=0))
 
 
 def read(run_dir: Path, **more: Any) -> dict[str, Any]:
     slept = more.pop("slept", lambda seconds: None)
-    params = {
-        "run_dir": str(run_dir),
-        "base_dir": None,
-        "run": None,
-        "rank": None,
-        "lines": 2,
-        "offset": None,
-        "wait": 0.0,
-        **more,
-    }
+    params = {"run_dir": str(run_dir), "rank": None, "lines": 2, "offset": None, "wait": 0.0, **more}
     clock = iter(range(10000))
     return run_log.read_log(params, clock=lambda: float(next(clock)), sleep=slept)
 

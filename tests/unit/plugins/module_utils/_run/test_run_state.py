@@ -13,23 +13,13 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import effort, find, log_tail, metrics, polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import state as run_state
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 
 def session(**more: Any) -> dict[str, Any]:
     """session.json as a runner writes it; by default this process is the runner."""
-    return {
-        "id": "1",
-        "session": "nanochat-d4-rank0",
-        "boot_id": processes.boot_id(),
-        "pid": os.getpid(),
-        "pid_start": processes.start_ticks(os.getpid()),
-        "started": 1000.0,
-        "ended": None,
-        "exit_code": None,
-        "signal": None,
-        "stopped": False,
-        **more,
-    }
+    runner = {"pid": os.getpid(), "pid_start": processes.start_ticks(os.getpid()), "stopped": False}
+    return {**fake_run.session_of(0, 1000.0), **runner, **more}
 
 
 def step(number: int, at: float | None = None, **more: Any) -> dict[str, Any]:
@@ -47,17 +37,11 @@ def step(number: int, at: float | None = None, **more: Any) -> dict[str, Any]:
 
 
 def start(at: float = 1000.5, **more: Any) -> dict[str, Any]:
-    settings = {"num_iterations": 10}
-    return {
-        "kind": "start",
-        "time": at,
-        "step": 0,
-        "rank": 0,
-        "world": 2,
-        "settings": settings,
-        "resumed_from": None,
-        **more,
-    }
+    return {**fake_run.start_event(0, 2, 10, at), **more}
+
+
+def end(reason: str, at: float = 1019.0, **more: Any) -> dict[str, Any]:
+    return {"kind": "end", "time": at, "step": 2, "reason": reason, **more}
 
 
 class Folder:
@@ -107,10 +91,8 @@ def test_a_heartbeat_of_an_earlier_start_says_nothing_of_the_steps_now(folder: F
 
 def test_of_long_metrics_the_first_start_does_not_say_the_steps_of_the_newest(folder: Folder) -> None:
     folder.put("session.json", session(started=900.0))
-    first, more = (
-        [step(n, note="x" * size) for n in range(*steps)] for size, steps in ((10_000, (10,)), (200, (10, 1000)))
-    )
-    folder.metrics(start(), *first, start(steps=1000), *more)
+    steps = [step(n, note="x" * (10_000 if n < 10 else 200)) for n in range(1000)]
+    folder.metrics(start(), *steps[:10], start(steps=1000), *steps[10:])
     folder.put("heartbeat-rank0.json", {"time": 2500.0, "steps": 1000})
     run = folder.read(limit=150_000)
     assert (run["sampled"], run["done"], run["steps"]) == (True, 1000, 1000)
@@ -132,10 +114,8 @@ def test_a_living_runner_is_running_with_its_figures(folder: Folder) -> None:
 
 def test_the_mean_leaves_the_first_step_out_and_weighs_by_time(folder: Folder) -> None:
     folder.put("session.json", session())
-    slow = step(0, seconds=30.0, tokens_per_second=1.0)
-    folder.metrics(
-        start(), slow, step(1, seconds=1.0, tokens_per_second=100.0), step(2, seconds=3.0, tokens_per_second=20.0)
-    )
+    speeds = ((30.0, 1.0), (1.0, 100.0), (3.0, 20.0))
+    folder.metrics(start(), *(step(n, seconds=took, tokens_per_second=made) for n, (took, made) in enumerate(speeds)))
     run = folder.read()
     assert run["tokens_per_second_mean"] == pytest.approx((100 + 60) / 4)
     assert run["steps_counted"] == 2
@@ -158,7 +138,7 @@ def test_a_trainer_started_by_hand_runs_while_its_heart_beats(folder: Folder) ->
 
 
 @pytest.mark.parametrize(
-    ("ended", "end", "state"),
+    ("ended", "last", "state"),
     [
         ({"exit_code": 0}, {"reason": "finished"}, "finished"),
         ({"exit_code": 0}, {"reason": "stopped"}, "stopped"),
@@ -171,10 +151,10 @@ def test_a_trainer_started_by_hand_runs_while_its_heart_beats(folder: Folder) ->
         ({"exit_code": 0, "terminated_by": "SIGHUP"}, {"reason": "stopped"}, "stopped"),
     ],
 )
-def test_how_it_ended(folder: Folder, ended: dict[str, Any], end: dict[str, Any] | None, state: str) -> None:
+def test_how_it_ended(folder: Folder, ended: dict[str, Any], last: dict[str, Any] | None, state: str) -> None:
     folder.put("session.json", session(ended=1020.0, **ended))
     events = [start(), *(step(n) for n in range(3))]
-    folder.metrics(*events, *([{"kind": "end", "time": 1019.0, "step": 2, **end}] if end else []))
+    folder.metrics(*events, *([end(**last)] if last else []))
     run = folder.read()
     assert run["state"] == state
     assert run["eta_seconds"] is None
@@ -187,7 +167,7 @@ def keeper_said(folder: Folder, state: str, why: str = "", **more: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "ended", "end", "state"),
+    ("word", "ended", "reason", "state"),
     [
         ("finished", {"exit_code": 0}, "finished", "finished"),
         # It heard that the others have finished.
@@ -206,11 +186,10 @@ def keeper_said(folder: Folder, state: str, why: str = "", **more: Any) -> None:
     ],
 )
 def test_how_it_ended_on_a_host_with_a_keeper(
-    folder: Folder, word: str, ended: dict[str, Any], end: str | None, state: str
+    folder: Folder, word: str, ended: dict[str, Any], reason: str | None, state: str
 ) -> None:
     folder.put("session.json", session(ended=1020.0, **ended))
-    last = [{"kind": "end", "time": 1009.0, "step": 2, "reason": end}] if end else []
-    folder.metrics(start(), *(step(n) for n in range(3)), *last)
+    folder.metrics(start(), *(step(n) for n in range(3)), *([end(reason, 1009.0)] if reason else []))
     keeper_said(folder, word, "because")
     run = folder.read()
     assert run["state"] == state
@@ -220,15 +199,7 @@ def test_how_it_ended_on_a_host_with_a_keeper(
 
 
 def test_the_error_of_a_host_with_a_keeper_is_its_keepers_word(folder: Folder) -> None:
-    gone = {
-        "kind": "end",
-        "time": 1009.0,
-        "step": 2,
-        "reason": "error",
-        "error": "rank 1 is gone",
-        "cause": "peer-lost",
-    }
-    folder.metrics(start(), step(0), gone)
+    folder.metrics(start(), step(0), end("error", 1009.0, error="rank 1 is gone", cause="peer-lost"))
     folder.put("session.json", session(ended=1020.0, exit_code=1))
     keeper_said(folder, "failed", "the run died 4 times within an hour, and ddp_restarts is 3")
     assert folder.read()["error"].startswith("the run died 4 times")
@@ -259,15 +230,10 @@ def test_where_a_keeper_waits_there_is_no_time_left(folder: Folder) -> None:
 
 def test_who_ended_a_session_that_no_user_stopped_is_told(folder: Folder) -> None:
     folder.put("session.json", session(ended=1020.0, exit_code=0, terminated_by="SIGHUP"))
-    folder.metrics(start(), step(0), {"kind": "end", "time": 1009.0, "step": 0, "reason": "stopped"})
+    folder.metrics(start(), step(0), end("stopped", 1009.0))
     assert "SIGHUP ended it" in folder.read()["cause"]
     folder.put("session.json", session(ended=1020.0, exit_code=0, stopped=True))
     assert folder.read()["cause"] is None
-
-
-def test_another_trainer_without_metrics_finishes_by_its_exit_code(folder: Folder) -> None:
-    folder.put("session.json", session(ended=1020.0, exit_code=0))
-    assert folder.read()["state"] == "finished"
 
 
 BOX = """\
@@ -307,9 +273,7 @@ def test_the_error_is_the_trainers_sentence_or_the_logs_line(folder: Folder) -> 
     )
     assert folder.read()["error"] == "RuntimeError: Connection closed by peer [192.168.1.2]:4242"
     assert folder.read(lines=2)["last_lines"][-1] == "===="
-    folder.metrics(
-        start(), {"kind": "end", "time": 1019.0, "step": 0, "reason": "error", "error": "rank 1 did not come"}
-    )
+    folder.metrics(start(), end("error", error="rank 1 did not come"))
     assert folder.read()["error"] == "rank 1 did not come"
 
 
@@ -335,9 +299,11 @@ def test_a_loss_that_is_no_number_is_told_and_breaks_no_json(folder: Folder) -> 
 def test_a_restart_counts_from_its_checkpoint_and_keeps_the_first_loss(folder: Folder) -> None:
     folder.put("session.json", session(started=1050.0))
     checkpoint = {"kind": "checkpoint", "time": 1006.0, "step": 4, "path": "x/model_000004.pt", "bytes": 5}
-    folder.metrics(
-        start(), *(step(n) for n in range(6)), checkpoint, start(1050.5, resumed_from=4), step(4, 1060.0, seconds=2.0)
+    first, again = (
+        [start(), *(step(n) for n in range(6))],
+        [start(1050.5, resumed_from=4), step(4, 1060.0, seconds=2.0)],
     )
+    folder.metrics(*first, checkpoint, *again)
     run = folder.read()
     assert (run["done"], run["attempts"], run["resumed_from"], run["first_loss"]) == (5, 2, 4, 10.0)
     assert run["checkpoint"]["step"] == 4
@@ -346,7 +312,7 @@ def test_a_restart_counts_from_its_checkpoint_and_keeps_the_first_loss(folder: F
 
 def test_metrics_of_an_earlier_session_do_not_speak_for_the_new_one(folder: Folder) -> None:
     folder.put("session.json", session(started=2000.0))
-    folder.metrics(start(), step(0), {"kind": "end", "time": 1019.0, "step": 9, "reason": "finished"})
+    folder.metrics(start(), step(0), end("finished"))
     run = folder.read()
     assert (run["state"], run["step"], run["end_reason"], run["val_bpb"]) == ("running", None, None, None)
 
@@ -396,23 +362,28 @@ class Time:
         self.now += seconds
 
 
-def waited(looks: list[dict[str, Any]], wait: polling.Wait) -> float:
-    """How long it waits when every look shows the next of these states."""
-    at = Time()
-    seen = iter([*looks[:-1], *[looks[-1]] * 1000])
+HERE, LATER = {"state": "running", "step": 3}, {"state": "running", "step": 4}
+OVER = {"state": "finished", "step": 9}
+
+
+@pytest.mark.parametrize(
+    ("known", "looks", "at_least", "timeout", "waits"),
+    [
+        (HERE, [HERE], 0, 5, 5),
+        (HERE, [HERE, HERE, LATER], 0, 60, 1),
+        (HERE, [HERE, LATER], 10, 60, 10),
+        (HERE, [HERE, {"state": "crashed", "step": 3}], 10, 60, 1),
+        ({"state": "prepared", "step": None}, [LATER], 10, 60, 0),
+        (OVER, [OVER], 10, 60, 0),
+    ],
+)
+def test_waiting_ends_with_the_news_the_state_or_the_time(
+    known: dict[str, Any], looks: list[dict[str, Any]], at_least: float, timeout: float, waits: float
+) -> None:
+    at, seen = Time(), iter([*looks, *looks[-1:] * 1000])
+    wait = {**known, "at_least": at_least, "timeout": timeout}
     polling.wait_for_news(lambda: next(seen), wait, at.clock, at.sleep)
-    return at.now
-
-
-def test_waiting_ends_with_the_news_the_state_or_the_time() -> None:
-    here = {"state": "running", "step": 3}
-    later = {"state": "running", "step": 4}
-    assert waited([here], polling.Wait("running", 3, 0, 5)) == pytest.approx(5, abs=0.3)
-    assert waited([here, here, later], polling.Wait("running", 3, 0, 60)) == pytest.approx(1.0)
-    assert waited([here, later], polling.Wait("running", 3, 10, 60)) == pytest.approx(10, abs=0.3)
-    assert waited([here, {"state": "crashed", "step": 3}], polling.Wait("running", 3, 10, 60)) == pytest.approx(1.0)
-    assert waited([later], polling.Wait("prepared", None, 10, 60)) == 0
-    assert waited([{"state": "finished", "step": 9}], polling.Wait("finished", 9, 10, 60)) == 0
+    assert at.now == pytest.approx(waits, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -447,40 +418,22 @@ def test_a_look_over_a_connection_expands_the_home_of_its_host(
 
 
 def test_weights_that_differed_once_are_never_called_identical() -> None:
-    digest = {"kind": "digest", "time": 1.0, "step": 1, "digest": "x"}
-    end = {"kind": "end", "time": 2.0, "step": 2, "reason": "finished", "identical": True}
-    start = {"kind": "start", "time": 0.0, "step": 0}
-    assert (
-        metrics.describe_events([start, {**digest, "identical": False}, {**digest, "identical": True}, end])[
-            "identical"
-        ]
-        is False
-    )
-    assert (
-        metrics.describe_events([start, {**digest, "identical": True}, {**end, "identical": None}])["identical"] is True
-    )
-    assert (
-        metrics.describe_events([start, {**digest, "identical": False}, start, {**digest, "identical": True}])[
-            "identical"
-        ]
-        is True
-    )
-    assert metrics.describe_events([start])["identical"] is None
+    same, differ = ({"kind": "digest", "time": 1.0, "step": 1, "identical": found} for found in (True, False))
+
+    def identical(*events: dict[str, Any]) -> bool | None:
+        return metrics.describe_events([start(), *events])["identical"]
+
+    assert identical(differ, same, end("finished", identical=True)) is False
+    assert identical(same, end("finished", identical=None)) is True
+    assert identical(differ, start(), same) is True
+    assert identical() is None
 
 
 def test_shares_are_those_of_the_newest_step_and_of_the_plan_before_the_first(folder: Folder) -> None:
     folder.put("measured.json", {"links": {"b": [940.0, 0.2]}})
-    nodes = [
-        {
-            "host": "a",
-            "rank": 0,
-            "rows": 4,
-            "base_dir": str(folder.path),
-            "run_dir": str(folder.path),
-            "env": {"TOKEN": "x"},
-        }
-    ]
-    folder.put("plan.json", {"world": 1, "nodes": nodes, "model": {"depth": 4}, "training": {"sync": "exact"}})
+    folders = {"base_dir": str(folder.path), "run_dir": str(folder.path)}
+    node = {"host": "a", "rank": 0, "rows": 4, "env": {"TOKEN": "x"}, **folders}
+    folder.put("plan.json", {"world": 1, "nodes": [node], "model": {"depth": 4}, "training": {"sync": "exact"}})
     run = folder.read()
     assert (run["rows"], run["rows_changed"], run["links"]) == (4, None, {"b": [940.0, 0.2]})
     assert run["plan_facts"]["nodes"] == [{"host": "a", "rank": 0, "address": None, "rows": 4}]
@@ -497,5 +450,4 @@ def test_time_left_of_a_run_that_ends_at_a_time_is_that_of_the_clock():
     timed = [start(ends=1600.0, steps=100), step(0, share=0.0, steps=100), step(1, share=0.01, steps=90)]
     told = metrics.describe_events(timed)
     assert (told["steps"], told["share"], told["ends"]) == (90, 0.01, 1600.0)
-    assert run_state._eta("running", told, None, 1010.0) == 590.0
-    assert run_state._eta("running", told, None, 1700.0) == 0.0
+    assert [run_state._eta(told, None, now) for now in (1010.0, 1700.0)] == [590.0, 0.0]

@@ -19,12 +19,9 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepe
 
 def row(host: str, rank: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
     usual = {"state": "running", "run": "d4", "rank": rank, "world": 2, "step": 4, "done": 5, "steps": 10, "loss": 5.25}
-    run = {**EMPTY, **usual, "first_loss": 8.0, "last_loss": 5.25, "wait_seconds": 2.0, "wait_share": 0.1, **more}
-    return {
-        "host": host,
-        "verdict": verdict,
-        "run": {**run, "tokens_per_second": 2000.0, "tokens_per_second_mean": 1900.0},
-    }
+    means = {"first_loss": 8.0, "last_loss": 5.25, "wait_seconds": 2.0, "wait_share": 0.1}
+    speeds = {"tokens_per_second": 2000.0, "tokens_per_second_mean": 1900.0}
+    return {"host": host, "verdict": verdict, "run": {**EMPTY, **usual, **means, **speeds, **more}}
 
 
 def finished(**more: Any) -> list[dict[str, Any]]:
@@ -32,64 +29,18 @@ def finished(**more: Any) -> list[dict[str, Any]]:
     return [row("b", 1, **both), row("a", 0, val_bpb=1.25, **both)]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (59.4, "59 s"),
-        (60, "1 min 00 s"),
-        (3599.6, "1 h 00 min"),
-        (7260, "2 h 01 min"),
-        (200000, "2 d 7 h"),
-    ],
-)
-def test_lengths_of_time(seconds: float | None, text: str) -> None:
-    assert run_table.seconds_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(None, "-"), (12, "12 B"), (1500, "1.5 kB"), (24e6, "24.0 MB"), (150e6, "150 MB"), (1.2e9, "1.2 GB")],
-)
-def test_amounts_of_data(count: float | None, text: str) -> None:
-    assert run_table.bytes_text(count) == text
+def test_a_length_of_time_is_rounded_before_it_is_split_into_units() -> None:
+    assert run_table.seconds_text(3599.6) == "1 h 00 min"
 
 
 def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
-    lines = run_table.closing_table(finished()).splitlines()
-    assert lines[0] == "run d4"
-    assert lines[1].split() == [
-        "host",
-        "rank",
-        "state",
-        "steps",
-        "first",
-        "loss",
-        "last",
-        "loss",
-        "val",
-        "bpb",
-        "tok/s",
-        "waited",
+    assert [" ".join(line.split()) for line in run_table.closing_table(finished()).splitlines()] == [
+        "run d4",
+        "host rank state steps first loss last loss val bpb tok/s waited",
+        "a 0 finished 10/10 8.0000 5.2500 1.2500 1900 2.0 s (10 %)",
+        "b 1 finished 10/10 8.0000 5.2500 - 1900 2.0 s (10 %)",
+        "weights identical on both ranks (digest abcdef)",
     ]
-    assert lines[2].split() == [
-        "a",
-        "0",
-        "finished",
-        "10/10",
-        "8.0000",
-        "5.2500",
-        "1.2500",
-        "1900",
-        "2.0",
-        "s",
-        "(10",
-        "%)",
-    ]
-    assert lines[3].split()[:3] == ["b", "1", "finished"]
-    assert lines[4] == "  weights identical on both ranks (digest abcdef)"
 
 
 def test_a_host_without_which_the_run_finished_is_told_below_the_table() -> None:
@@ -111,10 +62,8 @@ def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
 
 def many(**more: Any) -> list[dict[str, Any]]:
     """A hundred hosts, each with figures of its own."""
-    measured = [
-        {"wait_seconds": float(rank), "wait_share": 0.2, "memory_bytes": 9e8 + rank * 2e6} for rank in range(100)
-    ]
-    return [row(f"h{rank:03}", rank, world=100, **{**measured[rank], **more}) for rank in range(100)]
+    more.update(world=100, wait_share=0.2)
+    return [row(f"h{n:03}", n, wait_seconds=float(n), memory_bytes=9e8 + n * 2e6, **more) for n in range(100)]
 
 
 def test_of_a_hundred_hosts_those_that_are_alike_share_a_line() -> None:
@@ -167,10 +116,6 @@ def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
     assert run_table.status_data(rows)["slowest"] is None
 
 
-def test_what_nobody_knows_has_no_column() -> None:
-    assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
-
-
 def test_a_loss_that_is_no_number_is_said_in_words() -> None:
     rows = [row("a", 0, diverged=True, loss=None, last_loss=None)]
     assert "not a number" in run_table.closing_table(rows)
@@ -217,11 +162,8 @@ def test_the_status_says_when_it_began_and_ended_or_will() -> None:
 
 
 def test_a_run_that_stands_still_has_no_time_left_and_no_slow_one() -> None:
-    rows = [
-        row("a", 0, wait_share=0.5, eta_seconds=600.0, idle_seconds=500.0, step_seconds=1.0, started=1.0),
-        row("b", 1, wait_share=0.0),
-    ]
-    told = run_table.status_table(rows)
+    stands = {"eta_seconds": 600.0, "idle_seconds": 500.0, "step_seconds": 1.0, "started": 1.0}
+    told = run_table.status_table([row("a", 0, wait_share=0.5, **stands), row("b", 1, wait_share=0.0)])
     assert "left" not in told
     assert "slow one" not in told
     assert told.endswith("run the playbook nanochat.ddp.doctor to find out why")
@@ -291,15 +233,8 @@ def test_the_filters_want_results_by_host() -> None:
     ("result", "why"),
     [
         (
-            {"timedout": {"frame": "f", "period": 25}, "msg": "Timed out after 25 second(s)."},
+            {"timedout": {"period": 25}, "msg": "Timed out"},
             "it did not answer within 25 s; check that it is on and not frozen",
-        ),
-        (
-            {
-                "unreachable": True,
-                "msg": "Failed to connect to the host via ssh: ssh: connect to host a port 22: Connection refused",
-            },
-            "ssh: connect to host a port 22: Connection refused",
         ),
         ({"failed": True, "msg": "the folder is of another user\ndetails"}, "the folder is of another user"),
         ({"unreachable": True}, "it did not answer"),
@@ -338,11 +273,8 @@ def test_the_live_line_says_why_no_rank_runs_while_keepers_start_them_again() ->
     assert live_line(rows).startswith("step 5/10, starting again (the rank of b died)  loss")
     rows = [row("a", 0, membership=member("idle", 1, "a", "b", why="b is not heard"))]
     assert live_line(rows).startswith("step 5/10, waiting for hosts (b is not heard)  loss")
-    again = member("training", 2, "a", "b")
-    rows = [
-        row("a", 0, membership=again, phase="resume", phase_seconds=2.0, step_age=9.0),
-        row("b", 1, membership=again),
-    ]
+    again = {"membership": member("training", 2, "a", "b")}
+    rows = [row("a", 0, phase="resume", phase_seconds=2.0, step_age=9.0, **again), row("b", 1, **again)]
     assert "reading the checkpoint for 2 s" in live_line(rows)
 
 
@@ -388,12 +320,8 @@ def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
         ({"step_age": 0.5, "step_seconds": 0.3}, 20.0, "step 5/10, seen 20 s ago  "),
         # Looked for news since, and there was none.
         ({"step_age": 0.5, "step_seconds": 0.3}, 40.0, "step 5/10, 40 s ago  "),
-        (
-            {"step_age": 4.0, "step_seconds": 0.3, "phase": "eval", "phase_seconds": 3.9},
-            1.0,
-            "step 5/10, evaluating for 4 s  ",
-        ),
-        ({"step_age": 4.0, "step_seconds": 0.3, "phase": "sync", "phase_seconds": 3.9}, 1.0, "step 5/10, 5 s ago  "),
+        ({"step_age": 4.0, "phase": "eval", "phase_seconds": 3.9}, 1.0, "step 5/10, evaluating for 4 s  "),
+        ({"step_age": 4.0, "phase": "sync", "phase_seconds": 3.9}, 1.0, "step 5/10, 5 s ago  "),
     ],
 )
 def test_the_live_line_counts_the_seconds_of_a_long_step(run: dict[str, Any], age: float, text: str) -> None:
@@ -424,11 +352,8 @@ def test_the_live_line_is_that_of_those_who_train() -> None:
 
 
 def test_rows_have_a_column_and_a_change_has_a_line() -> None:
-    rows = [
-        row("a", 0, rows=6, rows_before=4, rows_changed=20),
-        row("b", 1, rows=2, rows_before=4, rows_changed=20),
-        row("c", 2, rows=4),
-    ]
+    changed = {"rows_before": 4, "rows_changed": 20}
+    rows = [row("a", 0, rows=6, **changed), row("b", 1, rows=2, **changed), row("c", 2, rows=4)]
     for text in (run_table.status_table(rows), run_table.closing_table(rows)):
         assert "rows" in text.splitlines()[1].split()
         assert "  shares of rows changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()

@@ -164,11 +164,11 @@ def look_everywhere(base: Path) -> None:
     log.read_log({"run_dir": run, "rank": None, "lines": 20, "offset": None, "wait": 0})
     log.read_log({"run_dir": run, "rank": 0, "lines": 20, "offset": 7, "wait": 0})
     files.missing_files(run, {}, True, 10**6)
-    files.have_of(run)
+    files.known_copies(run)
     run_facts(run)
     data_sets(str(base))
-    purge.look(str(base), "", True)
-    deployed = polling.answer({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
+    purge.plan_purge(str(base), "", True)
+    deployed = polling.read_run_info({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, None)
     session.left_over()

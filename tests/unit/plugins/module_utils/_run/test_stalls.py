@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a run makes progress: the same answer for the watcher, the status and the doctor."""
+"""The watcher, the status and the doctor agree whether a run makes progress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     PATIENCE,
-    Limits,
-    Rank,
+    ObservedRank,
+    StallLimits,
     is_stalled,
-    quiet_now,
+    seconds_without_cpu,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
@@ -98,61 +98,48 @@ PLAN = {
 @pytest.mark.parametrize("case", CASES)
 def test_whether_a_run_stalls(case: str) -> None:
     first, second, stalls = CASES[case]
-    ranks = {host: Rank(run, quiet_now(run), run["session_age"] or 0.0) for host, run in (("a", first), ("b", second))}
-    assert is_stalled(ranks, Limits()) is stalls
+    ranks = [ObservedRank(run, seconds_without_cpu(run), run["session_age"] or 0.0) for run in (first, second)]
+    assert is_stalled(dict(zip("ab", ranks, strict=True)), StallLimits()) is stalls
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_watch_status_and_doctor_agree(case: str) -> None:
     first, second, stalls = CASES[case]
-    seen = {host: Observation(run, quiet=quiet_now(run)) for host, run in (("a", first), ("b", second))}
-    watched = {host: judge(host, seen, Limits()) for host in seen}
+    seen = {host: Observation(run, without_cpu=seconds_without_cpu(run)) for host, run in (("a", first), ("b", second))}
+    watched = {host: judge(host, seen, StallLimits()) for host in seen}
     assert {verdict is not None for verdict in watched.values()} == {stalls}
-    table = run_table.status_table(
-        [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
-    )
+    rows = [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
+    table = run_table.status_table(rows)
     assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
-    told = diagnose(
-        PLAN,
-        {host: {"evidence": evidence(one.run, peer)} for (host, one), peer in zip(seen.items(), "ba", strict=True)},
-    )
+    answers = {"a": {"evidence": evidence(first, "b")}, "b": {"evidence": evidence(second, "a")}}
+    told = diagnose(PLAN, answers)
     # A rank that computes for longer than the timeout is examined, and found to be slow.
     alarm = told["verdict"]["severity"] == "error"
     assert alarm is (stalls and "computes" not in case)
 
 
 def evidence(run: Any, peer: str) -> dict[str, Any]:
-    process = {
-        "pid": 7,
-        "state": "S",
-        "cpu_share": run["busy"] or 0.0,
-        "memory_bytes": 0,
-        "swapped_bytes": 0,
-        "waits_in": "",
-    }
-    return {
-        "run": run,
-        "process": process,
-        "links": {peer: "refused"},
-        "system": {},
-        "others": [],
-        "sockets": [],
-        "dump": None,
-    }
+    memory, nothing = {"memory_bytes": 0, "swapped_bytes": 0}, {"system": {}, "others": [], "sockets": [], "dump": None}
+    process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", **memory}
+    return {"run": run, "process": process, "links": {peer: "refused"}, **nothing}
 
 
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:
-    away, limits = Rank({}, silent=60.0), Limits()
-    assert not is_stalled({"a": Rank(rank()), "b": away}, limits)
-    assert not is_stalled({"a": Rank(rank(phase="eval", idle_seconds=100.0), quiet=1.0), "b": away}, limits)
-    assert is_stalled({"a": Rank(rank(phase="eval", idle_seconds=100.0), quiet=math.inf), "b": away}, limits)
+    away, limits = ObservedRank({}, silent=60.0), StallLimits()
+    assert not is_stalled({"a": ObservedRank(rank()), "b": away}, limits)
+    assert not is_stalled(
+        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=1.0), "b": away}, limits
+    )
+    assert is_stalled(
+        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=math.inf), "b": away}, limits
+    )
     assert not is_stalled({"b": away}, limits)
 
 
 def test_use_of_cpu_counts_from_when_it_was_last_seen() -> None:
-    limits, waits = Limits(), rank(idle_seconds=100.0)
-    assert not is_stalled({"a": Rank(waits, quiet=44.0)}, limits)
-    assert is_stalled({"a": Rank(waits, quiet=46.0)}, limits)
+    limits, waits = StallLimits(), rank(idle_seconds=100.0)
+    assert not is_stalled({"a": ObservedRank(waits, without_cpu=44.0)}, limits)
+    assert is_stalled({"a": ObservedRank(waits, without_cpu=46.0)}, limits)
 
 
 def test_every_phase_of_the_trainer_has_its_patience() -> None:
@@ -168,15 +155,12 @@ WAITS = keeper("idle", 3, why="b is not heard", hosts=["a", "b"])
 
 def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -> None:
     quiet = rank(membership=WAITS, heartbeat_age=500.0, idle_seconds=500.0, end_reason="error")
-    assert not is_stalled({"a": Rank(quiet), "b": Rank(quiet)}, Limits())
-    seen = {
-        "a": Observation(quiet, age=600.0),
-        "b": Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0),
-    }
-    assert judge("a", seen, Limits()) is None
-    assert judge("b", seen, Limits()) is None
+    assert not is_stalled({"a": ObservedRank(quiet), "b": ObservedRank(quiet)}, StallLimits())
+    crashed = Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0)
+    seen = {"a": Observation(quiet, age=600.0), "b": crashed}
+    assert [judge(host, seen, StallLimits()) for host in seen] == [None, None]
     trains = rank(membership=keeper("training", 3, "a"), heartbeat_age=500.0, idle_seconds=500.0)
-    assert is_stalled({"a": Rank(trains)}, Limits())
+    assert is_stalled({"a": ObservedRank(trains)}, StallLimits())
     table = run_table.status_table([{"host": "a", "run": {**quiet, "run": "d4", "rank": 0}}])
     assert "waiting (idle)" in table
     assert "a waits for b, which does not answer" in table

@@ -90,18 +90,16 @@ def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
     runs["laptop"] = run_of(keeper("idle", 2, hears=["desktop"]))
     assert standing.reason("laptop", runs) == "is being readmitted by desktop"
     runs["laptop"] = run_of(keeper("idle", 2, waits="desktop is of another start of the run"))
-    assert (
-        standing.reason("laptop", runs) == "is being readmitted by desktop, but desktop is of another start of the run"
-    )
+    waits = "is being readmitted by desktop, but desktop is of another start of the run"
+    assert standing.reason("laptop", runs) == waits
 
 
 def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
     why = "the run died 4 times within an hour, and ddp_restarts is 3"
     ends = {"state": "crashed", "end_error": "rank 0 or its host is gone", "end_cause": "store-lost"}
     desktop = run_of(keeper("failed", 5, "desktop", why=why), error=why, **ends)
-    laptop = run_of(
-        keeper("failed", 5, why="desktop gave up: " + why, since=1.7e9 + 1), error="desktop gave up: " + why, **ends
-    )
+    heard = f"desktop gave up: {why}"
+    laptop = run_of(keeper("failed", 5, why=heard, since=1.7e9 + 1), error=heard, **ends)
     said = status(desktop=desktop, laptop=laptop)
     assert said.count(why) == 1
     assert f"desktop, laptop gave up: {why}" in said

@@ -1,23 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
+"""When watching a host is over, and why."""
+
 from __future__ import annotations
 
 import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import Limits
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of as running
 
-LIMITS = Limits(factor=5, minimum=45, timeout=300)
-
-
-def running(**more: Any) -> dict[str, Any]:
-    usual = {"state": "running", "step": 9, "done": 10, "steps": 100, "step_seconds": 2.0, "steps_counted": 9}
-    return {**EMPTY, **usual, "phase": "sync", "phase_seconds": 1.0, "idle_seconds": 1.0, "heartbeat_age": 0.5, **more}
+LIMITS = StallLimits(factor=5, minimum=45, timeout=300)
 
 
 def verdict(host: str, first_step: bool = False, **seen: Observation) -> str | None:
@@ -31,133 +28,146 @@ def sentence(host: str, **seen: Observation) -> str:
     return found.sentence
 
 
-def test_while_all_make_progress_there_is_no_verdict() -> None:
-    assert verdict("a", a=Observation(running()), b=Observation(running())) is None
+GOES = Observation(running())
+MUTE = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
+OURS = {**MUTE, "trainer": "ours"}
+STILL = running(idle_seconds=46.0, collective=17)
+FROZEN = Observation(running(heartbeat_age=50.0, idle_seconds=50.0))
+PREPARED = running(state="prepared", step=None)
+CRASHED = running(state="crashed", exit_code=1, error="rank 1 did not come")
+STARTING = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=70.0)
+EVALUATES = Observation(running(phase="eval", idle_seconds=61.0))
+ENDING = running(end_reason="error", end_error="the disk has 3 MB left", phase="end")
+# What is seen of the hosts, and the verdict on some of them, with a part of its sentence.
+CASES: dict[str, tuple[dict[str, Observation], dict[str, str | tuple[str, str] | None]]] = {
+    "all make progress": ({"a": GOES, "b": GOES}, {"a": None}),
+    "one has finished": ({"a": Observation(running(state="finished")), "b": GOES}, {"a": "finished"}),
+    "one was stopped": ({"a": Observation(running(state="stopped")), "b": GOES}, {"a": "stopped"}),
+    "one has crashed": (
+        {"a": Observation(CRASHED), "b": GOES},
+        {"a": ("crashed", "crashed with code 1, 10 of 100 steps made: rank 1 did not come")},
+    ),
+    "field_19: all are stuck": (
+        {"a": Observation(STILL), "b": Observation(STILL)},
+        {"a": ("stalled", "no progress for 46 s in phase sync (collective 17)")},
+    ),
+    "the first steps take long": ({"a": Observation(STARTING)}, {"a": None}),
+    "the first steps take too long": ({"a": Observation({**STARTING, "idle_seconds": 76.0})}, {"a": "stalled"}),
+    "field_19: a process is frozen": (
+        {"a": FROZEN, "b": Observation(running(idle_seconds=49.0))},
+        {"a": ("stalled", "has no heartbeat for 50 s")},
+    ),
+    "a trainer reports no progress": ({"a": Observation(MUTE, age=10000)}, {"a": None}),
+    "one has just crashed": ({"a": GOES, "b": Observation(CRASHED, ended=5)}, {"a": None}),
+    "one crashed a while ago": (
+        {"a": GOES, "b": Observation(CRASHED, ended=21)},
+        {"a": ("orphaned", "waits for b, which crashed")},
+    ),
+    "a host is out of reach": ({"a": Observation(running(), silent=500)}, {"a": None}),
+    "a host is out of reach for long": ({"a": Observation(running(), silent=601)}, {"a": "lost"}),
+    "field_12: the others go on without an answer of one": (
+        {"a": Observation(running(), silent=100), "b": GOES},
+        {"a": None, "b": None},
+    ),
+    "field_19: the others wait for a host out of reach": (
+        {"a": Observation(running(), silent=21), "b": Observation(STILL)},
+        {"a": ("stalled", "has not answered for 21 s, and the others make no progress"), "b": "stalled"},
+    ),
+    "field_20: a rank begins to wait for a host out of reach at the rendezvous": (
+        {"a": Observation(running(), silent=30), "b": Observation(OURS, age=10)},
+        {"b": None},
+    ),
+    "field_20: a rank waits for a host out of reach at the rendezvous": (
+        {"a": Observation(running(), silent=30), "b": Observation(OURS, age=46)},
+        {"b": ("stalled", "waits for a, which does not answer")},
+    ),
+    "nothing is started yet": ({"a": Observation(PREPARED, age=10)}, {"a": None}),
+    "nothing is started after a minute": ({"a": Observation(PREPARED, age=61)}, {"a": "missing"}),
+    "field_20: ranks have not met yet": ({"a": Observation(OURS, age=70), "b": Observation(OURS, age=76)}, {"a": None}),
+    "field_20: one has met the others": ({"a": Observation(OURS, age=76), "b": GOES}, {"a": None}),
+    "field_20: ranks never meet": (
+        {"a": Observation(OURS, age=76), "b": Observation(OURS, age=76)},
+        {"a": ("stalled", "waits at the rendezvous")},
+    ),
+    "field_20: one is not started yet": (
+        {"a": Observation(running(), age=50), "b": Observation(PREPARED, age=50)},
+        {"a": None},
+    ),
+    "field_20: one was never started": (
+        {"a": Observation(running(), age=61), "b": Observation(PREPARED, age=61)},
+        {"a": ("orphaned", "b, where nothing was started")},
+    ),
+    "the loop of another host has seen a stall": (
+        {"a": GOES, "b": Observation(running(idle_seconds=90.0), over="stalled")},
+        {"a": "stalled"},
+    ),
+    "a host that is no longer watched is not missed": (
+        {"a": EVALUATES, "b": Observation(running(state="finished"), silent=300.0, over="finished")},
+        {"a": None},
+    ),
+    "a host that is still watched is missed": (
+        {"a": EVALUATES, "b": Observation(running(), silent=61.0)},
+        {"a": "stalled"},
+    ),
+    "a rank has just reported an error": ({"a": Observation(ENDING, ended=10), "b": GOES}, {"a": None}),
+    "a rank that has reported an error has crashed, although its session is there": (
+        {"a": Observation(ENDING, ended=21), "b": GOES},
+        {"a": ("crashed", "ended with an error, 10 of 100 steps made: the disk has 3 MB left"), "b": "orphaned"},
+    ),
+    "a trainer is started again in its session": (
+        {"a": Observation(ENDING, ended=90, without_cpu=1.0), "b": GOES},
+        {"a": None},
+    ),
+    "a trainer has started again in its session": (
+        {"a": Observation({**ENDING, "phase": "start"}, ended=90), "b": GOES},
+        {"a": None},
+    ),
+}
 
 
-@pytest.mark.parametrize("state", ["finished", "stopped", "crashed"])
-def test_an_end_is_an_end_whatever_the_others_do(state: str) -> None:
-    assert verdict("a", a=Observation(running(state=state)), b=Observation(running())) == state
+@pytest.mark.parametrize("case", CASES)
+def test_verdicts(case: str) -> None:
+    seen, verdicts = CASES[case]
+    for host, wanted in verdicts.items():
+        found = judge(host, seen, LIMITS)
+        kind, text = wanted if isinstance(wanted, tuple) else (wanted, "")
+        assert (found.verdict if found else None) == kind
+        assert found is None or text in found.sentence
 
 
-def test_a_crash_is_told_with_code_place_and_error() -> None:
-    said = sentence("a", a=Observation(running(state="crashed", exit_code=1, error="rank 1 did not come")))
-    assert said == "crashed with code 1, 10 of 100 steps made: rank 1 did not come"
-
-
-def test_field_19_all_standing_still_is_a_stall_named_with_phase_and_time() -> None:
-    still = running(idle_seconds=46.0, phase="sync", collective=17)
-    assert verdict("a", a=Observation(still), b=Observation(still)) == "stalled"
-    assert "no progress for 46 s in phase sync (collective 17)" in sentence(
-        "a", a=Observation(still), b=Observation(still)
-    )
-
-
-def test_the_first_steps_are_given_longer() -> None:
-    starting = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=70.0)
-    assert verdict("a", a=Observation(starting)) is None
-    assert verdict("a", a=Observation({**starting, "idle_seconds": 76.0})) == "stalled"
-
-
-def test_field_19_a_frozen_process_gives_no_sign_of_life() -> None:
-    frozen = running(heartbeat_age=50.0, idle_seconds=50.0)
-    waiting = running(idle_seconds=49.0)
-    assert verdict("a", a=Observation(frozen), b=Observation(waiting)) == "stalled"
-    assert "has no heartbeat for 50 s" in sentence("a", a=Observation(frozen), b=Observation(waiting))
+@pytest.mark.parametrize(
+    ("run", "age", "kind"),
+    [
+        (MUTE, 61, "started"),
+        (OURS, 61, None),  # it will report its start
+        (STARTING, 0, None),
+        (running(step=0), 0, "started"),
+    ],
+)
+def test_with_the_first_step_watching_is_over_if_that_is_wanted(
+    run: dict[str, Any], age: float, kind: str | None
+) -> None:
+    assert verdict("a", True, a=Observation(run, age=age)) == kind
 
 
 @pytest.mark.parametrize("phase", ["eval", "save", "forward_backward"])
 def test_field_19_where_one_gives_no_sign_of_life_the_others_are_not_given_their_usual_time(phase: str) -> None:
-    frozen = running(heartbeat_age=50.0, idle_seconds=50.0, step_seconds=72.0)
+    frozen = Observation(running(heartbeat_age=50.0, idle_seconds=50.0, step_seconds=72.0))
     others = running(phase=phase, idle_seconds=40.0, step_seconds=72.0)
-    assert verdict("a", a=Observation(frozen), b=Observation(others)) is None
-    later = {**others, "idle_seconds": 46.0}
-    assert (
-        verdict("a", a=Observation(frozen), b=Observation(later))
-        == verdict("b", a=Observation(frozen), b=Observation(later))
-        == "stalled"
-    )
-    assert verdict("b", a=Observation(running(), silent=21), b=Observation(later)) == "stalled"
-
-
-def test_a_trainer_without_signs_of_progress_is_never_called_stalled() -> None:
-    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
-    assert verdict("a", a=Observation(mute, age=10000)) is None
-
-
-def test_a_rank_that_waits_for_a_crashed_one_is_given_up_after_its_grace() -> None:
-    crashed = running(state="crashed", exit_code=1)
-    assert verdict("a", a=Observation(running()), b=Observation(crashed, ended=5)) is None
-    assert verdict("a", a=Observation(running()), b=Observation(crashed, ended=21)) == "orphaned"
-    assert "waits for b, which crashed" in sentence("a", a=Observation(running()), b=Observation(crashed, ended=21))
+    assert verdict("a", a=frozen, b=Observation(others)) is None
+    later = Observation({**others, "idle_seconds": 46.0})
+    assert [verdict(host, a=frozen, b=later) for host in "ab"] == ["stalled", "stalled"]
+    assert verdict("b", a=Observation(running(), silent=21), b=later) == "stalled"
 
 
 @pytest.mark.parametrize("phase", [None, "rendezvous"])
 def test_before_the_ranks_have_met_no_connection_breaks_that_would_have_to_be_waited_for(phase: str | None) -> None:
-    waits, crashed = running(phase=phase, trainer="ours", step=None), running(state="crashed", exit_code=3)
-    assert verdict("a", a=Observation(waits), b=Observation(crashed, ended=4)) is None
-    assert verdict("a", a=Observation(waits), b=Observation(crashed, ended=6)) == "orphaned"
-    assert verdict("a", a=Observation({**waits, "phase": "agree"}), b=Observation(crashed, ended=6)) is None
+    waits, crashed = running(phase=phase, trainer="ours", step=None), Observation(CRASHED, ended=6)
+    assert verdict("a", a=Observation(waits), b=Observation(CRASHED, ended=4)) is None
+    assert verdict("a", a=Observation(waits), b=crashed) == "orphaned"
+    assert verdict("a", a=Observation({**waits, "phase": "agree"}), b=crashed) is None
     # Of a trainer that tells no phase nobody knows whether it has met the others.
-    assert verdict("a", a=Observation({**waits, "trainer": "git"}), b=Observation(crashed, ended=6)) is None
-
-
-def test_a_host_out_of_reach_is_given_time() -> None:
-    assert verdict("a", a=Observation(running(), silent=500)) is None
-    assert verdict("a", a=Observation(running(), silent=601)) == "lost"
-
-
-def test_field_12_a_host_out_of_reach_while_the_others_go_on_is_given_time() -> None:
-    away = Observation(running(), silent=100)
-    assert verdict("a", a=away, b=Observation(running())) is None
-    assert verdict("b", a=away, b=Observation(running())) is None
-
-
-def test_field_19_a_host_out_of_reach_that_the_others_miss_is_no_matter_of_ten_minutes() -> None:
-    away, still = Observation(running(), silent=21), Observation(running(idle_seconds=46.0))
-    assert verdict("a", a=away, b=still) == verdict("b", a=away, b=still) == "stalled"
-    assert "has not answered for 21 s, and the others make no progress" in sentence("a", a=away, b=still)
-
-
-def test_field_20_a_rank_that_waits_at_the_rendezvous_for_a_host_out_of_reach() -> None:
-    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None, trainer="ours")
-    away = Observation(running(), silent=30)
-    assert verdict("b", a=away, b=Observation(mute, age=10)) is None
-    assert "waits for a, which does not answer" in sentence("b", a=away, b=Observation(mute, age=46))
-
-
-def test_nothing_started_is_said_after_a_minute() -> None:
-    prepared = running(state="prepared", step=None)
-    assert verdict("a", a=Observation(prepared, age=10)) is None
-    assert verdict("a", a=Observation(prepared, age=61)) == "missing"
-
-
-def test_field_20_ranks_that_never_meet_are_told_before_their_timeout() -> None:
-    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None, trainer="ours")
-    assert verdict("a", a=Observation(mute, age=70), b=Observation(mute, age=76)) is None
-    assert verdict("a", a=Observation(mute, age=76), b=Observation(running(), age=76)) is None
-    assert "waits at the rendezvous" in sentence("a", a=Observation(mute, age=76), b=Observation(mute, age=76))
-
-
-def test_field_20_a_rank_that_waits_for_one_that_was_never_started() -> None:
-    prepared = running(state="prepared", step=None)
-    assert verdict("a", a=Observation(running(), age=50), b=Observation(prepared, age=50)) is None
-    assert verdict("a", a=Observation(running(), age=61), b=Observation(prepared, age=61)) == "orphaned"
-    assert "b, where nothing was started" in sentence(
-        "a", a=Observation(running(), age=61), b=Observation(prepared, age=61)
-    )
-
-
-def test_a_trainer_that_will_speak_has_not_started_before_it_did() -> None:
-    mute = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
-    assert verdict("a", True, a=Observation(mute, age=61)) == "started"
-    assert verdict("a", True, a=Observation({**mute, "trainer": "ours"}, age=61)) is None
-
-
-def test_with_the_first_step_watching_is_over_if_that_is_wanted() -> None:
-    before = running(step=None, done=0, step_seconds=None, idle_seconds=5.0)
-    assert verdict("a", True, a=Observation(before)) is None
-    assert verdict("a", True, a=Observation(running(step=0))) == "started"
+    assert verdict("a", a=Observation({**waits, "trainer": "git"}), b=crashed) is None
 
 
 def test_looks_become_rarer_in_a_long_run() -> None:
@@ -167,110 +177,68 @@ def test_looks_become_rarer_in_a_long_run() -> None:
     assert all(intervals(t)["timeout"] > intervals(t)["at_least"] for t in (0, 100, 10000))
 
 
-def test_all_loops_end_together_when_the_run_stalls() -> None:
-    assert (
-        verdict("a", a=Observation(running()), b=Observation(running(idle_seconds=90.0), over="stalled")) == "stalled"
-    )
+def both(desktop: Observation, laptop: Observation) -> list[str | None]:
+    """The verdicts on the two hosts of a run with keepers."""
+    return [verdict(host, desktop=desktop, laptop=laptop) for host in ("desktop", "laptop")]
 
 
-def test_a_host_whose_watching_is_over_is_not_missed() -> None:
-    done = Observation(running(state="finished"), silent=300.0, over="finished")
-    evaluates = Observation(running(phase="eval", idle_seconds=61.0))
-    assert verdict("a", a=evaluates, b=done) is None
-    assert verdict("a", a=evaluates, b=Observation(running(), silent=61.0)) == "stalled"
-
-
-def test_what_a_rank_reported_outweighs_that_its_session_is_there() -> None:
-    ending = running(end_reason="error", end_error="the disk has 3 MB left", phase="end")
-    assert verdict("a", a=Observation(ending, ended=10), b=Observation(running())) is None
-    assert (
-        sentence("a", a=Observation(ending, ended=21))
-        == "ended with an error, 10 of 100 steps made: the disk has 3 MB left"
-    )
-    assert verdict("b", a=Observation(ending, ended=21), b=Observation(running())) == "orphaned"
-
-
-def test_a_trainer_that_is_started_again_in_its_session_has_not_crashed() -> None:
-    ended = running(end_reason="error", end_error="rank 1 is gone", phase="end")
-    assert verdict("a", a=Observation(ended, ended=90, quiet=1.0), b=Observation(running())) is None
-    assert verdict("a", a=Observation({**ended, "phase": "start"}, ended=90), b=Observation(running())) is None
-
-
-ALONE = keeper("training", 3, "laptop", away=[away("desktop", step=9)])
-WAITS = keeper("idle", 2, why="desktop is not heard")
-OFF = Observation(running(membership=keeper("training", 2, "desktop", "laptop")), silent=700.0)
-DEAD = running(
-    state="crashed", error="its keeper ended by signal 9", membership=keeper("training", 2, "desktop", "laptop")
-)
+TOGETHER = {"membership": keeper("training", 2, "desktop", "laptop")}
+ALONE = {"membership": keeper("training", 3, "laptop", away=[away("desktop", step=9)])}
+WAITS = {"membership": keeper("idle", 2, why="desktop is not heard")}
+OFF = Observation(running(**TOGETHER), silent=700.0)
+DEAD = running(state="crashed", error="its keeper ended by signal 9", **TOGETHER)
 
 
 @pytest.mark.parametrize("desktop", [OFF, Observation(DEAD, ended=700.0), Observation(running(state="away"))])
 def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Observation) -> None:
-    seen = {"desktop": desktop, "laptop": Observation(running(membership=ALONE))}
-    assert verdict("desktop", **seen) is None
-    assert verdict("laptop", **seen) is None
-    seen["laptop"] = Observation(running(state="finished", membership=ALONE), over="finished")
-    assert verdict("laptop", **seen) == "finished"
-    assert verdict("desktop", **seen) == "away"
-    assert re.search(r"was away since .*, step 9 while the others finished", sentence("desktop", **seen))
+    assert both(desktop, Observation(running(**ALONE))) == [None, None]
+    finished = Observation(running(state="finished", **ALONE), over="finished")
+    assert both(desktop, finished) == ["away", "finished"]
+    said = sentence("desktop", desktop=desktop, laptop=finished)
+    assert re.search(r"was away since .*, step 9 while the others finished", said)
 
 
 def test_field_35_a_keeper_that_waits_is_neither_stalled_nor_crashed() -> None:
-    waits = running(membership=WAITS, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error", step_age=60.0)
-    seen = {"desktop": Observation(running(), silent=60.0), "laptop": Observation(waits)}
-    assert verdict("laptop", **seen) is None
-    assert verdict("desktop", **seen) is None
+    waits = running(**WAITS, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error", step_age=60.0)
+    assert both(Observation(running(), silent=60.0), Observation(waits)) == [None, None]
 
 
 def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
-    waits = Observation(running(membership=WAITS, step_age=91.0))
-    seen = {"desktop": Observation(DEAD, ended=91.0), "laptop": waits}
-    assert verdict("laptop", **seen) == "orphaned"
-    assert "waits for desktop, which has lost its keeper" in sentence("laptop", **seen)
-    assert verdict("desktop", **seen) == "crashed"
+    dead, waits = Observation(DEAD, ended=91.0), Observation(running(**WAITS, step_age=91.0))
+    assert both(dead, waits) == ["crashed", "orphaned"]
+    assert "waits for desktop, which has lost its keeper" in sentence("laptop", desktop=dead, laptop=waits)
     # The others may do without it, once they have missed it for long enough.
-    seen["laptop"] = Observation(running(membership=WAITS, step_age=89.0))
-    assert verdict("laptop", **seen) is None
-    assert verdict("desktop", **seen) is None
+    assert both(dead, Observation(running(**WAITS, step_age=89.0))) == [None, None]
 
 
 def test_hosts_that_wait_for_a_guest_are_watched_on() -> None:
-    states = {"desktop": "idle", "laptop": "resting"}
-    seen = {host: Observation(running(membership=keeper(state), step_age=9e9)) for host, state in states.items()}
-    assert [verdict(host, **seen) for host in seen] == [None, None]
+    desktop, laptop = (Observation(running(membership=keeper(one), step_age=9e9)) for one in ("idle", "resting"))
+    assert both(desktop, laptop) == [None, None]
 
 
 def test_a_keeper_that_has_just_died_is_not_given_up_before_the_others_miss_it() -> None:
-    trains = running(membership=keeper("training", 2, "desktop", "laptop"))
-    seen = {"desktop": Observation(DEAD, ended=1.0), "laptop": Observation(trains)}
-    assert verdict("desktop", **seen) is None
-    assert verdict("laptop", **seen) is None
+    assert both(Observation(DEAD, ended=1.0), Observation(running(**TOGETHER))) == [None, None]
 
 
 def test_who_waits_for_a_host_that_is_off_is_given_as_long_as_that_host() -> None:
-    seen = {"desktop": OFF, "laptop": Observation(running(membership=WAITS, step_age=500.0))}
-    assert verdict("laptop", **seen) is None
-    seen["laptop"] = Observation(running(membership=WAITS, step_age=690.0))
-    assert verdict("laptop", **seen) == "orphaned"
-    assert "waits for desktop, which does not answer" in sentence("laptop", **seen)
-    assert verdict("desktop", **seen) == "lost"
+    assert verdict("laptop", desktop=OFF, laptop=Observation(running(**WAITS, step_age=500.0))) is None
+    waits = Observation(running(**WAITS, step_age=690.0))
+    assert both(OFF, waits) == ["lost", "orphaned"]
+    assert "waits for desktop, which does not answer" in sentence("laptop", desktop=OFF, laptop=waits)
 
 
 def test_a_user_who_stops_all_hosts_left_nobody_away() -> None:
-    stopped = running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped")
-    seen = {"desktop": Observation(stopped), "laptop": Observation(running(membership=keeper("ending", 2)))}
-    assert verdict("desktop", **seen) is None
-    seen["laptop"] = Observation(stopped)
-    assert verdict("desktop", **seen) == "stopped"
-    assert "10 of 100 steps made: it was stopped" in sentence("desktop", **seen)
+    stopped = Observation(running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped"))
+    ending = Observation(running(membership=keeper("ending", 2)))
+    assert verdict("desktop", desktop=stopped, laptop=ending) is None
+    assert verdict("desktop", desktop=stopped, laptop=stopped) == "stopped"
+    assert "10 of 100 steps made: it was stopped" in sentence("desktop", desktop=stopped, laptop=stopped)
 
 
 def test_a_stall_of_those_who_train_ends_watching_everywhere() -> None:
-    still = running(membership=keeper("training", 2, "desktop", "laptop"), idle_seconds=90.0)
-    seen = {"desktop": Observation(still, over="stalled"), "laptop": Observation(still)}
-    assert verdict("laptop", **seen) == "stalled"
-    seen["laptop"] = Observation(still, silent=60.0)
-    assert verdict("laptop", **seen) == "stalled"
+    still = running(**TOGETHER, idle_seconds=90.0)
+    for laptop in (Observation(still), Observation(still, silent=60.0)):
+        assert verdict("laptop", desktop=Observation(still, over="stalled"), laptop=laptop) == "stalled"
 
 
 def test_with_the_first_step_of_the_others_a_host_that_is_off_is_away() -> None:
