@@ -38,7 +38,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, expected, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
@@ -219,17 +219,10 @@ class Keeper:
         """The state of this host's rank, or how it ended."""
         ended = self.rank.ended()
         if ended is not None:
-            self.code = 1 if ended == states.FAILED else 0
+            self.code = int(ended == states.FAILED)
             self._note_apart_since()
-            failed = ended == states.FAILED
-            self.own = membership.rank_ended(
-                self.own,
-                now,
-                self.rank.steps(),
-                ended,
-                self.rank.lasting_error() if failed else "",
-                self.rank.by_itself(),
-            )
+            error = self.rank.lasting_error() if self.code else ""
+            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, self.rank.by_itself())
         elif self.rank.stuck:
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
@@ -256,10 +249,8 @@ class Keeper:
         self.gave_way = last
         try:
             place = self.rank.set_apart(last.number, self.since) if self.since is not None else ""
-            self._tell(
-                states.GAVE_WAY,
-                "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else "",
-            )
+            why = "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
+            self._tell(states.GAVE_WAY, why)
         except OSError as error:
             self._tell(states.GAVE_WAY, "its checkpoints could not be put aside: %s" % error)
         self.since = None
@@ -268,18 +259,18 @@ class Keeper:
         """Whether a user stops the run or removes this host, or the host shuts down."""
         if self.own.word.state in states.OVER or self.own.after_ending in states.OVER:
             return ""
-        order = ""
         if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
-            self.own, order = membership.asked_to_end(self.own, now, states.STOPPED, "it was stopped")
+            state, why = states.STOPPED, "it was stopped"
         elif os.path.exists(os.path.join(self.folder, KEEPER_LEAVE)):
-            self.own, order = membership.asked_to_end(self.own, now, states.LEFT, "it was taken out")
+            state, why = states.LEFT, "it was taken out"
         elif self.signals:
             # No user's stop does this: the host leaves for now, and the others continue at once.
-            self.own, order = membership.asked_to_end(self.own, now, states.AWAY, "%s goes down" % self.host)
+            state, why = states.AWAY, "%s goes down" % self.host
         elif os.getppid() != self.runner:
-            self.own, order = membership.asked_to_end(
-                self.own, now, states.AWAY, "the session of %s was killed" % self.host
-            )
+            state, why = states.AWAY, "the session of %s was killed" % self.host
+        else:
+            return ""
+        self.own, order = membership.asked_to_end(self.own, now, state, why)
         return order
 
     def _mind_the_owner(self, now: float) -> str:
@@ -360,7 +351,7 @@ class Keeper:
         silent, word = dict(self.talk.silent), self.own.word
         told = [silent[self.host]] if self.host in silent else []
         if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
-            missing = set(expected(self.rules, word.left, word.failed)) - {self.host, *word.hears}
+            missing = membership.awaited(self.rules, word, (self.host, *word.hears))
             told += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
             told += ["%s does not hear this host" % host for host in deaf]

@@ -80,7 +80,7 @@ class Own(NamedTuple):
 
     word: Word
     since: float = 0.0  # when the state began
-    died: bool = False  # that one ended although nobody asked for it and nobody was missing
+    died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
     deaths: Tuple[deaths.Death, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
@@ -98,8 +98,7 @@ Hearing = Mapping[str, Heard]
 
 def hear(heard: Optional[Heard], word: Word, now: float, lost: float) -> Heard:
     """Receive a message."""
-    gap = heard is None or now - heard.at > lost
-    return Heard(word, now, now if gap or heard is None else heard.since)
+    return Heard(word, now, heard.since if heard is not None and now - heard.at <= lost else now)
 
 
 # -- evaluating messages
@@ -114,6 +113,11 @@ def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
     me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
+
+
+def awaited(rules: Rules, word: Word, there: Iterable[str]) -> Set[str]:
+    """The hosts to wait for, besides those that are there."""
+    return set(expected(rules, word.left, word.failed)) - set(there)
 
 
 def clique_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
@@ -133,6 +137,11 @@ def change(own: Own, now: float, state: str, **fields: object) -> Own:
     return own._replace(word=own.word._replace(state=state, **fields), since=now)  # type: ignore[arg-type]
 
 
+def _end(own: Own, now: float, **fields: object) -> Own:
+    """This host's rank is to end, and the host is idle then; fields are those of the word."""
+    return change(own, now, ENDING, **fields)._replace(after_ending=IDLE)
+
+
 def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
     """The next state, and an order for this host's rank ("" for none)."""
     words = fresh(rules, heard, now)
@@ -144,7 +153,7 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
         # A rank that should end cleanly cannot once another is lost.
         return own, SAVE if _missing(rules, own, heard, now) else ""
     if state == TRAINING:
-        return _train(rules, own, heard, now)
+        return _train(rules, own, heard, words, now)
     for word in words.values():
         if word.state == STOPPED or word.stopping:
             return change(own, now, STOPPED, why="%s was stopped" % word.host), ""
@@ -154,7 +163,7 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
         return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
     if state in (ASKING, RESTING):
         return _ask(rules, own, words, now) if state == ASKING else own, ""
-    return _gather(rules, own, heard, now)
+    return _gather(rules, own, heard, words, now)
 
 
 def _why_not_enough(own: Own, words: Mapping[str, Word]) -> str:
@@ -167,8 +176,8 @@ def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
     """Learn about hosts removed by hand or given up; a host's own message takes precedence."""
     all_words = (own.word, *words.values())
 
-    def known(state: str, told: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
-        out = {host for hosts in told for host in hosts if host not in words and host != own.word.host}
+    def known(state: str, named: Iterable[Tuple[str, ...]]) -> Tuple[str, ...]:
+        out = {host for hosts in named for host in hosts if host not in words and host != own.word.host}
         return tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
 
     left, failed = known(LEFT, (w.left for w in all_words)), known(FAILED, (w.failed for w in all_words))
@@ -179,24 +188,23 @@ def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
 # -- before a generation
 
 
-def _gather(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
+def _gather(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
     """While idle, or between offer and start."""
-    words = fresh(rules, heard, now)
     me, around = own.word.host, present(own, words)
+    if own.word.state == OFFERED:
+        return _offering(rules, own, words, now)
     started = _begin_promised(own, words, now)
     if started is not None:
         return started, START
-    if own.word.state == PROMISED and _still_offered(own, words) and now - own.since <= rules.begin:
-        return own, ""
-    busy = any(word.state in (TRAINING, ENDING) for word in around.values())
-    if own.word.state == OFFERED:
-        return _offering(rules, own, words, now)
     if own.word.state == PROMISED:
+        if _still_offered(own, words) and now - own.since <= rules.begin:
+            return own, ""
         own = change(own, own.since, IDLE)
-    order = [host for host in rules.hosts if host == me or host in around]
-    if order[0] != me:
-        return _promise(rules, own, words, around[order[0]], now), ""
+    first = next(host for host in rules.hosts if host == me or host in around)
+    if first != me:
+        return _promise(rules, own, words, around[first], now), ""
     members = clique_around(rules, own, around)
+    busy = any(word.state in (TRAINING, ENDING) for word in around.values())
     if busy or not may_form(rules, own, heard, members, now):
         return own, ""
     return _join(rules, own, words, Generation(next_number(rules, own, words), members), now, OFFERED), ""
@@ -206,19 +214,20 @@ def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], n
     """Whether the host in charge may offer a generation of these members now."""
     if not may_train(rules, members, own.word.left):
         return False
-    missing = set(expected(rules, own.word.left, own.word.failed)) - set(members)
+    missing = awaited(rules, own.word, members)
     if not missing:
         return True
     known = [own.word, *(heard[host].word for host in members if host in heard)]
     if may_be_stopped(rules, known, missing):
         return False
-    if all(host in heard and heard[host].word.state == RESTING for host in missing):
+    states = {heard[host].word.state if host in heard else "" for host in missing}
+    if states == {RESTING}:
         return True
     if not any(word.started for word in known):
         # Nothing was trained yet, so a missing host has never been there.
         return now - own.since >= rules.first_grace
     # A host that announced its shutdown is not back before it is heard again.
-    return now - own.since >= rules.grace or all(host in heard and heard[host].word.state == AWAY for host in missing)
+    return now - own.since >= rules.grace or states == {AWAY}
 
 
 def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bool:
@@ -243,11 +252,11 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
     died, last, own = own.died, own.word.last, own._replace(died=False)
     if last is None or not died:
         return own
-    told = [own.word, *(words[host] for host in last.members if host in words)]
-    crashed = tuple(sorted(word.host for word in told if word.crashed == last.number))
+    known = [own.word, *(words[host] for host in last.members if host in words)]
+    crashed = tuple(sorted(word.host for word in known if word.crashed == last.number))
     # Or some continued without this host, or never started a rank in it because their keeper died first.
-    missed = any(word.missed == last.number or word.started != last.number for word in told)
-    if not crashed and (missed or len(told) < len(last.members)):
+    missed = any(word.missed == last.number or word.started != last.number for word in known)
+    if not crashed and (missed or len(known) < len(last.members)):
         return own
     return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
 
@@ -285,8 +294,8 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
 
 
 def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
-    told = {"go": go, "regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
-    return change(own, now, TRAINING, last=generation, **told)._replace(died=False)
+    fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
+    return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
 
 
 def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
@@ -299,8 +308,7 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
     ready = [word for word in others if word and word.state == PROMISED and word.promised == offer.number]
     if len(ready) < len(others):
         return own, ""
-    missing = set(expected(rules, own.word.left, own.word.failed)) - set(offer.members)
-    if may_be_stopped(rules, [own.word, *ready], missing):
+    if may_be_stopped(rules, [own.word, *ready], awaited(rules, own.word, offer.members)):
         return change(own, now, IDLE), ""
     return _started(own, offer, now, go=True), START
 
@@ -308,22 +316,21 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
 # -- in a generation
 
 
-def _train(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
+def _train(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
     why = _missing(rules, own, heard, now)
     if why:
-        return change(own, now, ENDING, why=why, missed=mine.number)._replace(after_ending=IDLE), SAVE
+        return _end(own, now, why=why, missed=mine.number), SAVE
     why = _ended_elsewhere(own, heard)
     if why:
-        return change(own, now, ENDING, why=why)._replace(after_ending=IDLE, died=True), SAVE
-    for word in fresh(rules, heard, now).values():
+        return _end(own, now, why=why)._replace(died=True), SAVE
+    for word in words.values():
         if word.regroup == mine.number:
             # Ended by each for itself, so that a rank whose peers are already gone does not hang.
-            told = {"regroup": mine.number, "apart": word.apart, "why": word.why}
-            return change(own, now, ENDING, **told)._replace(after_ending=IDLE), FINISH_STEP
+            return _end(own, now, regroup=mine.number, apart=word.apart, why=word.why), FINISH_STEP
     if mine.members[0] == own.word.host:
-        return _lead(rules, own, heard, now)
+        return _lead(rules, own, heard, present(own, words), now)
     return own, ""
 
 
@@ -355,19 +362,16 @@ def _goes_with_all(word: Word) -> bool:
 def _ended_elsewhere(own: Own, heard: Hearing) -> str:
     """How another member's rank has ended; empty if none has."""
     mine = _current_generation(own)
-    for host in mine.members:
-        word = heard[host].word if host in heard and host != own.word.host else own.word
-        if word.state in (TRAINING, ASKING) or _goes_with_all(word):
-            continue
-        if word.started == mine.number != word.regroup:
-            return word.why or "the rank of %s has ended" % host
+    for word in (heard[host].word for host in mine.members if host in heard):
+        goes_on = word.state in (TRAINING, ASKING) or _goes_with_all(word)
+        if not goes_on and word.started == mine.number != word.regroup:
+            return word.why or "the rank of %s has ended" % word.host
     return ""
 
 
-def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
+def _lead(rules: Rules, own: Own, heard: Hearing, around: Mapping[str, Word], now: float) -> Tuple[Own, str]:
     """The first member also watches outsiders: another part, or a host that wants to join."""
     mine, me = _current_generation(own), own.word.host
-    around = present(own, fresh(rules, heard, now))
     for host, word in around.items():
         theirs = word.generation
         if word.state != TRAINING or theirs is None or theirs.members[0] != host or host in mine.members:
@@ -378,18 +382,12 @@ def _lead(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]
                 continue
         elif word.outranked != mine.number:
             continue
-        ended = change(own, now, ENDING, regroup=mine.number, apart=True, why="%s has more steps" % host)
-        return ended._replace(after_ending=IDLE), FINISH_STEP
-    waiting = [
-        host
-        for host, word in around.items()
-        if host not in mine.members and word.state in (IDLE, OFFERED) and now - heard[host].since >= rules.lost
-    ]
+        return _end(own, now, regroup=mine.number, apart=True, why="%s has more steps" % host), FINISH_STEP
     members = clique_around(rules, own, around)
-    comers = [host for host in waiting if host in members and set(mine.members) <= set(members)]
-    if comers and now - own.since >= rules.settle:
-        ended = change(own, now, ENDING, regroup=mine.number, why="%s comes in" % " and ".join(comers))
-        return ended._replace(after_ending=IDLE), FINISH_STEP
+    waiting = [host for host in members if host not in mine.members and around[host].state in (IDLE, OFFERED)]
+    comers = [host for host in waiting if now - heard[host].since >= rules.lost]
+    if comers and set(mine.members) <= set(members) and now - own.since >= rules.settle:
+        return _end(own, now, regroup=mine.number, why="%s comes in" % " and ".join(comers)), FINISH_STEP
     return own, ""
 
 
@@ -439,9 +437,9 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
     """A user stops the run (STOPPED) or removes this host (LEFT), or the host shuts down (AWAY)."""
     if own.word.state in (TRAINING, ENDING, STUCK):
         order = FINISH_STEP if own.word.state == TRAINING else ""
-        told = {"regroup": 0 if state == STOPPED else own.word.started, "stopping": state == STOPPED}
         into = STUCK if own.word.state == STUCK else ENDING
-        return change(own, now, into, why=why, **told)._replace(after_ending=state), order
+        regroup, stopping = 0 if state == STOPPED else own.word.started, state == STOPPED
+        return change(own, now, into, why=why, regroup=regroup, stopping=stopping)._replace(after_ending=state), order
     return change(own, now, state, why=why), ""
 
 
