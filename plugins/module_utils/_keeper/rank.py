@@ -163,7 +163,7 @@ class Rank:
         code = self.process.wait()
         self.process = None
         # If somebody else killed the agent, the rank's reaction does not matter.
-        reason = self._end().get("reason") if code == 0 or self._out_of_time else None
+        reason = self._end_event().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
 
@@ -189,12 +189,12 @@ class Rank:
         """Whether its time to end is up, or that of an agent without its rank."""
         now = time.monotonic()
         if beat.get("phase") == "end" and self._of_this_start(beat):
-            stopped = self._end().get("reason") == "stopped"
+            stopped = self._end_event().get("reason") == "stopped"
             limit = now + (STOPPED_AGENT_SECONDS if stopped else AGENT_SECONDS)
             self.agent_ends_at = min(self.agent_ends_at or limit, limit)
         return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
 
-    def _end(self) -> Document:
+    def _end_event(self) -> Document:
         """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""
         end = self._last("end")
         return end if self._of_this_start(end) else {}
@@ -204,7 +204,7 @@ class Rank:
 
     def lasting_error(self) -> str:
         """The rank's last error if a restart would not change it; empty otherwise."""
-        end = self._end()
+        end = self._end_event()
         return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING else ""
 
     def by_itself(self) -> bool:
@@ -234,20 +234,14 @@ class Rank:
 
     def first_step(self) -> Tuple[Document, Document]:
         """This start's first event and its first step's; empty until then."""
-        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(self._metrics_begin)
-            lines = file.read(TAIL_BYTES).splitlines()
-            start, step = _newest("start", lines), _newest("step", lines[::-1])
-            return (start, step) if start and step else ({}, {})
-        return {}, {}
+        lines = self._metrics_lines(self._metrics_begin)
+        start, step = _newest("start", lines), _newest("step", lines[::-1])
+        return (start, step) if start and step else ({}, {})
 
     def resumed_from(self) -> Optional[int]:
         """The step from which this start resumed; None until the rank has reported it."""
-        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(self._metrics_begin)
-            start = _newest("start", file.read(TAIL_BYTES).splitlines())
-            return number(start, "resumed_from") if start else None
-        return None
+        start = _newest("start", self._metrics_lines(self._metrics_begin))
+        return number(start, "resumed_from") if start else None
 
     def set_apart(self, generation: int, since: int) -> str:
         """Move checkpoints made after a step aside, because another part of the run continues; the folder, empty if there were none."""
@@ -277,10 +271,14 @@ class Rank:
 
     def _last(self, kind: str) -> Document:
         """The newest event of a kind among the last ones."""
+        return _newest(kind, self._metrics_lines(self._size() - TAIL_BYTES))
+
+    def _metrics_lines(self, begin: int) -> List[bytes]:
+        """The lines of metrics from this place in the file, up to TAIL_BYTES of them."""
         with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return _newest(kind, file.read().splitlines())
-        return {}
+            file.seek(max(0, begin))
+            return file.read(TAIL_BYTES).splitlines()
+        return []
 
 
 def _newest(kind: str, lines: Sequence[bytes]) -> Document:

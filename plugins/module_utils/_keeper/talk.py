@@ -37,9 +37,8 @@ QUESTION = 4096  # bytes; limit for unauthenticated data
 SECONDS = 2.0  # without an answer, ask again
 LATE_SECONDS = 10.0  # an answer later than this is not waited for
 RETRY_SECONDS = 2.0  # between attempts to listen
-FRESH_SECONDS = (
-    6.0  # a state is published for this long after the keeper last confirmed it; a hanging keeper falls silent
-)
+# A state is published for this long after the keeper last confirmed it; a hanging keeper falls silent.
+FRESH_SECONDS = 6.0
 # Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
 PEERS, STRANGERS = 1024, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
@@ -292,9 +291,8 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     timeout = 0.2  # of handle_request
-    request_queue_size = (
-        128  # with the default of 5, a burst of strangers delays a peer's connection by a second or more
-    )
+    # With the default of 5, a burst of strangers delays a peer's connection by a second or more.
+    request_queue_size = 128
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk

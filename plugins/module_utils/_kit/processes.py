@@ -113,21 +113,17 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
 
 def processes(proc: str = "/proc") -> dict[int, Process]:
     """All processes that this user can see, by pid."""
-    found = (process(int(entry), proc) for entry in os.listdir(proc) if entry.isdigit())
+    found = (process(pid, proc) for pid in _pids(proc))
     return {one.pid: one for one in found if one is not None}
 
 
-def marked(table: dict[int, Process], session: str) -> set[int]:
-    """The pids of the processes with this session id in their environment."""
-    return {pid for pid, one in table.items() if one.marker == session}
+def _pids(proc: str) -> list[int]:
+    return [int(entry) for entry in os.listdir(proc) if entry.isdigit()]
 
 
 def live_runs(proc: str = "/proc") -> set[str]:
     """The names of all runs with a live process on this host, whoever started it; root sees them all."""
-    found = set()
-    for entry in os.listdir(proc):
-        if entry.isdigit():
-            found.add(_run_of(_variables(os.path.join(proc, entry))))
+    found = (_run_of(_variables(os.path.join(proc, str(pid)))) for pid in _pids(proc))
     return {run for run in found if run}
 
 
@@ -153,12 +149,11 @@ def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
 def offspring(roots: Iterable[int], proc: str = "/proc") -> set[int]:
     """The same, computed from a list of pids alone."""
     parents = {}
-    for entry in os.listdir(proc):
-        if entry.isdigit():
-            try:
-                parents[int(entry)] = int(_stat(os.path.join(proc, entry))[1][1])
-            except (OSError, ValueError, IndexError):
-                continue
+    for pid in _pids(proc):
+        try:
+            parents[pid] = int(_stat(os.path.join(proc, str(pid)))[1][1])
+        except (OSError, ValueError, IndexError):
+            continue
     return _below(parents, roots)
 
 
@@ -184,18 +179,8 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
     holders = []
     for address, port, uid, inode in sockets:
         owner = process(owners[inode], proc) if inode in owners else None
-        holders.append(
-            PortHolder(
-                port=port,
-                address=address,
-                uid=uid,
-                user=user_name(uid),
-                pid=owner.pid if owner else None,
-                command=owner.command if owner else None,
-                marker=owner.marker if owner else None,
-                run=owner.run if owner else None,
-            )
-        )
+        seen = (owner.pid, owner.command, owner.marker, owner.run) if owner else (None, None, None, None)
+        holders.append(PortHolder(port, address, uid, user_name(uid), *seen))
     return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
 
 
@@ -266,7 +251,7 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     """The process that has each socket open; of several (a parent and its child) the one with the smallest pid."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
-    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+    for pid in sorted(_pids(proc)):
         for link in _open_files(os.path.join(proc, str(pid), "fd")):
             if link in wanted:
                 owners.setdefault(wanted[link], pid)

@@ -14,12 +14,11 @@ import glob
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from typing import Callable, List, NamedTuple, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
@@ -182,11 +181,7 @@ def _must(run: Run, argv: List[str]) -> None:
 
 def cron_is_running() -> bool:
     """Whether a cron daemon runs on this host."""
-    names = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            names.add(read_bytes("/proc/%s/comm" % entry).strip().decode("utf-8", "replace"))
-    return bool(names & set(CRON_NAMES))
+    return any(one.name in CRON_NAMES for one in processes.processes().values())
 
 
 # -- the program of the entry
@@ -219,13 +214,8 @@ def main(run_dir: str) -> None:
     argv = to_start(run_dir)
     if not argv:
         return
-
-    def run(words: List[str]) -> Tuple[int, str, str]:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
     launch = launch_of(run_dir)
     path = shutil.which("tmux", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin")
     if path is None:
         raise SystemExit("tmux is not installed, so %s is not started again" % launch["session"])
-    tmux.Tmux(run, path).start(str(launch["session"]), "%s.%s" % (label_of(run_dir), launch["id"]), run_dir, argv)
+    tmux.Tmux(bare.run, path).start(str(launch["session"]), "%s.%s" % (label_of(run_dir), launch["id"]), run_dir, argv)

@@ -40,13 +40,9 @@ def runner_alive(session: Session) -> bool:
 def members(session: Session) -> dict[int, processes_utils.Process]:
     """The session's live processes by pid, without its runner."""
     table = processes_utils.processes()
-    roots = {pid for pid in processes_utils.marked(table, session.id) if table[pid].uid == session.uid}
-    found = set(roots)
-    runner = table.get(session.runner[0]) if session.runner is not None else None
-    if runner is not None and (runner.pid, runner.start) == session.runner:
-        roots.add(runner.pid)
-    found |= processes_utils.descendants(table, roots)
-    found -= own_line(table)
+    roots = {pid for pid, one in table.items() if (one.marker, one.uid) == (session.id, session.uid)}
+    roots |= {pid for pid, one in table.items() if (pid, one.start) == session.runner}
+    found = (roots | processes_utils.descendants(table, roots)) - own_line(table)
     if session.runner is not None:
         found.discard(session.runner[0])
     return {pid: table[pid] for pid in found if table[pid].state not in ("Z", "X")}

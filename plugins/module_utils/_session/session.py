@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from typing import Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
@@ -313,29 +313,21 @@ def quote(word: str) -> str:
     return word if _PLAIN.match(word) else env_file_utils.quoted(word)
 
 
-def spec_from(
-    argv: Sequence[str],
-    chdir: str | None,
-    env_file: str | None,
-    log: str | None,
-    state_dir: str,
-    name: str,
-    revive: bool = False,
-) -> Spec:
-    """A session's job, from module options."""
+def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
+    """A session's job, from the options of tmux_session; relative paths are below the absolute state_dir."""
+    argv, env_file = options["argv"], options["env_file"]
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
     if any("\0" in word for word in argv):
         raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
-    base = os.path.abspath(state_dir)
     return Spec(
         tuple(argv),
-        os.path.abspath(chdir or base),
+        os.path.abspath(options["chdir"] or state_dir),
         os.path.abspath(env_file) if env_file else None,
-        os.path.abspath(log or os.path.join(base, "log", f"{name}.log")),
-        revive,
+        os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
+        options["revive"],
     )
 
 

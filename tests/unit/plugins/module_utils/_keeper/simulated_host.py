@@ -325,7 +325,7 @@ def simulated():
     )
     machine = types.SimpleNamespace(
         path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
-        stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace, SEEK_END=os.SEEK_END,
+        stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(talk, "Talk", Talk))
