@@ -158,10 +158,11 @@ class Talk:
 
     def _hear(self, peer: Peer, known: str = "") -> _Answer:
         """Ask a peer whose news are known up to this key."""
-        word = None
-        silent = ""
         try:
             word = self.ask(peer, known)
+            if word.host == peer.host:
+                return _Answer(word=word, news=news_of(word))
+            silent = INVALID % peer.host
         except ConnectionRefusedError:
             silent = "%s is up, but no keeper runs there" % peer.host
         except OSError as error:
@@ -176,9 +177,7 @@ class Talk:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
             silent = INVALID % peer.host
-        if word is None or word.host != peer.host:
-            return _Answer(silent=silent or INVALID % peer.host)
-        return _Answer(word=word, news=news_of(word))
+        return _Answer(silent=silent)
 
     def ask(self, peer: Peer, known: str = "") -> membership.Word:
         """A peer's state, at once if it differs from the known one.

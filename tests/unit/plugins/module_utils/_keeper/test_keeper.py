@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import Keeper, write_keeper, write_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port
 
 ROOT = Path(__file__).resolve().parents[5]
 PATIENCE = 120
@@ -63,12 +63,6 @@ while step < 100000:
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def write_trainer(folder: Path) -> dict[str, str]:
     """Put the stand-in and a Python where a plan's command looks for them; that part of a node."""
     for place in ("fake/scripts", "venv/bin"):
@@ -83,7 +77,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
 class Hosts:
     """Two hosts in folders, each with a keeper."""
 
-    def __init__(self, folder, min_hosts):
+    def __init__(self, folder):
         self.folder, self.running = folder, {}
         same = {**write_trainer(folder), "address": "127.0.0.1", "rows": 4, "flags": {"depth": 4, "tracker": "mlflow"}}
         nodes = [
@@ -96,7 +90,7 @@ class Hosts:
             "master": {"host": "desktop", "address": "127.0.0.1", "port": free_port()},
             "trainer": {"source": "ours", "script": "scripts.base_train"},
             "training": {"rows": [4, 4], "device_batch": 2},
-            "keeper": {"min_hosts": min_hosts, "grace_seconds": 1, "restarts": 3},
+            "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
             "nodes": [{**node, "checkpoint_bytes": 1000} for node in nodes],
         }
 
@@ -159,6 +153,18 @@ class Hosts:
         steps = len(self.events(host, "step"))
         self.wait(f"{host} to make steps", lambda: len(self.events(host, "step")) > steps)
 
+    def train_together(self, min_hosts=1):
+        """Start both hosts, and wait until they train."""
+        self.plan["keeper"]["min_hosts"] = min_hosts
+        for host in ("desktop", "laptop"):
+            self.start(host)
+        self.wait_for_training("laptop", "desktop", "laptop")
+
+    def stop(self, host):
+        """As a user stops the session."""
+        (self.folder / host / ".session").mkdir()
+        (self.folder / host / ".session/stop").touch()
+
     def trainer(self, host):
         """The pid of the stand-in."""
         return below(self.running[host].pid)[-1]
@@ -183,36 +189,28 @@ def below(pid):
 
 
 @pytest.fixture
-def hosts(tmp_path, request):
-    made = Hosts(tmp_path, request.param)
+def hosts(tmp_path):
+    made = Hosts(tmp_path)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     os.kill(hosts.trainer("laptop"), signal.SIGKILL)
     hosts.wait("a second start on both", lambda: all(len(hosts.events(h, "start")) == 2 for h in ("desktop", "laptop")))
     hosts.wait_for_training("desktop", "desktop", "laptop")
     argv = hosts.events("laptop", "start")[1]["argv"]
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--rank-rows=4,4"} < set(argv)
     # A stop that one host is asked for ends both, and nothing starts again.
-    (hosts.folder / "desktop/.session").mkdir()
-    (hosts.folder / "desktop/.session/stop").touch()
-    (hosts.folder / "laptop/.session").mkdir()
-    (hosts.folder / "laptop/.session/stop").touch()
+    hosts.stop("desktop")
+    hosts.stop("laptop")
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.STOPPED] * 2
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     (hosts.folder / "laptop/spoil").touch()
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [1, 1]
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.FAILED] * 2
@@ -220,11 +218,8 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
     assert len(hosts.events("desktop", "start")) == 1
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     # As a shutdown does it: all processes at once.
     agent = hosts.trainer("desktop")
     for pid in (hosts.running["desktop"].pid, agent):
@@ -237,7 +232,6 @@ def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
     hosts.wait_for_training("desktop", "desktop", "laptop")
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.start("desktop")
     hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
@@ -253,11 +247,8 @@ def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.wait_for_training("desktop", "desktop")
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
     promised = json.loads((folder / KEEPER_MEMORY).read_text())["promised"]
     folder.rename(away)
@@ -272,11 +263,8 @@ def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hos
     assert json.loads((folder / KEEPER_MEMORY).read_text())["promised"] > promised
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     # The master goes.
     os.kill(hosts.trainer("desktop"), signal.SIGKILL)
     hosts.running["desktop"].kill()
@@ -295,12 +283,9 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == states.LEFT
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.be_guest("laptop")
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     begun = time.monotonic()
     hosts.plug(False)
     hosts.wait("the laptop to leave", lambda: hosts.state("laptop")["state"] == states.RESTING)
@@ -319,17 +304,13 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.wait_for_training("desktop", "desktop")
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_more(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     asleep = [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
     hosts.wait_for_training("desktop", "desktop")
-    (hosts.folder / "desktop/.session").mkdir()
-    (hosts.folder / "desktop/.session/stop").touch()
+    hosts.stop("desktop")
     assert hosts.running["desktop"].wait(PATIENCE) == 0
     steps = len(hosts.events("laptop", "step"))
     for pid in asleep:
@@ -369,11 +350,8 @@ def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None
         steps.pop(0) if len(steps) > 1 else None
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     (hosts.folder / "laptop/sick").touch()
     os.kill(hosts.trainer("laptop"), signal.SIGKILL)
     assert hosts.running["laptop"].wait(PATIENCE) == 1
@@ -433,11 +411,8 @@ def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: 
     assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     nursery, agent = below(hosts.running["laptop"].pid)
     for pid in (nursery, agent):
         os.kill(pid, signal.SIGKILL)

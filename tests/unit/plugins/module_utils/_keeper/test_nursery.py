@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import nursery
+from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 PATIENCE = 60
 ROOT = Path(__file__).resolve().parents[5]
@@ -39,10 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nursery.Nu
 
 def started(home: nursery.Nursery, seen: Path, *words: str) -> None:
     assert home.start(["-m", "scripts.agent", *words], {"SEEN": str(seen)})
-    until = time.monotonic() + PATIENCE
-    while not seen.exists() or seen.read_text() != " ".join(words):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: seen.exists() and seen.read_text() == " ".join(words), PATIENCE)
 
 
 def agent_of(home: nursery.Nursery) -> int:
@@ -50,12 +47,9 @@ def agent_of(home: nursery.Nursery) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
-def ended(home: nursery.Nursery) -> int:
-    until = time.monotonic() + PATIENCE
-    while (code := home.poll()) is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return code
+def ended(home: nursery.Nursery) -> int | None:
+    until(lambda: home.poll() is not None, PATIENCE)
+    return home.poll()
 
 
 def test_one_agent_after_the_other_and_how_each_ended(home: nursery.Nursery, tmp_path: Path) -> None:

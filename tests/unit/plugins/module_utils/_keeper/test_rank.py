@@ -25,9 +25,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import c
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    hosts,
-)
+from ansible_collections.nanochat.ddp.tests.integration.local import until
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 PATIENCE = 120
 
@@ -105,12 +104,8 @@ def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None
     one = a_rank(tmp_path)
     one.started_at = time.time()
     one.process = subprocess.Popen([sys.executable, "-c", AGENT], cwd=tmp_path)
-    begun, how = time.monotonic(), None
-    while how is None:
-        assert time.monotonic() - begun < PATIENCE
-        time.sleep(0.1)
-        how = one.ended()
-    assert how == states.STOPPED and time.monotonic() - begun < 30
+    begun = time.monotonic()
+    assert until(one.ended, PATIENCE) == states.STOPPED and time.monotonic() - begun < 30
 
 
 def test_a_rank_that_failed_after_its_last_word_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +138,9 @@ def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monke
     # As the runner of a session does it, this process takes in whoever loses its parent.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
-        until, how = time.monotonic() + PATIENCE, None
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < until
+        until((tmp_path / "ready").exists, PATIENCE)
         one.process.kill()
-        while how is None:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-            how = one.ended()
+        how = until(one.ended, PATIENCE)
     finally:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     assert how == states.FAILED and (tmp_path / "saved").exists()

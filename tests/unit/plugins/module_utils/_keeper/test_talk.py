@@ -14,56 +14,58 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port, until
 
 PATIENCE = 60
 SECRET = "s" * 40
 LAUNCH = "12ab"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def two_talks():
+    """Makes the talks of the desktop, which has something to say, and of the laptop; closes them after the test."""
+    made = []
 
+    def make(address="127.0.0.1"):
+        one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
+        made.extend([talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), SECRET, LAUNCH)])
+        made[0].say(membership.Word("desktop"))
+        return made
 
-def two_talks(address="127.0.0.1"):
-    """Talks of the desktop and of the laptop."""
-    one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
-    return talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), SECRET, LAUNCH)
+    yield make
+    for one in made:
+        one.close()
 
 
 def until_answered(asker, peer):
     """The word of a talk whose thread has just been started."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
+
+    def answer():
         with contextlib.suppress(ConnectionRefusedError):
             return asker.ask(peer)
-        time.sleep(0.05)
-    raise AssertionError("nobody listens")
+        return None
+
+    return until(answer, PATIENCE)
 
 
-def test_nobody_is_told_without_the_secret():
+def test_nobody_is_told_without_the_secret(two_talks):
     told, asker = two_talks()
     told.say(membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",)))
     told.start()
-    try:
-        word = until_answered(asker, told.me)
-        assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
-        stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
-        with pytest.raises(talk.NoWord):
-            stranger.ask(told.me)
-        assert stranger._hear(told.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
-        with socket.create_connection(("127.0.0.1", told.me.port)) as link:
-            link.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert link.recv(100) == b""
-        assert asker._hear(told.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
-    finally:
-        told.close()
+    word = until_answered(asker, told.me)
+    assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
+    stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
+    with pytest.raises(talk.NoWord):
+        stranger.ask(told.me)
+    assert stranger._hear(told.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
+    with socket.create_connection(("127.0.0.1", told.me.port)) as link:
+        link.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert link.recv(100) == b""
+    assert asker._hear(told.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
 
 
-def test_an_answer_is_good_for_its_question_only():
+def test_an_answer_is_good_for_its_question_only(two_talks):
     told, dummy = two_talks()
-    told.say(membership.Word("desktop"))
     asked = {"from": "laptop", "nonce": "1", "proof": talk.sign(SECRET, "ask", "laptop", "desktop", "1")}
     answer = json.loads(told.answer(asked))
     assert answer["proof"] == talk.sign(SECRET, "word", "desktop", "1", answer["word"])
@@ -71,42 +73,34 @@ def test_an_answer_is_good_for_its_question_only():
     assert json.loads(told.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
 
 
-def test_news_is_told_at_once_and_steps_are_none():
+def test_news_is_told_at_once_and_steps_are_none(two_talks):
     told, asker = two_talks()
     told.every = PATIENCE
     word = membership.Word("desktop", steps=7)
     told.say(word)
     told.start()
-    try:
-        known = talk.news_of(until_answered(asker, told.me))
-        asker.every, heard = PATIENCE, []
-        waiting = threading.Thread(target=lambda: heard.append(asker.ask(told.me, known)))
-        waiting.start()
-        told.say(word._replace(steps=8))
-        waiting.join(0.5)
-        assert not heard
-        told.say(word._replace(steps=9, state="idle", promised=1))
-        waiting.join(PATIENCE)
-        assert [one.promised for one in heard] == [1]
-    finally:
-        told.close()
+    known = talk.news_of(until_answered(asker, told.me))
+    asker.every, heard = PATIENCE, []
+    waiting = threading.Thread(target=lambda: heard.append(asker.ask(told.me, known)))
+    waiting.start()
+    told.say(word._replace(steps=8))
+    waiting.join(0.5)
+    assert not heard
+    told.say(word._replace(steps=9, state="idle", promised=1))
+    waiting.join(PATIENCE)
+    assert [one.promised for one in heard] == [1]
 
 
-def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
+def test_a_keeper_that_hangs_is_not_heard(two_talks, monkeypatch):
     told, asker = two_talks()
-    told.say(membership.Word("desktop"))
     told.start()
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-        monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
-        assert asker._hear(told.me).silent == "the keeper of desktop hangs"
-    finally:
-        told.close()
+    assert until_answered(asker, told.me).host == "desktop"
+    monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
+    assert asker._hear(told.me).silent == "the keeper of desktop hangs"
 
 
-def test_the_planned_address_asks_though_the_kernel_would_take_another(monkeypatch):
+def test_the_planned_address_asks_though_the_kernel_would_take_another(two_talks, monkeypatch):
     told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
     seen = []
     told.start()
     original = talk._Server._place
@@ -116,26 +110,19 @@ def test_the_planned_address_asks_though_the_kernel_would_take_another(monkeypat
         return original(self, address)
 
     monkeypatch.setattr(talk._Server, "_place", place)
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-        assert set(seen) == {"127.0.0.3"}
-    finally:
-        told.close()
+    assert until_answered(asker, told.me).host == "desktop"
+    assert set(seen) == {"127.0.0.3"}
 
 
-def test_strangers_are_bounded_and_keep_no_peer_out():
+def test_strangers_are_bounded_and_keep_no_peer_out(two_talks):
     told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
     told.start()
+    until_answered(asker, told.me)
     with contextlib.ExitStack() as stack:
-        stack.callback(told.close)
-        until_answered(asker, told.me)
         links = [
-            socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
+            stack.enter_context(socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0)))
             for dummy in range(3 * talk.STRANGERS)
         ]
-        for link in links:
-            stack.callback(link.close)
         # Those beyond the bound are sent away at once, and not after the time of a question.
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
@@ -143,23 +130,14 @@ def test_strangers_are_bounded_and_keep_no_peer_out():
         assert asker.ask(told.me).host == "desktop"
 
 
-def test_a_port_that_is_taken_is_waited_for(monkeypatch):
+def test_a_port_that_is_taken_is_waited_for(two_talks, monkeypatch):
     monkeypatch.setattr(talk, "RETRY_SECONDS", 0.1)
     told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", told.me.port))
-        holder.listen()
+    with socket.create_server(("127.0.0.1", told.me.port)):
         told.start()
-        until = time.monotonic() + PATIENCE
-        while "desktop" not in told.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: "desktop" in told.silent, PATIENCE)
         assert told.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % told.me.port
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-    finally:
-        told.close()
+    assert until_answered(asker, told.me).host == "desktop"
 
 
 @pytest.mark.parametrize(("address", "other"), [("203.0.113.7", "127.0.0.1"), ("2001:db8::7", "::1")])
@@ -173,23 +151,14 @@ def test_an_address_that_comes_late_is_listened_on_already(address, other):
     assert told._hear(told.others[0]).silent == f"this host does not have its address {address} yet"
 
 
-def test_why_a_peer_is_not_heard_is_told_until_it_is_heard():
+def test_why_a_peer_is_not_heard_is_told_until_it_is_heard(two_talks):
     told, asker = two_talks()
     asker.every = 0.1
-    told.say(membership.Word("desktop"))
-    with contextlib.ExitStack() as stack:
-        stack.callback(told.close)
-        stack.callback(asker.close)
-        asker.start()
-        until = time.monotonic() + PATIENCE
-        while "desktop" not in asker.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        told.start()
-        assert asker.heard.get(timeout=PATIENCE).host == "desktop"
-        while "desktop" in asker.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+    asker.start()
+    until(lambda: "desktop" in asker.silent, PATIENCE)
+    told.start()
+    assert asker.heard.get(timeout=PATIENCE).host == "desktop"
+    until(lambda: "desktop" not in asker.silent, PATIENCE)
 
 
 def answered_by(reply):
@@ -218,24 +187,20 @@ def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
 
 
-def test_questions_go_over_one_connection_until_the_peer_ends_it():
+def test_questions_go_over_one_connection_until_the_peer_ends_it(two_talks):
     told, asker = two_talks()
-    told.say(membership.Word("desktop"))
     told.start()
-    try:
-        until_answered(asker, told.me)
-        (link,) = asker._links[told.me]
-        asker.ask(told.me)
-        assert asker._links[told.me] == [link]
-        link.shutdown(socket.SHUT_WR)
-        assert link.recv(1, socket.MSG_PEEK) == b""
-        asker.ask(told.me)
-        assert asker._links[told.me] != [link]
-    finally:
-        told.close()
+    until_answered(asker, told.me)
+    (link,) = asker._links[told.me]
+    asker.ask(told.me)
+    assert asker._links[told.me] == [link]
+    link.shutdown(socket.SHUT_WR)
+    assert link.recv(1, socket.MSG_PEEK) == b""
+    asker.ask(told.me)
+    assert asker._links[told.me] != [link]
 
 
-def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(monkeypatch):
+def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(two_talks, monkeypatch):
     monkeypatch.setattr(talk, "SECONDS", 0.05)
     asker = two_talks()[1]
     asker.every = 0.05
@@ -252,9 +217,6 @@ def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(monkeypatc
 
     asker.ask = ask
     asker.start()
-    try:
-        steps = [asker.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
-        assert steps == sorted(steps)
-        assert steps[0] >= 4
-    finally:
-        asker.close()
+    steps = [asker.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
+    assert steps == sorted(steps)
+    assert steps[0] >= 4
