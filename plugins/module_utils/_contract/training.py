@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 ID = "[0-9a-f]{16}"
 
 
-class Training(TypedDict):
+class TrainingIdentity(TypedDict):
     """The content of training.json."""
 
     id: str
@@ -38,14 +38,14 @@ class _Timed(TypedDict, total=False):
     like: Optional[Curve]  # of a similar training, from which the end of this one is estimated
 
 
-class Launched(Training, _Timed):
+class Launched(TrainingIdentity, _Timed):
     """The training to start. A folder continues if it holds goes_on: an id, "" for a training without a known id, None for nothing."""
 
     goes_on: Optional[str]
     base: Optional[str]  # the training of a fine-tuning's base model
 
 
-def training_of(told: object) -> Optional[Training]:
+def training_of(told: object) -> Optional[TrainingIdentity]:
     """Validate the content of training.json; None if invalid."""
     name = text(told, "id")
     if name is None or not re.fullmatch(ID, name):

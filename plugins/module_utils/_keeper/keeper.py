@@ -23,8 +23,7 @@ from typing import Any, Dict, Optional, Set, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest as GuestLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     KEEPER_FOLDER,
     KEEPER_JOIN,
@@ -39,7 +38,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LocalRank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Machine
@@ -61,10 +60,10 @@ def rules_of(plan: Plan) -> Rules:
     )
 
 
-class Guest:
+class Attendance:
     """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
 
-    def __init__(self, limits: GuestLimits, now: float) -> None:
+    def __init__(self, limits: Guest, now: float) -> None:
         self.limits, self.machine = limits, Machine(os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
         self.stay = manners.look(limits, manners.Stay(), self.reading, now)
@@ -91,13 +90,13 @@ class Keeper:
         settings = files.read_object(os.path.join(self.folder, KEEPER_SETTINGS))
         plan = cast(Plan, files.read_object(os.path.join(run_dir, PLAN)))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
-        self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
+        self.rules, self.rank = rules_of(plan), LocalRank(plan, self.host, run_dir)
         limits = next((node.get("guest") for node in plan["nodes"] if node["host"] == self.host), None)
-        self.guest = Guest(limits, time.monotonic()) if limits else None
+        self.guest = Attendance(limits, time.monotonic()) if limits else None
         self.patience = float(plan["timeout_seconds"])
-        peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
+        peers = {n["host"]: talk.KeeperAddress(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
-        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
+        self.talk = talk.Messenger(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
         self.since: Optional[int] = None  # the step since which this host trains separately
         self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were moved aside
@@ -115,7 +114,7 @@ class Keeper:
 
     # -- persistent state
 
-    def _remembered(self) -> membership.Own:
+    def _remembered(self) -> membership.KeeperState:
         """Load the promises of an earlier keeper of this start."""
         path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
@@ -130,7 +129,7 @@ class Keeper:
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody damaged the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
-    def _remember(self, own: membership.Own) -> bool:
+    def _remember(self, own: membership.KeeperState) -> bool:
         """Save what must outlive this keeper. False if a promise could not be saved and so must not be made."""
         kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
         if kept == self.kept:
@@ -314,7 +313,7 @@ class Keeper:
 
     # -- output for people and programs
 
-    def _report(self, before: membership.Own) -> None:
+    def _report(self, before: membership.KeeperState) -> None:
         word, was = self.own.word, before.word
         waits = self._waiting_for()
         if waits != self.waits:

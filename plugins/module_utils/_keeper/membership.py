@@ -75,13 +75,13 @@ class Word(NamedTuple):
         return self.last.number if self.last else 0
 
 
-class Own(NamedTuple):
+class KeeperState(NamedTuple):
     """A keeper's state: the published part, and private data."""
 
     word: Word
     since: float = 0.0  # when the state began
     died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
-    deaths: Tuple[deaths.Death, ...] = ()
+    deaths: Tuple[deaths.GenerationDeath, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
 
@@ -109,7 +109,7 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
     return {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
 
 
-def present(own: Own, words: Mapping[str, Word]) -> Dict[str, Word]:
+def present(own: KeeperState, words: Mapping[str, Word]) -> Dict[str, Word]:
     """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
     me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
@@ -120,29 +120,29 @@ def awaited(rules: Rules, word: Word, there: Iterable[str]) -> Set[str]:
     return set(expected(rules, word.left, word.failed)) - set(there)
 
 
-def clique_around(rules: Rules, own: Own, around: Mapping[str, Word]) -> Tuple[str, ...]:
+def clique_around(rules: Rules, own: KeeperState, around: Mapping[str, Word]) -> Tuple[str, ...]:
     """We and the present hosts that all hear each other."""
     hears = {host: word.hears for host, word in around.items()}
     return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
-def next_number(rules: Rules, own: Own, words: Mapping[str, Word]) -> int:
+def next_number(rules: Rules, own: KeeperState, words: Mapping[str, Word]) -> int:
     """The next number above all known ones that no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
     return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
 
 
-def change(own: Own, now: float, state: str, **fields: object) -> Own:
+def change(own: KeeperState, now: float, state: str, **fields: object) -> KeeperState:
     """Change state now; fields are those of the word."""
     return own._replace(word=own.word._replace(state=state, **fields), since=now)  # type: ignore[arg-type]
 
 
-def _end(own: Own, now: float, **fields: object) -> Own:
+def _end(own: KeeperState, now: float, **fields: object) -> KeeperState:
     """This host's rank is to end, and the host is idle then; fields are those of the word."""
     return change(own, now, ENDING, **fields)._replace(after_ending=IDLE)
 
 
-def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str]:
+def decide(rules: Rules, own: KeeperState, heard: Hearing, now: float) -> Tuple[KeeperState, str]:
     """The next state, and an order for this host's rank ("" for none)."""
     words = fresh(rules, heard, now)
     own = _learn_who_is_out(own, words)
@@ -166,13 +166,13 @@ def decide(rules: Rules, own: Own, heard: Hearing, now: float) -> Tuple[Own, str
     return _gather(rules, own, heard, words, now)
 
 
-def _why_not_enough(own: Own, words: Mapping[str, Word]) -> str:
+def _why_not_enough(own: KeeperState, words: Mapping[str, Word]) -> str:
     """Why the others cannot continue."""
     reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
     return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
-def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
+def _learn_who_is_out(own: KeeperState, words: Mapping[str, Word]) -> KeeperState:
     """Learn about hosts removed by hand or given up; a host's own message takes precedence."""
     all_words = (own.word, *words.values())
 
@@ -188,7 +188,9 @@ def _learn_who_is_out(own: Own, words: Mapping[str, Word]) -> Own:
 # -- before a generation
 
 
-def _gather(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
+def _gather(
+    rules: Rules, own: KeeperState, heard: Hearing, words: Mapping[str, Word], now: float
+) -> Tuple[KeeperState, str]:
     """While idle, or between offer and start."""
     me, around = own.word.host, present(own, words)
     if own.word.state == OFFERED:
@@ -210,7 +212,7 @@ def _gather(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], n
     return _join(rules, own, words, Generation(next_number(rules, own, words), members), now, OFFERED), ""
 
 
-def may_form(rules: Rules, own: Own, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
+def may_form(rules: Rules, own: KeeperState, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
     """Whether the host in charge may offer a generation of these members now."""
     if not may_train(rules, members, own.word.left):
         return False
@@ -238,7 +240,9 @@ def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bo
     return bool(missing & set(newest.members)) and all(word.returned for word in witnesses)
 
 
-def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, now: float, state: str) -> Own:
+def _join(
+    rules: Rules, own: KeeperState, words: Mapping[str, Word], offer: Generation, now: float, state: str
+) -> KeeperState:
     """Offer or promise a generation, unless the last one died once too often."""
     before, own = own.deaths, _count_death(own, words, now)
     why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
@@ -247,7 +251,7 @@ def _join(rules: Rules, own: Own, words: Mapping[str, Word], offer: Generation, 
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
 
-def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
+def _count_death(own: KeeperState, words: Mapping[str, Word], now: float) -> KeeperState:
     """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
     died, last, own = own.died, own.word.last, own._replace(died=False)
     if last is None or not died:
@@ -258,10 +262,10 @@ def _count_death(own: Own, words: Mapping[str, Word], now: float) -> Own:
     missed = any(word.missed == last.number or word.started != last.number for word in known)
     if not crashed and (missed or len(known) < len(last.members)):
         return own
-    return own._replace(deaths=(*own.deaths, deaths.Death(now, own.word.steps, crashed)))
+    return own._replace(deaths=(*own.deaths, deaths.GenerationDeath(now, own.word.steps, crashed)))
 
 
-def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, now: float) -> Own:
+def _promise(rules: Rules, own: KeeperState, words: Mapping[str, Word], caller: Word, now: float) -> KeeperState:
     """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.word.host not in offer.members:
@@ -269,20 +273,20 @@ def _promise(rules: Rules, own: Own, words: Mapping[str, Word], caller: Word, no
     return _join(rules, own, words, offer, now, PROMISED) if offer.number > own.word.promised else own
 
 
-def _current_generation(own: Own) -> Generation:
+def _current_generation(own: KeeperState) -> Generation:
     """The generation of a state that must have one."""
     if own.word.generation is None:
         raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
     return own.word.generation
 
 
-def _still_offered(own: Own, words: Mapping[str, Word]) -> bool:
+def _still_offered(own: KeeperState, words: Mapping[str, Word]) -> bool:
     """Whether the host that made our promised offer still offers it (a silent one may)."""
     caller = words.get(_current_generation(own).members[0])
     return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
-def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional[Own]:
+def _begin_promised(own: KeeperState, words: Mapping[str, Word], now: float) -> Optional[KeeperState]:
     """Start in the newest promised generation, once it is effective."""
     mine = own.word.generation
     if mine is None or mine.number != own.word.promised or own.word.started >= mine.number:
@@ -293,12 +297,12 @@ def _begin_promised(own: Own, words: Mapping[str, Word], now: float) -> Optional
     return _started(own, mine, now)
 
 
-def _started(own: Own, generation: Generation, now: float, go: bool = False) -> Own:
+def _started(own: KeeperState, generation: Generation, now: float, go: bool = False) -> KeeperState:
     fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
     return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
 
 
-def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
+def _offering(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: float) -> Tuple[KeeperState, str]:
     """Start when all have promised; give up if one has promised a newer one, or not in time, or if all have slept since."""
     offer = _current_generation(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
@@ -316,7 +320,9 @@ def _offering(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> 
 # -- in a generation
 
 
-def _train(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], now: float) -> Tuple[Own, str]:
+def _train(
+    rules: Rules, own: KeeperState, heard: Hearing, words: Mapping[str, Word], now: float
+) -> Tuple[KeeperState, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
     why = _missing(rules, own, heard, now)
@@ -334,7 +340,7 @@ def _train(rules: Rules, own: Own, heard: Hearing, words: Mapping[str, Word], no
     return own, ""
 
 
-def _missing(rules: Rules, own: Own, heard: Hearing, now: float) -> str:
+def _missing(rules: Rules, own: KeeperState, heard: Hearing, now: float) -> str:
     """The member of this generation that is missing, or never started; empty if all are there."""
     mine = _current_generation(own)
     for host in mine.members:
@@ -359,7 +365,7 @@ def _goes_with_all(word: Word) -> bool:
     return word.state in (FINISHED, STOPPED) or word.stopping
 
 
-def _ended_elsewhere(own: Own, heard: Hearing) -> str:
+def _ended_elsewhere(own: KeeperState, heard: Hearing) -> str:
     """How another member's rank has ended; empty if none has."""
     mine = _current_generation(own)
     for word in (heard[host].word for host in mine.members if host in heard):
@@ -369,7 +375,9 @@ def _ended_elsewhere(own: Own, heard: Hearing) -> str:
     return ""
 
 
-def _lead(rules: Rules, own: Own, heard: Hearing, around: Mapping[str, Word], now: float) -> Tuple[Own, str]:
+def _lead(
+    rules: Rules, own: KeeperState, heard: Hearing, around: Mapping[str, Word], now: float
+) -> Tuple[KeeperState, str]:
     """The first member also watches outsiders: another part, or a host that wants to join."""
     mine, me = _current_generation(own), own.word.host
     for host, word in around.items():
@@ -391,7 +399,7 @@ def _lead(rules: Rules, own: Own, heard: Hearing, around: Mapping[str, Word], no
     return own, ""
 
 
-def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
+def _ask(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: float) -> KeeperState:
     """The rank ended cleanly before the last step: to restart with others, or because a user stopped the run?
 
     Nobody stopped it if no member knows of a stop; a silent one may know, and is waited for.
@@ -411,7 +419,9 @@ def _ask(rules: Rules, own: Own, words: Mapping[str, Word], now: float) -> Own:
 # -- events of this host
 
 
-def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False) -> Own:
+def rank_ended(
+    own: KeeperState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False
+) -> KeeperState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
@@ -433,7 +443,7 @@ def rank_ended(own: Own, now: float, steps: int, how: str, lasting_error: str = 
     return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(died=True)
 
 
-def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
+def asked_to_end(own: KeeperState, now: float, state: str, why: str) -> Tuple[KeeperState, str]:
     """A user stops the run (STOPPED) or removes this host (LEFT), or the host shuts down (AWAY)."""
     if own.word.state in (TRAINING, ENDING, STUCK):
         order = FINISH_STEP if own.word.state == TRAINING else ""
@@ -443,6 +453,6 @@ def asked_to_end(own: Own, now: float, state: str, why: str) -> Tuple[Own, str]:
     return change(own, now, state, why=why), ""
 
 
-def rank_stuck(own: Own, now: float, why: str) -> Own:
+def rank_stuck(own: KeeperState, now: float, why: str) -> KeeperState:
     """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
     return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)

@@ -13,27 +13,27 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     PROMISED,
     TRAINING,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import Death
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import GenerationDeath
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
     Generation,
     Heard,
-    Own,
+    KeeperState,
     Word,
     change,
 )
 
 
-class Remembered(TypedDict):
+class KeeperMemory(TypedDict):
     """A keeper's state on disk."""
 
     promised: int
     last: Optional[Generation]
-    deaths: Tuple[Death, ...]
+    deaths: Tuple[GenerationDeath, ...]
     left: Tuple[str, ...]
     failed: Tuple[str, ...]
 
 
-def to_remember(own: Own) -> Remembered:
+def to_remember(own: KeeperState) -> KeeperMemory:
     """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
@@ -42,7 +42,7 @@ def to_remember(own: Own) -> Remembered:
     }  # fmt: skip
 
 
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
+def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> KeeperState:
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
     returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
@@ -55,18 +55,18 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
         missed=last.number if last else 0, returned=returned,
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
-    died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return Own(word, since=now, deaths=tuple(died))
+    died = [GenerationDeath(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
+    return KeeperState(word, since=now, deaths=tuple(died))
 
 
-def slept(own: Own, now: float) -> Own:
+def slept(own: KeeperState, now: float) -> KeeperState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (OFFERED, PROMISED):
         own = change(own, now, IDLE, generation=own.word.last)
     return own._replace(word=own.word._replace(returned=True))
 
 
-def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
+def woken(own: KeeperState, heard: Mapping[str, Heard], since: float) -> KeeperState:
     """A keeper that was suspended until `since`: it has missed nothing once all with whom it trains are heard to train with it."""
     mine, word = own.word.generation, own.word
     if not word.returned or word.state != TRAINING or mine is None:
@@ -77,11 +77,11 @@ def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
     return own._replace(word=word._replace(returned=False)) if all_train else own
 
 
-def new(host: str, now: float, steps: int) -> Own:
+def new(host: str, now: float, steps: int) -> KeeperState:
     """A keeper of a new start of the run."""
-    return Own(Word(host, steps=steps), since=now)
+    return KeeperState(Word(host, steps=steps), since=now)
 
 
-def forgetful(host: str, now: float, wall: float, steps: int) -> Own:
+def forgetful(host: str, now: float, wall: float, steps: int) -> KeeperState:
     """A keeper whose state was damaged. Seconds since 1970 are above all numbers that it may have promised."""
-    return Own(Word(host, promised=int(wall), steps=steps, returned=True), since=now)
+    return KeeperState(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

@@ -57,7 +57,7 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
     return argv_of(there, node, generation.number)
 
 
-class Rank:
+class LocalRank:
     """The process of this host's rank, if any."""
 
     def __init__(self, plan: Plan, host: str, run_dir: str) -> None:
@@ -78,10 +78,10 @@ class Rank:
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
-        self._session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
+        self._session = reaper.SessionIdentity(marker, os.getuid(), (me, processes.start_ticks(me)))
 
     @property
-    def session(self) -> reaper.Session:
+    def session(self) -> reaper.SessionIdentity:
         """Processes to end with the rank: all of this session except keeper and nursery."""
         spared = self.nursery.runner() if self.nursery is not None else None
         return self._session._replace(runner=spared or self._session.runner)

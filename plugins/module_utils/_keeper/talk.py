@@ -47,7 +47,7 @@ LAUNCH = re.compile("[0-9a-f]{1,64}")
 FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
 
-class Peer(NamedTuple):
+class KeeperAddress(NamedTuple):
     """Where a keeper listens."""
 
     host: str
@@ -88,14 +88,16 @@ def news_of(word: membership.Word) -> str:
     return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
 
 
-class Talk:
+class Messenger:
     """Both directions: `say` publishes a state, `heard` receives others'."""
 
-    def __init__(self, me: Peer, others: Tuple[Peer, ...], secret: str, launch: str, every: float = 1.0) -> None:
+    def __init__(
+        self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str, every: float = 1.0
+    ) -> None:
         self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
-        self._links: Dict[Peer, List[socket.socket]] = {}
+        self._links: Dict[KeeperAddress, List[socket.socket]] = {}
         self._said = (0.0, "")
         self._news = ""
         self._changed = threading.Condition()
@@ -132,7 +134,7 @@ class Talk:
                 )  # fmt: skip
                 self._over.wait(RETRY_SECONDS)
 
-    def _ask_for_ever(self, peer: Peer) -> None:
+    def _ask_for_ever(self, peer: KeeperAddress) -> None:
         answers: queue.Queue[_Answer] = queue.Queue()
         number, latest = 0, _Answer()
         while not self._over.is_set():
@@ -153,10 +155,10 @@ class Talk:
             waited = time.monotonic() - begun
             self._over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
 
-    def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: Peer, known: str) -> None:
+    def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: KeeperAddress, known: str) -> None:
         answers.put(self._hear(peer, known)._replace(number=number))
 
-    def _hear(self, peer: Peer, known: str = "") -> _Answer:
+    def _hear(self, peer: KeeperAddress, known: str = "") -> _Answer:
         """Ask a peer whose news are known up to this key."""
         try:
             word = self.ask(peer, known)
@@ -179,7 +181,7 @@ class Talk:
             silent = INVALID % peer.host
         return _Answer(silent=silent)
 
-    def ask(self, peer: Peer, known: str = "") -> membership.Word:
+    def ask(self, peer: KeeperAddress, known: str = "") -> membership.Word:
         """A peer's state, at once if it differs from the known one.
 
         OSError, ValueError, KeyError, TypeError or NoWord if there is none.
@@ -203,7 +205,7 @@ class Talk:
         return to_word(answer["word"])
 
     @contextlib.contextmanager
-    def _link_to(self, peer: Peer) -> Iterator[socket.socket]:
+    def _link_to(self, peer: KeeperAddress) -> Iterator[socket.socket]:
         """A connection for one question: one that an earlier question has left open, which saves two of four trips, or a new one."""
         # Firewalls admit the planned addresses.
         link = self._left_open(peer) or socket.create_connection(
@@ -216,7 +218,7 @@ class Talk:
             raise
         self._links[peer].append(link)
 
-    def _left_open(self, peer: Peer) -> Optional[socket.socket]:
+    def _left_open(self, peer: KeeperAddress) -> Optional[socket.socket]:
         left = self._links.setdefault(peer, [])
         while left:
             with contextlib.suppress(IndexError):  # another question has just taken the last one
@@ -293,7 +295,7 @@ class _Server(socketserver.ThreadingTCPServer):
     # With the default of 5, a burst of strangers delays a peer's connection by a second or more.
     request_queue_size = 128
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Messenger) -> None:
         self.talk = talk
         self.address_family = socket.AF_INET6 if ":" in talk.me.address else socket.AF_INET
         self.planned = {peer.address for peer in talk.others}

@@ -57,7 +57,7 @@ class Process(NamedTuple):
         return user_name(self.uid)
 
 
-class PortHolder(NamedTuple):
+class ListeningSocket(NamedTuple):
     """One listening socket; `pid` and `command` are None if this user may not see its process."""
 
     port: int
@@ -171,7 +171,7 @@ def _below(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
     return found
 
 
-def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
+def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[ListeningSocket]:
     """Processes that listen on these TCP ports, once per address."""
     wanted = set(ports)
     sockets = [found for found in _listening(proc) if found[1] in wanted]
@@ -180,7 +180,7 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
     for address, port, uid, inode in sockets:
         owner = process(owners[inode], proc) if inode in owners else None
         seen = (owner.pid, owner.command, owner.marker, owner.run) if owner else (None, None, None, None)
-        holders.append(PortHolder(port, address, uid, user_name(uid), *seen))
+        holders.append(ListeningSocket(port, address, uid, user_name(uid), *seen))
     return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
 
 

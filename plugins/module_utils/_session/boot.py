@@ -43,7 +43,7 @@ class BootError(Exception):
     """An entry could not be added or removed; contains the system's message."""
 
 
-class Entry(NamedTuple):
+class BootEntry(NamedTuple):
     """The session to start at boot, and its entries' names."""
 
     name: str  # of the session
@@ -95,7 +95,7 @@ def _quoted(word: str) -> str:
 # -- current and possible entries
 
 
-def entered(run: Run, entry: Entry) -> str:
+def entered(run: Run, entry: BootEntry) -> str:
     """The mechanism that starts the session after a reboot now."""
     if read_bytes(entry.program) != entry.source:
         return NONE
@@ -117,7 +117,7 @@ def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]
     return (CRON, "") if cron_runs else (NONE, seen + ", and no cron is running")
 
 
-def enter(run: Run, entry: Entry, way: str) -> None:
+def enter(run: Run, entry: BootEntry, way: str) -> None:
     """Start it that way, and no other."""
     leave(run, entry, keep=way)
     write_whole(entry.program, entry.source, 0o600)
@@ -130,7 +130,7 @@ def enter(run: Run, entry: Entry, way: str) -> None:
         _write_crontab(run, entry, [entry.cron_line])
 
 
-def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
+def leave(run: Run, entry: BootEntry, keep: str = NONE) -> bool:
     """Remove entries, except the one to keep; returns whether there were any."""
     changed = False
     for unit in entry.old_units():
@@ -163,7 +163,7 @@ def _readable_crontab(run: Run) -> List[str]:
     return []
 
 
-def _write_crontab(run: Run, entry: Entry, lines: List[str]) -> None:
+def _write_crontab(run: Run, entry: BootEntry, lines: List[str]) -> None:
     kept = [line for line in _crontab(run) if not entry.is_old(line)]
     fresh = entry.program + ".crontab"
     write_whole(fresh, ("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"), 0o600)

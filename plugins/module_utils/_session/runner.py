@@ -126,7 +126,9 @@ class Runner:
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
-        self.me = reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid())))
+        self.me = reaper.SessionIdentity(
+            self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid()))
+        )
         self.stop_asked = os.path.join(folder, "stop")
         self.state: Record = {
             "id": self.launch["id"],

@@ -31,9 +31,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import runne
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
     LAUNCH,
-    Given,
     Launch,
     Record,
+    StartArguments,
     Status,
     label_of,
     launch_in,
@@ -138,19 +138,19 @@ class Session:
         label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
         return identifier if label == self.label else ""
 
-    def _identity(self, record: Record) -> reaper.Session | None:
+    def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
         uid, boot = os.getuid(), processes.boot_id()
         if record.get("id"):
             pid, start = record.get("pid"), record.get("pid_start")
             runner = (pid, start) if pid and start else None
-            return reaper.Session(record["id"], uid, runner) if record.get("boot_id") == boot else None
+            return reaper.SessionIdentity(record["id"], uid, runner) if record.get("boot_id") == boot else None
         # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
         launch, identifier = self.launch(), self._tmux_id()
         if identifier and self.tmux is not None:
-            return reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
+            return reaper.SessionIdentity(identifier, uid, _with_start(self.tmux.runner(self.name)))
         if launch.get("boot_id") == boot:
-            return reaper.Session(launch["id"], uid)
+            return reaper.SessionIdentity(launch["id"], uid)
         return None
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
     )
 
 
-def _given(spec: Spec, salt: str) -> Given:
+def _given(spec: Spec, salt: str) -> StartArguments:
     """Arguments of a start, with salted digests instead of environment values."""
     data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
     env = env_file_utils.parse(data)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host on which the real keeper.Keeper and rank.Rank run: clocks, a disk and processes that a test moves.
+"""A host on which the real keeper.Keeper and rank.LocalRank run: clocks, a disk and processes that a test moves.
 
 `simulated` replaces what keeper.py and rank.py reach the machine by: time, os, open, files, subprocess, reaper and processes, the
 connections of talk.py, and the readings of guests. All else is theirs.
@@ -283,7 +283,7 @@ class Here:
 HERE = Here()
 
 
-class Talk:
+class Messenger:
     """The words that a keeper says and hears; the world carries them."""
 
     def __init__(self, me, others, secret, launch):
@@ -303,7 +303,7 @@ class Talk:
         return word if now - at <= talk.FRESH_SECONDS else None
 
 
-class Guest:
+class Attendance:
     """Whether the owner uses the machine."""
 
     def __init__(self, limits, now):
@@ -317,7 +317,7 @@ class Guest:
 def simulated():
     """Within this, keepers and their ranks are on simulated hosts."""
     reaper = types.SimpleNamespace(
-        Session=rank.reaper.Session, TERM_SECONDS=0.0, members=HERE.members, send=HERE.send, end=HERE.end,
+        SessionIdentity=rank.reaper.SessionIdentity, TERM_SECONDS=0.0, members=HERE.members, send=HERE.send, end=HERE.end,
         gentle_targets=lambda found: list(found.values()),
     )  # fmt: skip
     processes = types.SimpleNamespace(
@@ -328,7 +328,7 @@ def simulated():
         stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(talk, "Talk", Talk))
+        stack.enter_context(mock.patch.object(talk, "Messenger", Messenger))
         stack.enter_context(
             mock.patch.multiple(
                 keeper,
@@ -337,7 +337,7 @@ def simulated():
                 os=HERE,
                 files=HERE,
                 open=HERE.open,
-                Guest=Guest,
+                Attendance=Attendance,
                 sys=types.SimpleNamespace(stdout=HERE),
                 rules_of=lambda plan: plan["rules"],
                 is_plausible=lambda word, hosts: True,  # a third of the time, and only keepers send words here

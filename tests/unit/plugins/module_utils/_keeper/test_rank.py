@@ -31,9 +31,9 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 PATIENCE = 120
 
 
-def a_rank(folder: Path, **plan: Any) -> rank.Rank:
+def a_rank(folder: Path, **plan: Any) -> rank.LocalRank:
     nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000}]
-    return rank.Rank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
+    return rank.LocalRank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
 
 
 def write_events(folder: Path, *events: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ def two_talks():
     made = []
 
     def make(address="127.0.0.1"):
-        one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
-        made.extend([talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), SECRET, LAUNCH)])
+        one, other = (talk.KeeperAddress(host, address, free_port()) for host in ("desktop", "laptop"))
+        made.extend([talk.Messenger(one, (other,), SECRET, LAUNCH), talk.Messenger(other, (one,), SECRET, LAUNCH)])
         made[0].say(membership.Word("desktop"))
         return made
 
@@ -54,7 +54,7 @@ def test_nobody_is_told_without_the_secret(two_talks):
     told.start()
     word = until_answered(asker, told.me)
     assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
-    stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
+    stranger = talk.Messenger(asker.me, (told.me,), "another secret", "34cd")
     with pytest.raises(talk.NoWord):
         stranger.ask(told.me)
     assert stranger._hear(told.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
@@ -144,8 +144,8 @@ def test_a_port_that_is_taken_is_waited_for(two_talks, monkeypatch):
 def test_an_address_that_comes_late_is_listened_on_already(address, other):
     if other == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
-    late = talk.Peer("desktop", address, free_port())  # which no host has
-    told = talk.Talk(late, (talk.Peer("laptop", other, free_port()),), SECRET, LAUNCH)
+    late = talk.KeeperAddress("desktop", address, free_port())  # which no host has
+    told = talk.Messenger(late, (talk.KeeperAddress("laptop", other, free_port()),), SECRET, LAUNCH)
     with talk._Server(told) as server:
         assert server.server_address[:2] == (address, late.port)
     assert told._hear(told.others[0]).silent == f"this host does not have its address {address} yet"
@@ -164,8 +164,8 @@ def test_why_a_peer_is_not_heard_is_told_until_it_is_heard(two_talks):
 def answered_by(reply):
     """The outcome of a talk with a peer that answers so."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        peer = talk.Peer("desktop", "127.0.0.1", server.getsockname()[1])
-        asker = talk.Talk(talk.Peer("laptop", "127.0.0.1", free_port()), (peer,), SECRET, LAUNCH)
+        peer = talk.KeeperAddress("desktop", "127.0.0.1", server.getsockname()[1])
+        asker = talk.Messenger(talk.KeeperAddress("laptop", "127.0.0.1", free_port()), (peer,), SECRET, LAUNCH)
 
         def serve():
             link = server.accept()[0]

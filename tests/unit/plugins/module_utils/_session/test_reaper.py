@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
-SESSION = reaper.Session("ours", 1000, (10, 100))
+SESSION = reaper.SessionIdentity("ours", 1000, (10, 100))
 
 
 def one(pid, ppid=1, uid=1000, marker=None, worker=False, state="S", start=100):
