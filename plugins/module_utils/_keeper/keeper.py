@@ -114,7 +114,7 @@ class Keeper:
 
     # -- persistent state
 
-    def _remembered(self) -> membership.KeeperState:
+    def _remembered(self) -> membership.OwnState:
         """Load the promises of an earlier keeper of this start."""
         path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
@@ -129,7 +129,7 @@ class Keeper:
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody damaged the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
-    def _remember(self, own: membership.KeeperState) -> bool:
+    def _remember(self, own: membership.OwnState) -> bool:
         """Save what must outlive this keeper. False if a promise could not be saved and so must not be made."""
         kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
         if kept == self.kept:
@@ -313,7 +313,7 @@ class Keeper:
 
     # -- output for people and programs
 
-    def _report(self, before: membership.KeeperState) -> None:
+    def _report(self, before: membership.OwnState) -> None:
         word, was = self.own.word, before.word
         waits = self._waiting_for()
         if waits != self.waits:

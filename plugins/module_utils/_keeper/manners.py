@@ -89,7 +89,7 @@ def let_in(stay: Stay) -> Stay:
     return Stay(excused=stay.excused | set(stay.since)) if stay.why else stay
 
 
-def follow(own: membership.KeeperState, now: float, why: str) -> Tuple[membership.KeeperState, str]:
+def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.OwnState, str]:
     """Leave the run for a reason, stay away while one holds, then ask to rejoin; returns the order for this host's rank."""
     state, leaving = own.word.state, own.word.state in (ENDING, STUCK)
     if state == RESTING:

@@ -75,7 +75,7 @@ class Word(NamedTuple):
         return self.last.number if self.last else 0
 
 
-class KeeperState(NamedTuple):
+class OwnState(NamedTuple):
     """A keeper's state: the published part, and private data."""
 
     word: Word
@@ -94,6 +94,7 @@ class Heard(NamedTuple):
 
 
 Hearing = Mapping[str, Heard]
+Words = Mapping[str, Word]
 
 
 def hear(heard: Optional[Heard], word: Word, now: float, lost: float) -> Heard:
@@ -109,7 +110,7 @@ def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
     return {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
 
 
-def present(own: KeeperState, words: Mapping[str, Word]) -> Dict[str, Word]:
+def present(own: OwnState, words: Words) -> Dict[str, Word]:
     """Those that also hear us and are not over, so can train with us; a link that works one way does not count."""
     me, out = own.word.host, (ASKING, STUCK, RESTING, *OVER)
     return {host: word for host, word in words.items() if me in word.hears and word.state not in out}
@@ -120,29 +121,29 @@ def awaited(rules: Rules, word: Word, there: Iterable[str]) -> Set[str]:
     return set(expected(rules, word.left, word.failed)) - set(there)
 
 
-def clique_around(rules: Rules, own: KeeperState, around: Mapping[str, Word]) -> Tuple[str, ...]:
+def clique_around(rules: Rules, own: OwnState, around: Words) -> Tuple[str, ...]:
     """We and the present hosts that all hear each other."""
     hears = {host: word.hears for host, word in around.items()}
     return clique(rules, own.word.host, {**hears, own.word.host: tuple(around)})
 
 
-def next_number(rules: Rules, own: KeeperState, words: Mapping[str, Word]) -> int:
+def next_number(rules: Rules, own: OwnState, words: Words) -> int:
     """The next number above all known ones that no other host can choose."""
     highest = max([own.word.promised, own.word.started, *(max(w.promised, w.started) for w in words.values())])
     return highest + 1 + (rules.hosts.index(own.word.host) - highest) % len(rules.hosts)
 
 
-def change(own: KeeperState, now: float, state: str, **fields: object) -> KeeperState:
+def change(own: OwnState, now: float, state: str, **fields: object) -> OwnState:
     """Change state now; fields are those of the word."""
     return own._replace(word=own.word._replace(state=state, **fields), since=now)  # type: ignore[arg-type]
 
 
-def _end(own: KeeperState, now: float, **fields: object) -> KeeperState:
+def _end(own: OwnState, now: float, **fields: object) -> OwnState:
     """This host's rank is to end, and the host is idle then; fields are those of the word."""
     return change(own, now, ENDING, **fields)._replace(after_ending=IDLE)
 
 
-def decide(rules: Rules, own: KeeperState, heard: Hearing, now: float) -> Tuple[KeeperState, str]:
+def decide(rules: Rules, own: OwnState, heard: Hearing, now: float) -> Tuple[OwnState, str]:
     """The next state, and an order for this host's rank ("" for none)."""
     words = fresh(rules, heard, now)
     own = _learn_who_is_out(own, words)
@@ -166,13 +167,13 @@ def decide(rules: Rules, own: KeeperState, heard: Hearing, now: float) -> Tuple[
     return _gather(rules, own, heard, words, now)
 
 
-def _why_not_enough(own: KeeperState, words: Mapping[str, Word]) -> str:
+def _why_not_enough(own: OwnState, words: Words) -> str:
     """Why the others cannot continue."""
     reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
     return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
-def _learn_who_is_out(own: KeeperState, words: Mapping[str, Word]) -> KeeperState:
+def _learn_who_is_out(own: OwnState, words: Words) -> OwnState:
     """Learn about hosts removed by hand or given up; a host's own message takes precedence."""
     all_words = (own.word, *words.values())
 
@@ -188,9 +189,7 @@ def _learn_who_is_out(own: KeeperState, words: Mapping[str, Word]) -> KeeperStat
 # -- before a generation
 
 
-def _gather(
-    rules: Rules, own: KeeperState, heard: Hearing, words: Mapping[str, Word], now: float
-) -> Tuple[KeeperState, str]:
+def _gather(rules: Rules, own: OwnState, heard: Hearing, words: Words, now: float) -> Tuple[OwnState, str]:
     """While idle, or between offer and start."""
     me, around = own.word.host, present(own, words)
     if own.word.state == OFFERED:
@@ -212,7 +211,7 @@ def _gather(
     return _join(rules, own, words, Generation(next_number(rules, own, words), members), now, OFFERED), ""
 
 
-def may_form(rules: Rules, own: KeeperState, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
+def may_form(rules: Rules, own: OwnState, heard: Hearing, members: Tuple[str, ...], now: float) -> bool:
     """Whether the host in charge may offer a generation of these members now."""
     if not may_train(rules, members, own.word.left):
         return False
@@ -240,9 +239,7 @@ def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bo
     return bool(missing & set(newest.members)) and all(word.returned for word in witnesses)
 
 
-def _join(
-    rules: Rules, own: KeeperState, words: Mapping[str, Word], offer: Generation, now: float, state: str
-) -> KeeperState:
+def _join(rules: Rules, own: OwnState, words: Words, offer: Generation, now: float, state: str) -> OwnState:
     """Offer or promise a generation, unless the last one died once too often."""
     before, own = own.deaths, _count_death(own, words, now)
     why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
@@ -251,7 +248,7 @@ def _join(
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
 
-def _count_death(own: KeeperState, words: Mapping[str, Word], now: float) -> KeeperState:
+def _count_death(own: OwnState, words: Words, now: float) -> OwnState:
     """The last generation died by itself if a rank failed by itself, or for no known reason with nobody missing."""
     died, last, own = own.died, own.word.last, own._replace(died=False)
     if last is None or not died:
@@ -265,7 +262,7 @@ def _count_death(own: KeeperState, words: Mapping[str, Word], now: float) -> Kee
     return own._replace(deaths=(*own.deaths, deaths.GenerationDeath(now, own.word.steps, crashed)))
 
 
-def _promise(rules: Rules, own: KeeperState, words: Mapping[str, Word], caller: Word, now: float) -> KeeperState:
+def _promise(rules: Rules, own: OwnState, words: Words, caller: Word, now: float) -> OwnState:
     """Join the first host's offer, if it is newer than all that this host has promised."""
     offer = caller.generation
     if caller.state != OFFERED or offer is None or own.word.host not in offer.members:
@@ -273,20 +270,20 @@ def _promise(rules: Rules, own: KeeperState, words: Mapping[str, Word], caller: 
     return _join(rules, own, words, offer, now, PROMISED) if offer.number > own.word.promised else own
 
 
-def _current_generation(own: KeeperState) -> Generation:
+def _current_generation(own: OwnState) -> Generation:
     """The generation of a state that must have one."""
     if own.word.generation is None:
         raise ValueError(f"{own.word.host} is {own.word.state} without a generation")
     return own.word.generation
 
 
-def _still_offered(own: KeeperState, words: Mapping[str, Word]) -> bool:
+def _still_offered(own: OwnState, words: Words) -> bool:
     """Whether the host that made our promised offer still offers it (a silent one may)."""
     caller = words.get(_current_generation(own).members[0])
     return caller is None or (caller.promised == own.word.promised and caller.state in (OFFERED, TRAINING))
 
 
-def _begin_promised(own: KeeperState, words: Mapping[str, Word], now: float) -> Optional[KeeperState]:
+def _begin_promised(own: OwnState, words: Words, now: float) -> Optional[OwnState]:
     """Start in the newest promised generation, once it is effective."""
     mine = own.word.generation
     if mine is None or mine.number != own.word.promised or own.word.started >= mine.number:
@@ -297,12 +294,12 @@ def _begin_promised(own: KeeperState, words: Mapping[str, Word], now: float) -> 
     return _started(own, mine, now)
 
 
-def _started(own: KeeperState, generation: Generation, now: float, go: bool = False) -> KeeperState:
+def _started(own: OwnState, generation: Generation, now: float, go: bool = False) -> OwnState:
     fresh_start = {"regroup": 0, "outranked": 0, "returned": False, "apart": False, "why": ""}
     return change(own, now, TRAINING, last=generation, go=go, **fresh_start)._replace(died=False)
 
 
-def _offering(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: float) -> Tuple[KeeperState, str]:
+def _offering(rules: Rules, own: OwnState, words: Words, now: float) -> Tuple[OwnState, str]:
     """Start when all have promised; give up if one has promised a newer one, or not in time, or if all have slept since."""
     offer = _current_generation(own)
     others = [words.get(host) for host in offer.members if host != own.word.host]
@@ -320,9 +317,7 @@ def _offering(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: fl
 # -- in a generation
 
 
-def _train(
-    rules: Rules, own: KeeperState, heard: Hearing, words: Mapping[str, Word], now: float
-) -> Tuple[KeeperState, str]:
+def _train(rules: Rules, own: OwnState, heard: Hearing, words: Words, now: float) -> Tuple[OwnState, str]:
     """Continue, unless a member is missing, a host wants to join, or another part has more steps."""
     mine = _current_generation(own)
     why = _missing(rules, own, heard, now)
@@ -340,7 +335,7 @@ def _train(
     return own, ""
 
 
-def _missing(rules: Rules, own: KeeperState, heard: Hearing, now: float) -> str:
+def _missing(rules: Rules, own: OwnState, heard: Hearing, now: float) -> str:
     """The member of this generation that is missing, or never started; empty if all are there."""
     mine = _current_generation(own)
     for host in mine.members:
@@ -365,7 +360,7 @@ def _goes_with_all(word: Word) -> bool:
     return word.state in (FINISHED, STOPPED) or word.stopping
 
 
-def _ended_elsewhere(own: KeeperState, heard: Hearing) -> str:
+def _ended_elsewhere(own: OwnState, heard: Hearing) -> str:
     """How another member's rank has ended; empty if none has."""
     mine = _current_generation(own)
     for word in (heard[host].word for host in mine.members if host in heard):
@@ -375,9 +370,7 @@ def _ended_elsewhere(own: KeeperState, heard: Hearing) -> str:
     return ""
 
 
-def _lead(
-    rules: Rules, own: KeeperState, heard: Hearing, around: Mapping[str, Word], now: float
-) -> Tuple[KeeperState, str]:
+def _lead(rules: Rules, own: OwnState, heard: Hearing, around: Words, now: float) -> Tuple[OwnState, str]:
     """The first member also watches outsiders: another part, or a host that wants to join."""
     mine, me = _current_generation(own), own.word.host
     for host, word in around.items():
@@ -399,7 +392,7 @@ def _lead(
     return own, ""
 
 
-def _ask(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: float) -> KeeperState:
+def _ask(rules: Rules, own: OwnState, words: Words, now: float) -> OwnState:
     """The rank ended cleanly before the last step: to restart with others, or because a user stopped the run?
 
     Nobody stopped it if no member knows of a stop; a silent one may know, and is waited for.
@@ -420,8 +413,8 @@ def _ask(rules: Rules, own: KeeperState, words: Mapping[str, Word], now: float) 
 
 
 def rank_ended(
-    own: KeeperState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False
-) -> KeeperState:
+    own: OwnState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False
+) -> OwnState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
@@ -443,7 +436,7 @@ def rank_ended(
     return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(died=True)
 
 
-def asked_to_end(own: KeeperState, now: float, state: str, why: str) -> Tuple[KeeperState, str]:
+def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:
     """A user stops the run (STOPPED) or removes this host (LEFT), or the host shuts down (AWAY)."""
     if own.word.state in (TRAINING, ENDING, STUCK):
         order = FINISH_STEP if own.word.state == TRAINING else ""
@@ -453,6 +446,6 @@ def asked_to_end(own: KeeperState, now: float, state: str, why: str) -> Tuple[Ke
     return change(own, now, state, why=why), ""
 
 
-def rank_stuck(own: KeeperState, now: float, why: str) -> KeeperState:
+def rank_stuck(own: OwnState, now: float, why: str) -> OwnState:
     """The rank survived even SIGKILL: nobody waits for this host until `rank_ended`."""
     return own if own.word.state == STUCK else change(own, now, STUCK, why=why, missed=own.word.started)

@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
     Generation,
     Heard,
-    KeeperState,
+    OwnState,
     Word,
     change,
 )
@@ -33,7 +33,7 @@ class KeeperMemory(TypedDict):
     failed: Tuple[str, ...]
 
 
-def to_remember(own: KeeperState) -> KeeperMemory:
+def to_remember(own: OwnState) -> KeeperMemory:
     """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
@@ -42,7 +42,7 @@ def to_remember(own: KeeperState) -> KeeperMemory:
     }  # fmt: skip
 
 
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> KeeperState:
+def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> OwnState:
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
     returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
@@ -56,17 +56,17 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
     died = [GenerationDeath(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return KeeperState(word, since=now, deaths=tuple(died))
+    return OwnState(word, since=now, deaths=tuple(died))
 
 
-def slept(own: KeeperState, now: float) -> KeeperState:
+def slept(own: OwnState, now: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (OFFERED, PROMISED):
         own = change(own, now, IDLE, generation=own.word.last)
     return own._replace(word=own.word._replace(returned=True))
 
 
-def woken(own: KeeperState, heard: Mapping[str, Heard], since: float) -> KeeperState:
+def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
     """A keeper that was suspended until `since`: it has missed nothing once all with whom it trains are heard to train with it."""
     mine, word = own.word.generation, own.word
     if not word.returned or word.state != TRAINING or mine is None:
@@ -77,11 +77,11 @@ def woken(own: KeeperState, heard: Mapping[str, Heard], since: float) -> KeeperS
     return own._replace(word=word._replace(returned=False)) if all_train else own
 
 
-def new(host: str, now: float, steps: int) -> KeeperState:
+def new(host: str, now: float, steps: int) -> OwnState:
     """A keeper of a new start of the run."""
-    return KeeperState(Word(host, steps=steps), since=now)
+    return OwnState(Word(host, steps=steps), since=now)
 
 
-def forgetful(host: str, now: float, wall: float, steps: int) -> KeeperState:
+def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:
     """A keeper whose state was damaged. Seconds since 1970 are above all numbers that it may have promised."""
-    return KeeperState(Word(host, promised=int(wall), steps=steps, returned=True), since=now)
+    return OwnState(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

@@ -56,4 +56,4 @@ def test_a_word_that_cannot_be_is_as_none(changes):
     keeper.Keeper._hear(honest, 0.1)
     assert set(honest.heard) == {"c"}
     # What is left to decide with cannot end the keeper.
-    membership.decide(RULES, membership.KeeperState(membership.Word("a")), honest.heard, time.monotonic())
+    membership.decide(RULES, membership.OwnState(membership.Word("a")), honest.heard, time.monotonic())

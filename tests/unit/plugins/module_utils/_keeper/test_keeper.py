@@ -329,7 +329,7 @@ def test_the_others_hear_how_far_a_rank_is_as_long_as_there_is_one() -> None:
     steps, noted = iter((7, 9)), []
     rank = SimpleNamespace(ended=lambda: None, stuck={}, process=object(), steps=lambda: next(steps))
     one: Any = SimpleNamespace(
-        own=membership.KeeperState(membership.Word("a")), rank=rank, _note_apart_since=lambda: noted.append(1)
+        own=membership.OwnState(membership.Word("a")), rank=rank, _note_apart_since=lambda: noted.append(1)
     )
     for process in (rank.process, None):
         rank.process = process
@@ -344,7 +344,7 @@ def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None
     )
     word = membership.Word("a")
     for members, expected in ((("a",), 700), (("a",), 700), (("a", "b"), None), (("a",), None)):
-        one.own = membership.KeeperState(word._replace(generation=membership.Generation(1, members)))
+        one.own = membership.OwnState(word._replace(generation=membership.Generation(1, members)))
         keeper.Keeper._note_apart_since(one)
         assert one.since == expected
         steps.pop(0) if len(steps) > 1 else None
@@ -371,7 +371,7 @@ def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() ->
         rank=SimpleNamespace(process=object(), set_apart=set_apart), since=700, gave_way=None, _tell=lambda *words: None
     )
     mine = membership.Generation(4, ("a",))
-    one.own = membership.KeeperState(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
+    one.own = membership.OwnState(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
     keeper.Keeper._give_way(one)
     assert not moved, "its rank saves"
     one.rank.process = None
@@ -392,7 +392,7 @@ SPOILT_STATES = [
 ]  # fmt: skip
 
 
-def remembered(folder: Path, state: object) -> membership.KeeperState:
+def remembered(folder: Path, state: object) -> membership.OwnState:
     """The state that a returning keeper reads from its file."""
     (folder / KEEPER_MEMORY).write_text(json.dumps(state))
     stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))

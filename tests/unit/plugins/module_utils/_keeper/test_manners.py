@@ -90,7 +90,7 @@ def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
-TRAINS = m.KeeperState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
+TRAINS = m.OwnState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
 
 
 def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
@@ -111,7 +111,7 @@ def test_a_guest_leaves_again_after_it_has_been_back():
 
 
 def test_a_guest_that_is_away_hears_the_end_of_the_run():
-    rests = m.KeeperState(m.Word("laptop", m.RESTING))
+    rests = m.OwnState(m.Word("laptop", m.RESTING))
     rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
     for state in (m.STOPPED, m.FINISHED):
         heard = {"desktop": m.Heard(m.Word("desktop", state), 1.0, 0.0)}
@@ -119,7 +119,7 @@ def test_a_guest_that_is_away_hears_the_end_of_the_run():
 
 
 def test_leave_by_hand_wins():
-    assert m.asked_to_end(m.KeeperState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
+    assert m.asked_to_end(m.OwnState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
     leaving = manners.follow(TRAINS, 1.0, "used")[0]
     left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
     assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
@@ -128,13 +128,13 @@ def test_leave_by_hand_wins():
 def test_the_others_do_not_wait_for_a_guest_that_is_away():
     rules = m.Rules(("desktop", "laptop"), 1, grace=30.0, first_grace=300.0)
     word = m.Word("laptop", m.RESTING, hears=("desktop",))
-    own = m.decide(rules, m.KeeperState(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
+    own = m.decide(rules, m.OwnState(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
     assert own.word.generation.members == ("desktop",)
 
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():
     rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
-    own = m.KeeperState(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
+    own = m.OwnState(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
     word = m.Word("laptop", m.RESTING, promised=2, last=m.Generation(1, MINE.members), why="used")
     own, order = m.decide(rules, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
     assert (own.word.state, own.word.why, order) == (m.ENDING, "laptop: used", m.SAVE)

@@ -23,7 +23,7 @@ def heard(now, *words):
 
 
 def trains(rules, host, members, number=2, now=100.0, **word):
-    own = m.KeeperState(m.Word(host))
+    own = m.OwnState(m.Word(host))
     mine = m.Generation(number, members)
     own = own._replace(word=own.word._replace(promised=number, generation=mine), since=now)
     own = m._started(own, mine, now)
@@ -77,7 +77,7 @@ def test_a_host_taken_out_by_hand_is_not_waited_for():
 
 def test_a_generation_is_offered_promised_and_begun():
     now = 5.0
-    a, b = m.KeeperState(m.Word("desktop")), m.KeeperState(m.Word("laptop"))
+    a, b = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     a, order = m.decide(RULES, a, heard(now, b.word._replace(hears=("desktop",))), now)
     assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", ("desktop", "laptop"))
     b, order = m.decide(RULES, b, heard(now, a.word), now)
@@ -92,7 +92,7 @@ def test_an_offer_is_promised_once():
     offer = m.Generation(5, ("desktop", "laptop"))
     caller = m.Word("desktop", m.OFFERED, offer, promised=5, hears=("laptop",))
     for promised, state in ((4, m.PROMISED), (5, m.IDLE)):
-        own = m.KeeperState(m.Word("laptop", promised=promised))
+        own = m.OwnState(m.Word("laptop", promised=promised))
         assert m.decide(RULES, own, heard(5, caller), 5.0)[0].word.state == state
 
 
@@ -100,7 +100,7 @@ def test_an_offer_from_before_a_suspend_is_void():
     """The others may have taken it up and have been stopped while this host slept."""
     offer = m.Generation(5, ("desktop", "laptop"))
     caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
-    own = m.KeeperState(m.Word("laptop", m.PROMISED, offer, promised=5))
+    own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
     own, order = m.decide(RULES, memory.slept(own, 5.0), heard(5, caller), 5.0)
     assert (own.word.state, order, own.word.returned) == (m.IDLE, "", True)
@@ -109,7 +109,7 @@ def test_an_offer_from_before_a_suspend_is_void():
 def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stopped():
     last = m.Generation(4, ("a", "b", "c"))
     words = [m.Word(host, generation=last, last=last, promised=4, returned=True) for host in "ab"]
-    a, b = map(m.KeeperState, words)
+    a, b = map(m.OwnState, words)
     b_heard = heard(50, b.word._replace(hears=("a",)))
     assert m.decide(THREE, a, b_heard, 50.0)[0].word.state == m.IDLE
     # One that was awake all the time would know.
@@ -125,14 +125,14 @@ def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stoppe
 def test_who_promises_a_new_generation_still_tells_who_was_in_its_last():
     """a was away while b and c trained, and c was stopped; b, which was off since, must not go on with a."""
     offer = m.Generation(10, ("a", "b"))
-    a = m.KeeperState(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
+    a = m.OwnState(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
     b = m.Word("b", m.PROMISED, offer, last=m.Generation(5, ("b", "c")), promised=10, returned=True, hears=("a",))
     assert m.decide(THREE, a, heard(1, b), 1.0)[1] == ""
     assert m.decide(THREE, a, heard(1, b._replace(returned=False)), 1.0)[1] == m.START
 
 
 def test_the_first_generation_waits_for_all_hosts():
-    own = m.KeeperState(m.Word("desktop"))
+    own = m.OwnState(m.Word("desktop"))
     assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
     assert m.decide(RULES, own, {}, 61.0)[0].word.state == m.OFFERED
 
@@ -206,7 +206,7 @@ def died(rules, own, number, steps, when, members=BOTH, told=(), **how):
 
 @pytest.mark.parametrize("steps", [(17, 17, 17), (1, 2, 3, 4)])
 def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
-    own, other = m.KeeperState(m.Word("laptop")), m.KeeperState(m.Word("desktop"))
+    own, other = m.OwnState(m.Word("laptop")), m.OwnState(m.Word("desktop"))
     for number, step in enumerate(steps):
         assert own.word.state != m.FAILED
         told = m.Word("laptop", crashed=number + 1), m.Word("desktop")
@@ -238,14 +238,14 @@ def test_deaths_within_an_hour_count_however_long_the_machine_runs():
 
 
 def test_deaths_of_long_ago_do_not_count():
-    own = m.KeeperState(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(20):
         own = died(RULES, own, number + 1, number, 1300.0 * number, told=[m.Word("desktop")], by_itself=True)
     assert (own.word.state, len(own.deaths)) == (m.OFFERED, 20)
 
 
 def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
-    own = m.KeeperState(m.Word("c"))
+    own = m.OwnState(m.Word("c"))
     for number, culprit in enumerate("aba"):
         told = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
         own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), told)
@@ -253,13 +253,13 @@ def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
 
 
 def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
-    own = m.KeeperState(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(3):
         own = died(
             RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
         )
     assert own.word.why == "the run died 3 times at step 17"
-    own = m.KeeperState(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(10):
         # That of a keeper which was killed, or which heard one less.
         own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
@@ -271,7 +271,7 @@ def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
 
 
 def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
-    own = m.KeeperState(m.Word("desktop"))
+    own = m.OwnState(m.Word("desktop"))
     for number in range(1, 9):
         restarted = m.Word("laptop", promised=number, last=m.Generation(number - 1, BOTH))
         own = died(RULES, own, number, 17, 60.0 * number, told=[restarted])
@@ -280,7 +280,7 @@ def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
 
 def test_losses_of_hosts_and_links_never_end_a_run():
     """Links of eight seconds, as often as one likes, though all hosts come back each time and no step is made."""
-    desktop, laptop = m.KeeperState(m.Word("desktop")), m.KeeperState(m.Word("laptop"))
+    desktop, laptop = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     for number in range(1, 30):
         both = []
         for own, other in ((desktop, "laptop"), (laptop, "desktop")):
@@ -329,7 +329,7 @@ def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
 def test_a_rank_that_cannot_be_killed_keeps_nobody_waiting():
     laptop, order = m.decide(RULES, trains(RULES, "laptop", BOTH), {}, 110.0)
     assert (laptop.word.state, order) == (m.ENDING, m.SAVE)
-    desktop = m.change(m.KeeperState(m.Word("desktop", last=m.Generation(2, BOTH), promised=2)), 110.0, m.IDLE)
+    desktop = m.change(m.OwnState(m.Word("desktop", last=m.Generation(2, BOTH), promised=2)), 110.0, m.IDLE)
     hears = laptop.word._replace(hears=("desktop",))
     assert m.decide(RULES, desktop, heard(150, hears), 150.0)[0].word.state == m.IDLE
     laptop = m.rank_stuck(laptop, 150.0, "its rank cannot be killed")
@@ -379,7 +379,7 @@ def again(own, **fields):
 def test_a_host_that_was_off_does_not_begin_alone():
     own = trains(RULES, "laptop", ("desktop", "laptop"))
     assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
-    assert m.decide(RULES, again(m.KeeperState(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, again(m.OwnState(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
 
 
@@ -415,7 +415,7 @@ def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it()
 
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
     left = m.Word("c", m.LEFT)
-    a, b = (m.decide(THREE, m.KeeperState(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
+    a, b = (m.decide(THREE, m.OwnState(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
     a, b = again(a, returned=True), again(b, returned=True)
     a, dummy = m.decide(THREE._replace(least=3), a, heard(1, b.word._replace(hears=("a",))), 1.0)
     assert (a.word.state, a.word.generation.members) == (m.OFFERED, ("a", "b"))
@@ -423,7 +423,7 @@ def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
 
 def test_a_stop_reaches_whoever_waits():
     stopped = m.Word("desktop", m.STOPPED)
-    assert m.decide(RULES, m.KeeperState(m.Word("laptop")), heard(1, stopped), 1.0)[0].word.state == m.STOPPED
+    assert m.decide(RULES, m.OwnState(m.Word("laptop")), heard(1, stopped), 1.0)[0].word.state == m.STOPPED
     own = trains(RULES, "laptop", ("desktop", "laptop"))
     own = m.rank_ended(own, 105.0, 20, m.STOPPED)
     assert own.word.state == m.ASKING
@@ -448,7 +448,7 @@ def test_leaving_by_hand_lets_the_others_go_on():
 
 def test_a_link_that_is_cut_one_way_counts_as_none():
     deaf = m.Word("c", m.IDLE, hears=())
-    own = m.KeeperState(m.Word("a"), since=0.0)
+    own = m.OwnState(m.Word("a"), since=0.0)
     words = heard(1, m.Word("b", hears=("a",)), deaf)
     assert m.clique_around(THREE, own, m.present(own, m.fresh(THREE, words, 1))) == ("a", "b")
 
@@ -457,6 +457,6 @@ def test_numbers_are_unique_to_who_offers():
     numbers = {}
     for host in THREE.hosts:
         for promised in range(12):
-            number = m.next_number(THREE, m.KeeperState(m.Word(host, promised=promised)), {})
+            number = m.next_number(THREE, m.OwnState(m.Word(host, promised=promised)), {})
             assert number > promised
             assert numbers.setdefault(number, host) == host
