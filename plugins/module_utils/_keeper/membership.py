@@ -401,10 +401,9 @@ def _ask(rules: Rules, own: OwnState, words: Words, now: float) -> OwnState:
     regrouping = [word for word in words.values() if word.regroup == mine.number]
     if regrouping or any(word.started > mine.number for word in words.values()):
         return change(own, now, IDLE, regroup=mine.number, apart=any(word.apart for word in regrouping))
-    others = [host for host in mine.members if host != own.word.host]
-    ended = [words[host].state for host in others if host in words and words[host].started == mine.number]
-    ended = [state for state in ended if state not in (TRAINING, ENDING)]
-    if len(ended) == len(others) or set(ended) - {ASKING} or now - own.since > rules.begin:
+    others = [words[host] for host in mine.members if host in words]
+    ended = [word.state for word in others if word.started == mine.number and word.state not in (TRAINING, ENDING)]
+    if len(ended) == len(mine.members) - 1 or set(ended) - {ASKING} or now - own.since > rules.begin:
         return change(own, now, IDLE)
     return own
 
