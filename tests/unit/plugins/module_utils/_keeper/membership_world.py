@@ -60,6 +60,10 @@ class Machine(Host):
     def is_asked(self):
         return STOP in self.disk or LEAVE in self.disk
 
+    def may_train_again(self):
+        over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
+        return not over and self.own.word.state != m.FAILED and not self.unkillable_until
+
 
 class Checks:
     """Invariants, by name."""
@@ -161,11 +165,12 @@ class World:
     # -- what goes wrong
 
     def disturb(self):
+        """Maybe one fault; it returns False where it cannot happen."""
         rng = self.random
         host = self.hosts[rng.choice(self.rules.hosts)]
         if rng.random() < self.trouble and not host.gone:
             fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
-            if fault(self, host, rng):
+            if fault(self, host, rng) is not False:
                 self.events[name_of(fault)] += 1
 
     def a_rank_died(self, host, rng):
@@ -231,32 +236,26 @@ class World:
 
     def a_full_disk(self, host, rng):
         host.full_until = self.tick + rng.randint(3, 40)
-        return True
 
     def a_freeze(self, host, rng):
         host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 25), False
-        return True
 
     def a_suspend(self, host, rng):
         """Its clock stands still, too."""
         host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 40), True
-        return True
 
     def a_need_of_the_owner(self, host, rng):
         """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
         host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
-        return True
 
     def a_jump_of_the_clock(self, host, rng):
         host.clock += rng.uniform(0, 60)
-        return True
 
     def a_cut(self, host, rng, until=EVER):
         other = rng.choice([name for name in self.rules.hosts if name != host.name])
         self.cut[host.name, other] = until
         if rng.random() < 0.6:
             self.cut[other, host.name] = until
-        return True
 
     def a_flap(self, host, rng):
         return self.a_cut(host, rng, self.tick + rng.randint(3, 12))
@@ -265,14 +264,12 @@ class World:
         names = self.rules.hosts
         side = set(rng.sample(names, rng.randint(1, len(names) - 1)))
         self.cut.update({(a, b): EVER for a in names for b in names if (a in side) != (b in side)})
-        return True
 
     def a_repair(self, host, rng):
         if rng.random() < 0.3:
             self.cut.clear()
         elif self.cut:
             del self.cut[rng.choice(sorted(self.cut))]
-        return True
 
     def a_leave(self, host, rng):
         if not host.runs(self.tick) or host.over_at is not None:
@@ -297,7 +294,6 @@ class World:
     def crash(self, host):
         host.crashes += 1
         host.rank.end(1)
-        return True
 
     def forget_saved(self):
         """Steps that only hosts had which a user took away are gone."""
@@ -564,11 +560,7 @@ class World:
 
     def peaceful(self):
         """Leave a set of hosts alone which can and must train, and switch off the others; None where there is none."""
-        able = [name for name, host in self.hosts.items() if not host.gone and (host.over_at is None or host.off_at)]
-        able = [
-            name for name in able if not self.hosts[name].is_asked() and self.hosts[name].own.word.state != m.FAILED
-        ]
-        able = [name for name in able if not self.hosts[name].unkillable_until]
+        able = [name for name, host in self.hosts.items() if host.may_train_again()]
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))
         keepers = [self.own_to_be(self.hosts[name]) for name in able]

@@ -78,8 +78,7 @@ class Process:
     def poll(self):
         return self.code
 
-    def wait(self):
-        return self.code
+    wait = poll
 
     def end(self, agent_code, **end):
         """The rank ends, and (unless it hangs) its agent; end: what it records."""

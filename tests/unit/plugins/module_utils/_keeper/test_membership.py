@@ -14,7 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper import membership_world
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "1000"))
-RULES = m.Rules(("desktop", "laptop"), least=1, grace=10, first_grace=60)
+BOTH = ("desktop", "laptop")
+RULES = m.Rules(BOTH, least=1, grace=10, first_grace=60)
 THREE = m.Rules(("a", "b", "c"), least=2, grace=10, first_grace=60)
 
 
@@ -54,6 +55,10 @@ def test_random_schedules():
         ("abcde", 3, "ab", False),
         ("abcde", 2, "ab", True),
         ("abcd", 3, "ab", False),
+        ("abcdef", 4, "abc", False),
+        # With at most half of the hosts, both parts of a split train.
+        ("abcdef", 3, "abc", True),
+        ("abcdef", 3, "def", True),
     ],
 )
 def test_who_may_go_on(hosts, least, members, answer):
@@ -61,25 +66,16 @@ def test_who_may_go_on(hosts, least, members, answer):
     assert m.may_train(rules, tuple(members)) is answer
 
 
-def test_only_with_at_most_half_of_the_hosts_may_two_parts_train():
-    rules = m.Rules(tuple("abcdef"), 4, 10, 60)
-    assert not m.may_train(rules, tuple("abc"))
-    rules = rules._replace(least=3)
-    assert m.may_train(rules, tuple("abc"))
-    assert m.may_train(rules, tuple("def"))
-
-
 def test_a_host_taken_out_by_hand_is_not_waited_for():
     assert m.may_train(RULES._replace(least=2), ("desktop",), left=("laptop",))
-    assert not m.may_train(RULES, (), left=("desktop", "laptop"))
-    assert not m.may_train(RULES._replace(least=2), ("desktop",))
+    assert not m.may_train(RULES, (), left=BOTH)
 
 
 def test_a_generation_is_offered_promised_and_begun():
     now = 5.0
     a, b = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     a, order = m.decide(RULES, a, heard(now, b.word._replace(hears=("desktop",))), now)
-    assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", ("desktop", "laptop"))
+    assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", BOTH)
     b, order = m.decide(RULES, b, heard(now, a.word), now)
     assert (b.word.state, order, b.word.promised) == (m.PROMISED, "", a.word.promised)
     a, order = m.decide(RULES, a, heard(now, b.word), now)
@@ -89,7 +85,7 @@ def test_a_generation_is_offered_promised_and_begun():
 
 
 def test_an_offer_is_promised_once():
-    offer = m.Generation(5, ("desktop", "laptop"))
+    offer = m.Generation(5, BOTH)
     caller = m.Word("desktop", m.OFFERED, offer, promised=5, hears=("laptop",))
     for promised, state in ((4, m.PROMISED), (5, m.IDLE)):
         own = m.OwnState(m.Word("laptop", promised=promised))
@@ -98,7 +94,7 @@ def test_an_offer_is_promised_once():
 
 def test_an_offer_from_before_a_suspend_is_void():
     """The others may have taken it up and have been stopped while this host slept."""
-    offer = m.Generation(5, ("desktop", "laptop"))
+    offer = m.Generation(5, BOTH)
     caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
     own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
@@ -138,7 +134,7 @@ def test_the_first_generation_waits_for_all_hosts():
 
 
 def test_a_missing_member_ends_the_generation_and_is_waited_for():
-    own = trains(RULES, "desktop", ("desktop", "laptop"))
+    own = trains(RULES, "desktop", BOTH)
     laptop = m.Word("laptop", m.TRAINING, last=m.Generation(2, BOTH), promised=2, hears=("desktop",))
     assert m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 105.0)[1] == ""
     own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 107.0)
@@ -159,7 +155,7 @@ def test_who_comes_back_is_let_in():
     assert (order, own.word.why) == (m.FINISH_STEP, "laptop comes in")
     own = m.rank_ended(own, 33.0, 40, m.STOPPED)
     own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 33, 9)}, 33.0)
-    assert own.word.generation.members == ("desktop", "laptop")
+    assert own.word.generation.members == BOTH
 
 
 def test_of_two_parts_the_one_with_fewer_steps_gives_way():
@@ -191,9 +187,6 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
         attic = m.rank_ended(attic, 50.0, 35, m.STOPPED)
     attic = m.decide(THREE, attic, heard(50, leader), 50.0)[0]
     assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
-
-
-BOTH = ("desktop", "laptop")
 
 
 def died(rules, own, number, steps, when, members=BOTH, told=(), **how):
@@ -359,11 +352,11 @@ def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others(
 
 
 def test_what_another_start_would_not_change_is_not_tried_again():
-    own = trains(RULES, "desktop", ("desktop", "laptop"))
+    own = trains(RULES, "desktop", BOTH)
     own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged", by_itself=True)
     assert (own.word.state, own.word.why) == (m.FAILED, "the shard is damaged")
     # The others hear of it once their ranks have ended, too.
-    other = m.rank_ended(trains(RULES, "laptop", ("desktop", "laptop")), 108.0, 17, m.FAILED)
+    other = m.rank_ended(trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
     assert m.decide(RULES, other, heard(109, own.word), 109.0)[0].word.generation.members == ("laptop",)
     other, order = m.decide(RULES._replace(least=2), other, heard(109, own.word), 109.0)
     assert (other.word.state, order) == (m.FAILED, "")
@@ -377,7 +370,7 @@ def again(own, **fields):
 
 
 def test_a_host_that_was_off_does_not_begin_alone():
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    own = trains(RULES, "laptop", BOTH)
     assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(m.OwnState(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
@@ -401,7 +394,7 @@ def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_a
 
 
 def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it():
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    own = trains(RULES, "laptop", BOTH)
     own = own._replace(word=own.word._replace(returned=True))
     same = own.word._replace(host="desktop")
     for word, since, missed in (
@@ -424,7 +417,7 @@ def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
 def test_a_stop_reaches_whoever_waits():
     stopped = m.Word("desktop", m.STOPPED)
     assert m.decide(RULES, m.OwnState(m.Word("laptop")), heard(1, stopped), 1.0)[0].word.state == m.STOPPED
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    own = trains(RULES, "laptop", BOTH)
     own = m.rank_ended(own, 105.0, 20, m.STOPPED)
     assert own.word.state == m.ASKING
     assert m.decide(RULES, own, {}, 106.0)[0].word.state == m.ASKING
@@ -435,9 +428,9 @@ def test_a_stop_reaches_whoever_waits():
 
 
 def test_leaving_by_hand_lets_the_others_go_on():
-    laptop, order = m.asked_to_end(trains(RULES, "laptop", ("desktop", "laptop")), 110.0, m.LEFT, "taken out")
+    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.LEFT, "taken out")
     assert order == m.FINISH_STEP
-    desktop = m.rank_ended(trains(RULES, "desktop", ("desktop", "laptop")), 111.0, 20, m.STOPPED)
+    desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
     laptop = m.rank_ended(laptop, 111.0, 20, m.STOPPED)
     assert laptop.word.state == m.LEFT
     desktop, dummy = m.decide(RULES._replace(least=2), desktop, heard(112, laptop.word), 112.0)

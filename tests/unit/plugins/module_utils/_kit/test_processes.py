@@ -168,13 +168,8 @@ def test_reads_a_real_process():
     assert not processes.alive(child.pid, found.start)
 
 
-def test_the_live_runs_are_those_of_marked_processes(tmp_path):
-    environments = {
-        "11": b"NANOCHAT_DDP_SESSION=x\0NANOCHAT_BASE_DIR=/srv/runs/d4\0",
-        "12": b"NANOCHAT_BASE_DIR=/srv/runs/d8\0",
-    }
-    for pid, environment in environments.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "environ").write_bytes(environment)
-    (tmp_path / "13").mkdir()
-    assert processes.live_runs(str(tmp_path)) == {"d4"}
+def test_the_live_runs_are_those_of_marked_processes(proc):
+    proc.add(11, environ=b"NANOCHAT_DDP_SESSION=x\0NANOCHAT_BASE_DIR=/srv/runs/d4\0")
+    proc.add(12, environ=b"NANOCHAT_BASE_DIR=/srv/runs/d8\0")
+    (proc.add(13) / "environ").unlink()
+    assert processes.live_runs(proc.path) == {"d4"}
