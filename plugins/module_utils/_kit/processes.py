@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes and listening ports of this host, read from /proc with only the standard library.
+"""Processes and listening ports of this host, read from /proc.
 
 Pids are reused, so a process is identified by its pid and the clock tick at which it
 started, and across reboots by the kernel's boot id too. Processes that end while being read are skipped.
@@ -14,6 +14,8 @@ import pwd
 import socket
 import sys
 from typing import Iterable, Iterator, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
@@ -209,31 +211,21 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
     if argv and argv[-1].endswith("/.keeper/keeper.py"):
         folder = folder or argv[-1].rpartition("/.keeper/")[0]
-    told = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
-    return os.path.basename(folder) or (told[0] if told else None)
+    named = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
+    return os.path.basename(folder) or (named[0] if named else None)
 
 
 def _variables(folder: str) -> dict[str, str]:
     """The initial environment of a process; empty if unreadable."""
-    try:
-        entries = _read(os.path.join(folder, "environ")).split(b"\0")
-    except OSError:
-        return {}
-    return {
-        os.fsdecode(name): os.fsdecode(value)
-        for name, equals, value in (one.partition(b"=") for one in entries)
-        if equals
-    }
+    entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in entries if equals}
 
 
 def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
     """(address, port, uid, inode) of every listening TCP socket of both families."""
     for name in ("tcp", "tcp6"):
-        try:
-            lines = _read(os.path.join(proc, "net", name)).decode("ascii").splitlines()[1:]
-        except OSError:
-            continue  # a kernel without this family
-        for line in lines:
+        # A kernel without this family has no such file.
+        for line in read_text(os.path.join(proc, "net", name)).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN:
                 address, port = fields[1].split(":")
