@@ -75,7 +75,7 @@ class Attendance:
             self.reading = self.machine.read()
 
     def look(self, now: float, let_in: bool) -> str:
-        """Why it is away; empty where it takes part."""
+        """Why this host is away; empty while it takes part."""
         self.stay = manners.look(self.limits, self.stay, self.reading, now)
         if let_in:
             self.stay = manners.let_in(self.stay)

@@ -64,7 +64,7 @@ class Word(NamedTuple):
     left: Tuple[str, ...] = ()  # hosts that were removed by hand
     failed: Tuple[str, ...] = ()  # hosts that have given up
     crashed: int = 0  # the newest generation in which its rank failed by itself
-    missed: int = 0  # the newest that it ended for a host that was missing, or left by a death of its keeper
+    missed: int = 0  # the newest that it ended because a host was missing, or that its keeper did not survive
     stopping: bool = False  # a user stops the run: its rank finishes the step, and so do all ranks
     returned: bool = False  # it was off, so the run may have been stopped meanwhile
     why: str = ""
@@ -139,7 +139,7 @@ def change(own: OwnState, now: float, state: str, **fields: object) -> OwnState:
 
 
 def _end(own: OwnState, now: float, **fields: object) -> OwnState:
-    """This host's rank is to end, and the host is idle then; fields are those of the word."""
+    """End this host's rank, and be idle afterwards; fields are those of the word."""
     return change(own, now, ENDING, **fields)._replace(after_ending=IDLE)
 
 
@@ -328,7 +328,7 @@ def _train(rules: Rules, own: OwnState, heard: Hearing, words: Words, now: float
         return _end(own, now, why=why)._replace(died=True), SAVE
     for word in words.values():
         if word.regroup == mine.number:
-            # Ended by each for itself, so that a rank whose peers are already gone does not hang.
+            # Each host ends its own rank, so that a rank whose peers are already gone does not hang.
             return _end(own, now, regroup=mine.number, apart=word.apart, why=word.why), FINISH_STEP
     if mine.members[0] == own.word.host:
         return _lead(rules, own, heard, present(own, words), now)
@@ -356,7 +356,7 @@ def _missing(rules: Rules, own: OwnState, heard: Hearing, now: float) -> str:
 
 
 def _goes_with_all(word: Word) -> bool:
-    """Its rank has announced its stop, so this host's ends in the same step, or has ended."""
+    """Whether its rank and this host's end in the same step: it has announced its stop, or has ended."""
     return word.state in (FINISHED, STOPPED) or word.stopping
 
 

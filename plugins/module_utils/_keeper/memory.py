@@ -67,7 +67,7 @@ def slept(own: OwnState, now: float) -> OwnState:
 
 
 def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
-    """A keeper that was suspended until `since`: it has missed nothing once all with whom it trains are heard to train with it."""
+    """A keeper that was suspended until `since`: it has missed nothing if all members report that they train with it."""
     mine, word = own.word.generation, own.word
     if not word.returned or word.state != TRAINING or mine is None:
         return own

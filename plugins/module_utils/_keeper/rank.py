@@ -30,9 +30,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 TAIL_BYTES = 65536
-# A rank that has recorded its end leaves an agent, which would wait for those of hosts that may be gone.
+# After a rank has recorded its end, its agent would wait for the agents of hosts that may be gone.
 AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
-STOPPED_SECONDS = 6.0  # as a host that is not heard
+STOPPED_SECONDS = 6.0  # a rank stopped for this long is killed; a silent host is missing after the same time
 LOOK_SECONDS = 1.0  # no more time than this passes between two looks
 AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")

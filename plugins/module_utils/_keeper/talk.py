@@ -206,7 +206,7 @@ class Messenger:
 
     @contextlib.contextmanager
     def _link_to(self, peer: KeeperAddress) -> Iterator[socket.socket]:
-        """A connection for one question: one that an earlier question has left open, which saves two of four trips, or a new one."""
+        """A connection for one question: one left open by an earlier question, which saves two of four trips, or a new one."""
         # Firewalls admit the planned addresses.
         link = self._left_open(peer) or socket.create_connection(
             (peer.address, peer.port), LATE_SECONDS, (self.me.address, 0)
@@ -244,7 +244,7 @@ class Messenger:
 
 
 def _newest(answers: queue.Queue[_Answer]) -> Optional[_Answer]:
-    """The answer to the latest question, among those that come now."""
+    """The answer to the newest question, of those that arrive now."""
     found = []
     with contextlib.suppress(queue.Empty):
         found.append(answers.get(timeout=SECONDS))

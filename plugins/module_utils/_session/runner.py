@@ -228,7 +228,7 @@ class Runner:
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
         if self.interrupts:
-            # A request made in the pane is known to whoever would restart it.
+            # Tell any program that would restart the session of a request made in the pane.
             with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
                 pass
         if self.launch.get("revive") and self.status is None and self.state["child_pid"]:

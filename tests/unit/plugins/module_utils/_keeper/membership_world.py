@@ -1,14 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A world in which everything goes wrong: hosts with keepers and ranks, and links between them, one second a tick.
+"""Simulates hosts with keepers and ranks, and the links between them, under random faults, one second a tick.
 
-The keepers are the real ones (simulated_host.py); the ranks, the network and the sessions are the least that behaves alike. What
-must never happen is checked as it would happen (`Checks`); each schedule ends with peace for some hosts (which must then train),
-with a user's stop, or with the last step.
+The keepers are the real ones (simulated_host.py); ranks, network and sessions are minimal imitations. `Checks` asserts the
+invariants in every second. Each schedule ends with peace for some hosts (which must then train), with a user's stop, or with the
+last step.
 
-    python membership_world.py 10000            # so many random schedules, and what happened in them
-    python membership_world.py 1 4711           # the one of seed 4711, with the log of each keeper if it fails
+    python membership_world.py 10000            # run 10000 random schedules, and count what happened in them
+    python membership_world.py 1 4711           # run the schedule of seed 4711; prints each keeper's log if it fails
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
 
 SAVE_EVERY = 5
 TIMEOUT = 25  # how long a rank waits for another one
-LINGER = 3  # how long a keeper that is over tells so
+LINGER = 3  # how long a keeper that is over still says so
 EVER = 10**9
 
 
 class Machine(Host):
-    """A host, and what is to become of it."""
+    """A host, and the faults that it is in."""
 
     def __init__(self, name, clock, plan, world):
         super().__init__(name, clock, plan, world)
@@ -50,10 +50,10 @@ class Machine(Host):
         self.over_at = None  # when its keeper ended
         self.gone = False  # for good: nobody starts it again, or it is of another start of the run
         self.sick_at = None  # the step at which its rank fails each time
-        self.mail = {}  # what waits for one that is frozen
+        self.mail = {}  # messages that wait while it is frozen
 
     def runs(self, tick):
-        """Whether its keeper runs; one that is over tells so for a while."""
+        """Whether its keeper runs; one that is over still answers for a while."""
         over = self.over_at is not None and tick > self.over_at + LINGER
         return self.back_at is None and not self.gone and tick >= self.thaws_at and not over
 
@@ -91,7 +91,7 @@ class Checks:
         self.begun.add((host.name, mine.number))
 
     def stopped_stays_stopped(self, mine):
-        """Who was off when the user stopped the run on a host of the newest generation does not go on."""
+        """A host that was off while the user stopped a host of the newest generation does not continue."""
         before = max((self.last[name] for name in mine.members if name in self.last), default=None)
         assert before is None or not self.stopped & set(before.members), "it went on, though a user had stopped it"
 
@@ -124,7 +124,7 @@ class Checks:
             one = one.before
 
     def only_own_errors_end_it(self, host, hosts):
-        """Neither losses nor signals, however many."""
+        """Lost hosts and signals never do, however many."""
         crashes = sum(one.crashes for one in hosts.values())
         assert host.own.word.state != m.FAILED or crashes >= min(3, self.rules.restarts), "a run of no error gave up"
 
@@ -148,11 +148,11 @@ class World:
         self.checks = Checks(self.rules)
         self.cut = {}  # (from, to) -> until when
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
-        self.arrives = collections.Counter()  # (from, to) -> when the last word does
+        self.arrives = collections.Counter()  # (from, to) -> when the last message arrives
         self.tick = self.steps = 0
         self.last_step = EVER
         self.trouble = rng.choice((0.05, 0.12, 0.25))
-        # Some schedules have few kinds of faults: what two of them do together does not drown in the others.
+        # Some schedules have few kinds of faults, so that combinations of two are not hidden by the others.
         share = rng.choice((0.2, 0.5, 1.0, 1.0))
         self.faults = {fault: often for fault, often in OFTEN.items() if fault in HEALING or rng.random() < share}
         self.events = collections.Counter()
@@ -227,7 +227,7 @@ class World:
         return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
 
     def a_new_disk(self, host, rng):
-        """Of another start of the run, or of none: nobody hears it any more."""
+        """It belongs to another start of the run, or to none, so nobody hears it any more."""
         if rng.random() < 0.8:
             return False
         host.gone, host.process, host.saves = True, None, {}
@@ -278,7 +278,7 @@ class World:
         return True
 
     def a_join(self, host, rng):
-        """By hand, of a host whose keeper has ended."""
+        """A user lets in a host whose keeper has ended."""
         if host.over_at is None or host.off_at or host.back_at is not None:
             return False
         host.disk.pop(LEAVE, None)
@@ -296,7 +296,7 @@ class World:
         host.rank.end(1)
 
     def forget_saved(self):
-        """Steps that only hosts had which a user took away are gone."""
+        """Steps are gone if only hosts had them that a user removed."""
         here = [host.saved.step for host in self.hosts.values() if not host.gone and LEAVE not in host.disk]
         self.checks.everywhere = min(self.checks.everywhere, max(here, default=0))
 
@@ -333,7 +333,7 @@ class World:
     def awaken(self, host):
         host.back_at, host.mail = None, {}
         if host.is_asked():
-            # What was taken out or stopped is not started again by itself.
+            # A host that was removed or stopped does not start again by itself.
             host.over_at = self.tick - LINGER
             return
         host.over_at = None
@@ -347,7 +347,7 @@ class World:
             if host.runs(self.tick) and self.tick >= host.deaf_until:
                 host.keeper.talk.heard.put(word)
             elif self.tick < host.thaws_at:
-                # The answer to what it had asked before waits in its socket.
+                # The answer to its last question waits in its socket.
                 host.mail.setdefault(word.host, word)
 
     def keep(self, host):
@@ -364,7 +364,7 @@ class World:
         for name in self.rules.hosts:
             if name != host.name and (host.name, name) not in self.cut:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
-                # Late, but in their order: who asks waits for one answer before the next question.
+                # Late, but in order: a host waits for each answer before it asks again.
                 late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
                 self.post[late].append((name, word))
 
@@ -441,7 +441,7 @@ class World:
                 host.rank.end(0 if self.random.random() < 0.7 else None, reason="finished" if over else "stopped")
 
     def hang(self, here, met, dead):
-        """Ranks whose peer is not there: they see a closed connection at once, and nothing at all of a cut or a freeze."""
+        """Ranks whose peer is missing: they notice a closed connection at once, but neither a cut link nor a frozen host."""
         for host in here:
             if self.tick < host.thaws_at or not (host.can_compute() or host.hung_up()):
                 continue
@@ -456,14 +456,14 @@ class World:
     # -- the end of a schedule
 
     def prove(self, ticks):
-        """So many disturbed seconds, then one of the ends; returns the wait for a step, or None."""
+        """Disturb for this many seconds, then end the schedule in one of three ways; returns the wait for a step, or None."""
         end = self.random.choices((self.peace, self.user_stops, self.last_steps), (7, 2, 1))[0]
         for dummy in range(ticks):
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
             host.thaws_at = host.deaf_until = host.full_until = host.needed_until = 0
-            # One that no signal reaches stays so; its keeper goes on talking.
+            # An unkillable rank remains unkillable; its keeper continues to answer.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
         self.cut.clear()
@@ -496,11 +496,11 @@ class World:
         return self.tick - begun
 
     def user_stops(self):
-        """On all hosts that are on: their ranks end. Those that were off or asleep come back, and do not go on."""
+        """On all hosts that are on: their ranks end. Hosts that were off or asleep come back, and do not continue."""
         for host in self.hosts.values():
             if self.random.random() < 0.3:
                 self.random.choice((World.a_suspend, World.a_power_cut))(self, host, self.random)
-        # One that sleeps for a moment is told when it wakes.
+        # A host that sleeps only for a moment is stopped when it wakes.
         soon = self.tick + self.rules.lost + self.rules.grace
         on = [host for host in self.hosts.values() if host.back_at is None and not host.gone and not host.off_at]
         on = [host for host in on if host.thaws_at <= soon]
@@ -516,7 +516,7 @@ class World:
         self.events["stopped"] += 1
 
     def last_steps(self):
-        """The run ends by itself, on all who make the last step."""
+        """The run ends by itself on all hosts that make the last step."""
         if self.peaceful() is None:
             return
         self.last_step = max(host.saved.step for host in self.hosts.values()) + 8
@@ -541,13 +541,13 @@ class World:
 
         self.quiet(trains, "no progress with %s" % (stable,))
         if self.steps <= steps + 1:
-            # Whether it may give up is checked where it does.
+            # Checks.only_own_errors_end_it tells whether it may give up.
             self.events["given up"] += 1
             return None
         return self.tick - begun
 
     def own_to_be(self, host):
-        """Of its next keeper where this one ends; a suspend that it has not noticed yet counts."""
+        """The state of its next keeper, or of this one if it goes on; a suspend that it has not noticed yet counts."""
         host.restarted = host.restarted and not host.off_at
         if host.back_at is not None or host.off_at:
             return host.next_own()
@@ -555,11 +555,11 @@ class World:
         return host.own._replace(word=host.own.word._replace(returned=host.own.word.returned or slept))
 
     def known_to_be_out(self, name, kind):
-        """Whom a host must not forget."""
+        """The hosts that this host remembers as left or failed."""
         return json.loads(self.hosts[name].disk.get(MEMORY, "{}")).get(kind, ())
 
     def peaceful(self):
-        """Leave a set of hosts alone which can and must train, and switch off the others; None where there is none."""
+        """Choose hosts that can and must train, and switch off the others; None if there are no such hosts."""
         able = [name for name, host in self.hosts.items() if host.may_train_again()]
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[5]
 PATIENCE = 120
 SECRET = "s" * 40
 CHANGED = ("--nnodes", "--node-rank", "--rank-rows", "--head", "--tracker")
-# Counts on from what it finds, and ends as a trainer does that is asked to.
+# Continues to count from its metrics, and ends like a trainer when asked to.
 TORCHRUN = """
 import json, os, signal, sys, time
 rank, asked = int(next(word[-1] for word in sys.argv if word.startswith("--node-rank="))), []
@@ -64,7 +64,7 @@ while step < 100000:
 
 
 def write_trainer(folder: Path) -> dict[str, str]:
-    """Put the stand-in and a Python where a plan's command looks for them; that part of a node."""
+    """Put the stand-in and a Python where a plan's command looks for them; returns that part of a node."""
     for place in ("fake/scripts", "venv/bin"):
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
@@ -127,7 +127,7 @@ class Hosts:
         (self.battery / "status").write_text("Charging" if is_in else "Discharging")
 
     def events(self, host, kind):
-        # Whichever rank it has been, the last one last.
+        # Of all ranks that it has had, the last one last.
         paths = sorted((self.folder / host).glob("metrics-rank*.jsonl"), key=lambda path: path.stat().st_mtime)
         lines = [line for path in paths for line in path.read_text().splitlines() if line.endswith("}")]
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
@@ -184,7 +184,7 @@ def children(pid):
 
 
 def below(pid):
-    """Children and theirs: of a keeper the nursery, and what that has forked."""
+    """All descendants: a keeper has the nursery, and what that has forked."""
     return [one for child in children(pid) for one in (child, *below(child))]
 
 
@@ -202,7 +202,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
     hosts.wait_for_training("desktop", "desktop", "laptop")
     argv = hosts.events("laptop", "start")[1]["argv"]
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--rank-rows=4,4"} < set(argv)
-    # A stop that one host is asked for ends both, and nothing starts again.
+    # A user's stop ends both keepers, and nothing starts again.
     hosts.stop("desktop")
     hosts.stop("laptop")
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
@@ -289,7 +289,7 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     begun = time.monotonic()
     hosts.plug(False)
     hosts.wait("the laptop to leave", lambda: hosts.state("laptop")["state"] == states.RESTING)
-    # Two seconds, and those that a busy machine takes to end a process.
+    # Two seconds, and the time in which a busy machine ends a process.
     assert time.monotonic() - begun < 8
     assert hosts.events("laptop", "end")[-1]["reason"] == "stopped"
     assert hosts.state("laptop")["why"] == "on battery; back when plugged in"
@@ -321,7 +321,7 @@ def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_m
     # Alone it would have been enough.
     assert hosts.state("laptop")["state"] == states.IDLE
     assert len(hosts.events("laptop", "start")) == 1
-    # Those of the moment until it saw that the desktop is gone; the trainer itself makes none without the others.
+    # The stand-in counts until its keeper has noticed that the desktop is gone; a real trainer makes no step alone.
     assert len(hosts.events("laptop", "step")) < steps + 100
 
 

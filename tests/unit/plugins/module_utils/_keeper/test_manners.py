@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves and comes back; membership_world.py plays it among all other faults."""
+"""When a guest leaves and comes back; membership_world.py combines that with all other faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATTERY = Reading(charge=64)
 
 
 def after(readings: list[tuple[float, Reading]], limits: Any = None) -> manners.Stay:
-    """How a guest stands after readings at these seconds."""
+    """The state of a guest after readings at these seconds."""
     stay = manners.Stay()
     for now, reading in readings:
         stay = manners.look(limits or LIMITS, stay, reading, now)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who trains, who goes on without whom, and who gives way."""
+"""Which hosts train, continue without others, and give way."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def trains(rules, host, members, number=2, now=100.0, **word):
 
 
 def test_random_schedules():
-    """Losses, signals, reboots, cuts, hosts taken out and in, late words: what must hold is checked as it happens."""
+    """Losses, signals, reboots, cut links, hosts that leave and join, late messages: the invariants hold in every second."""
     events, waits = membership_world.prove(0, SCHEDULES)
     assert len(waits) > SCHEDULES / 3
     assert events["steps"] > 10 * SCHEDULES
-    # The schedules do make what they are to withstand.
+    # Every kind of fault and of end did occur.
     faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
     assert not [name for name in (*faults, "ended in order", "stopped", "finished", "given up") if not events[name]]
 
@@ -93,7 +93,7 @@ def test_an_offer_is_promised_once():
 
 
 def test_an_offer_from_before_a_suspend_is_void():
-    """The others may have taken it up and have been stopped while this host slept."""
+    """The others may have started and been stopped while this host slept."""
     offer = m.Generation(5, BOTH)
     caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
     own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
@@ -171,7 +171,7 @@ def test_of_two_parts_the_one_with_fewer_steps_gives_way():
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_all_of_the_part_that_gives_way_know_it(ended):
-    """Also one whose rank has ended before it heard why."""
+    """Also a host whose rank ended before it heard the reason."""
     attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
     leader = m.Word(
         "a",
@@ -190,7 +190,7 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
 
 
 def died(rules, own, number, steps, when, members=BOTH, told=(), **how):
-    """The host after a generation in which its rank has failed, once it has joined or offered the next one."""
+    """A host whose rank failed in this generation, after it has joined or offered the next one."""
     own = m._started(own._replace(word=own.word._replace(promised=number)), m.Generation(number, members), when)
     own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
     words = {word.host: word for word in told}
@@ -207,13 +207,13 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
         own = died(RULES, own, number + 1, step, 100.0 * number, told=told[1:], by_itself=True)
     assert own.word.state == m.FAILED
     assert own.word.why.startswith("the rank of laptop died")
-    # The other host is well, and so goes on alone, at once; unless all hosts are needed.
+    # The other host is well, so it continues alone at once, unless all hosts are needed.
     assert other.word.state == m.OFFERED
     other = m.change(other, 1000.0, m.IDLE)
     alone, dummy = m.decide(RULES, other, heard(1000, own.word), 1000.0)
     assert (alone.word.state, alone.word.generation.members) == (m.OFFERED, ("desktop",))
     assert again(alone, returned=True).word.failed == ("laptop",)
-    # Let in again by hand, it has one more try.
+    # After a user's join it has one more try.
     joined = again(own, returned=True)
     assert m.decide(RULES, joined, heard(1, alone.word._replace(hears=("laptop",))), 1.0)[0].word.state == m.IDLE
     offer = m.Generation(9, BOTH)
@@ -254,9 +254,9 @@ def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     assert own.word.why == "the run died 3 times at step 17"
     own = m.OwnState(m.Word("laptop"))
     for number in range(10):
-        # That of a keeper which was killed, or which heard one less.
+        # The death of a keeper that was killed, or that missed a host.
         own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
-        # That of a host which was frozen while the other went on without it, and lost others since.
+        # The death on a host that was frozen while the other continued without it, and lost others since.
         own = died(
             RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)]
         )
@@ -272,7 +272,7 @@ def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
 
 
 def test_losses_of_hosts_and_links_never_end_a_run():
-    """Links of eight seconds, as often as one likes, though all hosts come back each time and no step is made."""
+    """Interruptions of eight seconds, however many, though all hosts come back each time and no step is made."""
     desktop, laptop = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     for number in range(1, 30):
         both = []
@@ -302,7 +302,7 @@ def test_who_goes_down_is_not_waited_for_and_is_let_in_again():
     gone = {"laptop": m.Heard(laptop.word, 112, 0)}
     desktop, order = m.decide(RULES, desktop, gone, 113.0)
     assert (desktop.word.state, desktop.word.generation.members) == (m.OFFERED, ("desktop",))
-    # It has not left for good: where all are needed, it is waited for.
+    # It has not left for good: if all hosts are needed, the others wait for it.
     desktop = m.change(desktop, 113.0, m.IDLE)
     assert m.decide(RULES._replace(least=2), desktop, gone, 1000.0)[0].word.state == m.IDLE
     laptop = again(laptop, returned=True)
@@ -355,7 +355,7 @@ def test_what_another_start_would_not_change_is_not_tried_again():
     own = trains(RULES, "desktop", BOTH)
     own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged", by_itself=True)
     assert (own.word.state, own.word.why) == (m.FAILED, "the shard is damaged")
-    # The others hear of it once their ranks have ended, too.
+    # The others hear of it after their ranks have ended, too.
     other = m.rank_ended(trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
     assert m.decide(RULES, other, heard(109, own.word), 109.0)[0].word.generation.members == ("laptop",)
     other, order = m.decide(RULES._replace(least=2), other, heard(109, own.word), 109.0)
@@ -364,7 +364,7 @@ def test_what_another_start_would_not_change_is_not_tried_again():
 
 
 def again(own, **fields):
-    """The keeper after this one, from what is on the disk."""
+    """The next keeper, from the state on disk."""
     kept = json.loads(json.dumps(memory.to_remember(own)))
     return memory.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
 

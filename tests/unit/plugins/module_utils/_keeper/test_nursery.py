@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A nursery and what it forks, as their keeper sees them."""
+"""A nursery and the agents that it forks, as their keeper sees them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_agent_after_the_other_and_how_each_ended(home: nursery.Nursery, tmp
     assert ended(home) == 3 == home.wait()
     started(home, tmp_path / "second", "wait")
     assert home.poll() is None
-    # A shutdown sends it to all; only the agent is meant.
+    # A shutdown signals all processes; only the agent ends.
     for pid in (home._process.pid, agent_of(home)):
         os.kill(pid, signal.SIGTERM)
     assert ended(home) == -signal.SIGTERM and home.runner() is not None

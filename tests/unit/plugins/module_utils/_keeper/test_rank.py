@@ -135,7 +135,7 @@ def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monke
     one = a_rank(tmp_path)
     agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
     one.process = subprocess.Popen([sys.executable, "-c", agent], cwd=tmp_path)
-    # As the runner of a session does it, this process takes in whoever loses its parent.
+    # Adopt orphans, as the runner of a session does.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
         until((tmp_path / "ready").exists, PATIENCE)

@@ -123,7 +123,7 @@ def test_strangers_are_bounded_and_keep_no_peer_out(two_talks):
             stack.enter_context(socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0)))
             for dummy in range(3 * talk.STRANGERS)
         ]
-        # Those beyond the bound are sent away at once, and not after the time of a question.
+        # Strangers beyond the limit are refused at once, not when a question would time out.
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
         assert time.monotonic() - begun < talk.LATE_SECONDS
@@ -183,7 +183,7 @@ def answered_by(reply):
 def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop sent an invalid answer"
     monkeypatch.setattr(talk, "LATE_SECONDS", 0.3)
-    # One that takes its time does not hold a thread for longer.
+    # A slow peer does not block a thread for longer.
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
 
 

@@ -66,7 +66,7 @@ def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_pat
     assert told(deployment, params)["changed"]
     assert json.loads((tmp_path / "run/plan.json").read_text()) == plan
     keeper = (tmp_path / "run/.keeper/keeper.py").read_text()
-    # A program out of what another one carries is the program that the collection makes.
+    # A program that is built from within another program is the one that the collection builds.
     assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
     (tmp_path / "file").write_text("")
     assert (
@@ -103,7 +103,7 @@ def test_what_another_room_lends_is_found():
 
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
-    """As the one by which Ansible loads a collection on the controller."""
+    """Like the loader of collections on the controller."""
     source = host_code.sources(server.__name__)
 
     class Loader:

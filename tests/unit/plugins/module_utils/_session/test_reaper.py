@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whom a session's end is meant for; tests/integration ends real sessions."""
+"""Which processes the end of a session reaches; tests/integration ends real sessions."""
 
 from __future__ import annotations
 
