@@ -119,7 +119,7 @@ class Keeper:
         path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
-            return memory.new(self.host, now, steps)
+            return membership.OwnState(membership.Word(self.host, steps=steps), since=now)
         # If the runner restarted it, the host stayed up, and a stop would be on its disk.
         off = not os.environ.get(RESTARTED_VARIABLE)
         try:

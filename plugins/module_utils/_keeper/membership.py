@@ -387,7 +387,7 @@ def _lead(rules: Rules, own: OwnState, heard: Hearing, around: Words, now: float
     members = clique_around(rules, own, around)
     waiting = [host for host in members if host not in mine.members and around[host].state in (IDLE, OFFERED)]
     comers = [host for host in waiting if now - heard[host].since >= rules.lost]
-    if comers and set(mine.members) <= set(members) and now - own.since >= rules.settle:
+    if comers and set(mine.members) <= set(members) and now - own.since >= rules.joinable_after:
         return _end(own, now, regroup=mine.number, why="%s comes in" % " and ".join(comers)), FINISH_STEP
     return own, ""
 

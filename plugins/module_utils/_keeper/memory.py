@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Tuple, TypedDict
+from typing import Any, Dict, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
-    IDLE,
-    OFFERED,
-    PROMISED,
-    TRAINING,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import GenerationDeath
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
     Generation,
@@ -23,17 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership im
 )
 
 
-class KeeperMemory(TypedDict):
-    """A keeper's state on disk."""
-
-    promised: int
-    last: Optional[Generation]
-    deaths: Tuple[GenerationDeath, ...]
-    left: Tuple[str, ...]
-    failed: Tuple[str, ...]
-
-
-def to_remember(own: OwnState) -> KeeperMemory:
+def to_remember(own: OwnState) -> Dict[str, object]:
     """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
@@ -61,25 +46,21 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
 
 def slept(own: OwnState, now: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
-    if own.word.state in (OFFERED, PROMISED):
-        own = change(own, now, IDLE, generation=own.word.last)
+    if own.word.state in (states.OFFERED, states.PROMISED):
+        own = change(own, now, states.IDLE, generation=own.word.last)
     return own._replace(word=own.word._replace(returned=True))
 
 
 def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
     """A keeper that was suspended until `since`: it has missed nothing if all members report that they train with it."""
     mine, word = own.word.generation, own.word
-    if not word.returned or word.state != TRAINING or mine is None:
+    if not word.returned or word.state != states.TRAINING or mine is None:
         return own
     others = [heard.get(host) for host in mine.members if host != word.host]
-    told = [one.word for one in others if one is not None and one.at > since]
-    all_train = 0 < len(told) == len(others) and all((one.state, one.generation) == (TRAINING, mine) for one in told)
+    recent = [one.word for one in others if one is not None and one.at > since]
+    trained_in = {(one.state, one.generation) for one in recent}
+    all_train = len(recent) == len(others) and trained_in == {(states.TRAINING, mine)}
     return own._replace(word=word._replace(returned=False)) if all_train else own
-
-
-def new(host: str, now: float, steps: int) -> OwnState:
-    """A keeper of a new start of the run."""
-    return OwnState(Word(host, steps=steps), since=now)
 
 
 def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:

@@ -126,17 +126,16 @@ class Runner:
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
-        self.me = reaper.SessionIdentity(
-            self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid()))
-        )
+        pid, start = os.getpid(), processes.start_ticks(os.getpid())
+        self.me = reaper.SessionIdentity(self.launch["id"], os.getuid(), (pid, start))
         self.stop_asked = os.path.join(folder, "stop")
         self.state: Record = {
             "id": self.launch["id"],
             "session": self.launch["session"],
             "argv": self.launch["argv"],
             "boot_id": processes.boot_id(),
-            "pid": os.getpid(),
-            "pid_start": self.me.runner[1] if self.me.runner else None,
+            "pid": pid,
+            "pid_start": start,
             "child_pid": None,
             "log": self.launch["log"],
             # Where this session begins in a log shared with earlier ones.

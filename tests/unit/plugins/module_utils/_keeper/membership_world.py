@@ -142,7 +142,7 @@ class World:
         names = tuple("abcde"[:size])
         least = rng.choice((size, size, size // 2 + 1, max(1, size // 2), 1))
         restarts = rng.choice((3, 10**6))
-        self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, settle=5)
+        self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, joinable_after=5)
         plan = plan_of(self.rules, TIMEOUT)
         self.hosts = {name: Machine(name, rng.uniform(0, 1000), plan, self) for name in names}
         self.checks = Checks(self.rules)
