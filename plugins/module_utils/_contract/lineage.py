@@ -62,8 +62,8 @@ def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List
     was, now = of_plan(deployed), of_plan(plan)
     found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
-        told = (_differing(group, was["data"], now["data"]) for group in DATA)
-        found += next((group for group in told if group), [])
+        groups = (_differing(group, was["data"], now["data"]) for group in DATA)
+        found += next((group for group in groups if group), [])
     if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
         digests = [str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now)]
         found.append(

@@ -308,8 +308,8 @@ class Keeper:
             self._hear(TICK)
 
     def _all_over(self) -> bool:
-        told = [self.heard[host].word.state for host in self.rules.hosts if host in self.heard]
-        return len(told) == len(self.rules.hosts) - 1 and all(state in states.OVER for state in told)
+        over = [one for one in self.heard.values() if one.word.state in states.OVER]
+        return len(over) == len(self.rules.hosts) - 1
 
     # -- output for people and programs
 
@@ -320,8 +320,6 @@ class Keeper:
             self.waits = waits
             self._tell("waits" if waits else "waits no more", waits)
         self._tell_pause()
-        if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
-            return
         if word.state != was.state:
             self.pause.change(word.state, self.rank.last_step_time(), time.time())
         if (word.state, word.generation) != (was.state, was.generation):
@@ -348,15 +346,15 @@ class Keeper:
     def _waiting_for(self) -> str:
         """The hosts that have been silent for longer than a message takes, and why."""
         silent, word = dict(self.talk.silent), self.own.word
-        told = [silent[self.host]] if self.host in silent else []
+        reasons = [silent[self.host]] if self.host in silent else []
         if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
             missing = membership.awaited(self.rules, word, (self.host, *word.hears))
-            told += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
+            reasons += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
-            told += ["%s does not hear this host" % host for host in deaf]
+            reasons += ["%s does not hear this host" % host for host in deaf]
             words = [self.heard[host].word for host in word.hears]
-            told += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
-        return "; ".join(dict.fromkeys(told))
+            reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
+        return "; ".join(dict.fromkeys(reasons))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:
         """Record an event: a log line, a line of members.jsonl, and members.json."""

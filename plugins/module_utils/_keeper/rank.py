@@ -104,16 +104,16 @@ class LocalRank:
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
-        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
-        argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
+        added = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
+        argv, environ = command(self.plan, self.host, generation), {**os.environ, **added}
         self.started_at = time.time()
-        self.process = self._from_nursery(argv, told) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
+        self.process = self._from_nursery(argv, added) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
-    def _from_nursery(self, argv: List[str], told: Dict[str, str]) -> Optional[Nursery]:
+    def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
         """An agent from the nursery, unless that was killed or cannot run here."""
         if self.nursery is None or argv[1] != "-m":
             return None
-        if self.nursery.start(argv[1:], told):
+        if self.nursery.start(argv[1:], added):
             return self.nursery
         self.close()
         return None

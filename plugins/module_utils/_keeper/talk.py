@@ -75,11 +75,11 @@ def to_text(word: membership.Word) -> str:
 
 def to_word(text: str) -> membership.Word:
     """ValueError, KeyError or TypeError if invalid."""
-    told = json.loads(text)
-    known = {name: told[name] for name in membership.Word._fields}
+    given = json.loads(text)
+    known = {name: given[name] for name in membership.Word._fields}
     for name in ("generation", "last"):
-        known[name] = membership.Generation(int(told[name][0]), tuple(told[name][1])) if told[name] else None
-    known.update({name: tuple(told[name]) for name in ("hears", "left", "failed")})
+        known[name] = membership.Generation(int(given[name][0]), tuple(given[name][1])) if given[name] else None
+    known.update({name: tuple(given[name]) for name in ("hears", "left", "failed")})
     return membership.Word(**known)
 
 
@@ -91,10 +91,9 @@ def news_of(word: membership.Word) -> str:
 class Messenger:
     """Both directions: `say` publishes a state, `heard` receives others'."""
 
-    def __init__(
-        self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str, every: float = 1.0
-    ) -> None:
-        self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
+    def __init__(self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str) -> None:
+        self.me, self.others, self.secret, self.launch = me, others, secret, launch
+        self.every = 1.0  # seconds between questions, and until an answer without news
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
         self._links: Dict[KeeperAddress, List[socket.socket]] = {}

@@ -101,13 +101,13 @@ def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: Non
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + patience
-        told = False
+        waited = False
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise Busy(path)
-            if not told:
+            if not waited:
                 waiting()
-                told = True
+                waited = True
             time.sleep(0.1)
         yield
     finally:

@@ -20,8 +20,6 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
@@ -210,7 +208,7 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
 def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
     plan = make_plan(hosts({"ddp_restarts": 3, "ddp_min_hosts": 1})).plan
     before = copy.deepcopy(plan)
-    argv = command(plan, "laptop", Generation(3, ("laptop",)))
+    argv = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     planned, rows = plan["nodes"][1]["argv"], sum(plan["training"]["rows"])
     own = {"--nnodes=1", "--node-rank=0", "--master-addr=192.168.1.11", "--rdzv-id=generation-3"}
     assert set(argv) - set(planned) == {*own, f"--rank-rows={rows}"}
@@ -224,8 +222,8 @@ def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
 def test_parts_of_the_head_are_dealt_again_among_those_who_are_there():
     settings = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared", "ddp_extra_args": ["--head-shares=3,1"]}
     plan = make_plan(hosts(settings)).plan
-    both = command(plan, "laptop", Generation(2, ("desktop", "laptop")))
+    both = rank.command(plan, "laptop", membership.Generation(2, ("desktop", "laptop")))
     assert "--head-shares=3,1" in both
-    alone = command(plan, "laptop", Generation(3, ("laptop",)))
+    alone = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     assert "--head-shares=1" in alone
     assert "--head=shared" in alone

@@ -41,10 +41,10 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_a_column_in_which_nothing_is_known_is_left_out():
-    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]], "") == [
-        "host     bpb",
-        "desktop  3.1",
-        "laptop   -",
+    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]]) == [
+        "  host     bpb",
+        "  desktop  3.1",
+        "  laptop   -",
     ]
 
 
