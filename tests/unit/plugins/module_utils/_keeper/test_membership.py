@@ -189,11 +189,11 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
     assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
 
 
-def died(rules, own, number, steps, when, members=BOTH, told=(), **how):
+def died(rules, own, number, steps, when, members=BOTH, others=(), **how):
     """A host whose rank failed in this generation, after it has joined or offered the next one."""
     own = m._started(own._replace(word=own.word._replace(promised=number)), m.Generation(number, members), when)
     own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
-    words = {word.host: word for word in told}
+    words = {word.host: word for word in others}
     return m._join(rules, own, words, m.Generation(number + 1, members), when + 10, m.OFFERED)
 
 
@@ -202,9 +202,9 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     own, other = m.OwnState(m.Word("laptop")), m.OwnState(m.Word("desktop"))
     for number, step in enumerate(steps):
         assert own.word.state != m.FAILED
-        told = m.Word("laptop", crashed=number + 1), m.Word("desktop")
-        other = died(RULES, other, number + 1, step, 100.0 * number, told=told[:1])
-        own = died(RULES, own, number + 1, step, 100.0 * number, told=told[1:], by_itself=True)
+        others = m.Word("laptop", crashed=number + 1), m.Word("desktop")
+        other = died(RULES, other, number + 1, step, 100.0 * number, others=others[:1])
+        own = died(RULES, own, number + 1, step, 100.0 * number, others=others[1:], by_itself=True)
     assert own.word.state == m.FAILED
     assert own.word.why.startswith("the rank of laptop died")
     # The other host is well, so it continues alone at once, unless all hosts are needed.
@@ -219,7 +219,7 @@ def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
     offer = m.Generation(9, BOTH)
     joined = m._join(RULES, joined, {}, offer, 2.0, m.PROMISED)
     assert joined.word.state == m.PROMISED
-    assert died(RULES, joined, 9, steps[-1], 10.0, told=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
+    assert died(RULES, joined, 9, steps[-1], 10.0, others=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
     over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
     assert (over.word.state, over.word.why) == (m.FAILED, "laptop gave up: " + own.word.why)
 
@@ -233,15 +233,15 @@ def test_deaths_within_an_hour_count_however_long_the_machine_runs():
 def test_deaths_of_long_ago_do_not_count():
     own = m.OwnState(m.Word("laptop"))
     for number in range(20):
-        own = died(RULES, own, number + 1, number, 1300.0 * number, told=[m.Word("desktop")], by_itself=True)
+        own = died(RULES, own, number + 1, number, 1300.0 * number, others=[m.Word("desktop")], by_itself=True)
     assert (own.word.state, len(own.deaths)) == (m.OFFERED, 20)
 
 
 def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
     own = m.OwnState(m.Word("c"))
     for number, culprit in enumerate("aba"):
-        told = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
-        own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), told)
+        others = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
+        own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), others)
     assert (own.word.state, own.word.why) == (m.FAILED, "the run died 3 times at step 17")
 
 
@@ -249,16 +249,21 @@ def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
     own = m.OwnState(m.Word("laptop"))
     for number in range(3):
         own = died(
-            RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
+            RULES, own, number + 1, 17, 100.0 * number, others=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
         )
     assert own.word.why == "the run died 3 times at step 17"
     own = m.OwnState(m.Word("laptop"))
     for number in range(10):
         # The death of a keeper that was killed, or that missed a host.
-        own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
+        own = died(RULES, own, number + 1, 17, 100.0 * number, others=[m.Word("desktop", missed=number + 1)])
         # The death on a host that was frozen while the other continued without it, and lost others since.
         own = died(
-            RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)]
+            RULES,
+            own,
+            number + 2,
+            17,
+            100.0 * number,
+            others=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)],
         )
     assert own.deaths == ()
 
@@ -267,7 +272,7 @@ def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
     own = m.OwnState(m.Word("desktop"))
     for number in range(1, 9):
         restarted = m.Word("laptop", promised=number, last=m.Generation(number - 1, BOTH))
-        own = died(RULES, own, number, 17, 60.0 * number, told=[restarted])
+        own = died(RULES, own, number, 17, 60.0 * number, others=[restarted])
     assert own.deaths == ()
 
 
@@ -284,9 +289,9 @@ def test_losses_of_hosts_and_links_never_end_a_run():
             assert order == m.SAVE
             both.append(m.rank_ended(own, now + 10, 17, m.FAILED, by_itself=True))
         desktop, laptop = both
-        told = {"desktop": desktop.word, "laptop": laptop.word}
-        desktop = m._join(RULES, desktop, told, m.Generation(number + 1, BOTH), now + 12, m.OFFERED)
-        laptop = m._join(RULES, laptop, told, m.Generation(number + 1, BOTH), now + 12, m.PROMISED)
+        others = {"desktop": desktop.word, "laptop": laptop.word}
+        desktop = m._join(RULES, desktop, others, m.Generation(number + 1, BOTH), now + 12, m.OFFERED)
+        laptop = m._join(RULES, laptop, others, m.Generation(number + 1, BOTH), now + 12, m.PROMISED)
     assert desktop.deaths == laptop.deaths == ()
     assert m.FAILED not in (desktop.word.state, laptop.word.state)
 
