@@ -50,12 +50,11 @@ def until_answered(laptop, peer):
 
 def test_nobody_is_told_without_the_secret(talks):
     desktop, laptop = talks()
-    desktop.say(
-        membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",))
-    )
+    alone = membership.Generation(2, ("desktop",))
+    desktop.say(membership.Word("desktop", steps=7, generation=alone, hears=("laptop",)))
     desktop.start()
     word = until_answered(laptop, desktop.me)
-    assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
+    assert (word.steps, word.generation, word.hears) == (7, alone, ("laptop",))
     stranger = talk.Messenger(laptop.me, (desktop.me,), "another secret", "34cd")
     with pytest.raises(talk.NoWord):
         stranger.ask(desktop.me)
@@ -138,9 +137,8 @@ def test_a_port_that_is_taken_is_waited_for(talks, monkeypatch):
     with socket.create_server(("127.0.0.1", desktop.me.port)):
         desktop.start()
         until(lambda: "desktop" in desktop.silent, PATIENCE)
-        assert (
-            desktop.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % desktop.me.port
-        )
+        reason = "cannot listen on 127.0.0.1 port %d: Address already in use" % desktop.me.port
+        assert desktop.silent["desktop"] == reason
     assert until_answered(laptop, desktop.me).host == "desktop"
 
 

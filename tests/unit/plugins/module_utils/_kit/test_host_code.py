@@ -20,58 +20,60 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import runne
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
-def answer_of(module, params):
+def answer(module, params):
     """The answer of the module's program, from a Python with only its standard library."""
     text = host_code.program(module.__name__, "say", "mark ", params)
-    answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("mark ")
-    return json.loads(answer.stdout[5:])
+    done = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("mark ")
+    return json.loads(done.stdout[5:])
 
 
-def test_a_program_brings_what_it_imports(tmp_path):
-    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
-    assert answer_of(polling, params)["run"]["state"] == state.PREPARED
-
-
-def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    probe = answer_of(host, {name: option.get("default") for name, option in host.OPTIONS.items()})["probe"]
-    assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
-    folders = {name: "~/none" for name, option in setup_look.OPTIONS.items() if option["type"] == "path"}
-    seen = answer_of(
-        setup_look, {**{name: option.get("default") for name, option in setup_look.OPTIONS.items()}, **folders}
-    )
-    assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
+def defaults(module):
+    return {name: option.get("default") for name, option in module.OPTIONS.items()}
 
 
 def params_of(module, **given):
     """A module's parsed options, outside of check mode."""
-    return {**{name: option.get("default") for name, option in module.OPTIONS.items()}, "check": False, **given}
+    return {**defaults(module), "check": False, **given}
+
+
+def test_a_program_brings_what_it_imports(tmp_path):
+    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
+    assert answer(polling, params)["run"]["state"] == state.PREPARED
+
+
+def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    probe = answer(host, defaults(host))["probe"]
+    assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
+    folders = {name: "~/none" for name, option in setup_look.OPTIONS.items() if option["type"] == "path"}
+    seen = answer(setup_look, {**defaults(setup_look), **folders})
+    assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
 
 
 def test_an_env_file_is_written_without_a_module(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     params = params_of(env_state, path="~/env", env={"KEY": "it's secret"}, secrets=["KEY"])
-    assert answer_of(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
-    done = answer_of(env_state, params)
+    assert answer(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
+    done = answer(env_state, params)
     assert done["changed"] and "secret" not in json.dumps(done)
     assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
-    assert answer_of(env_state, params)["changed"] is False
-    refused = answer_of(env_state, {**params, "mode": "9"})
+    assert answer(env_state, params)["changed"] is False
+    refused = answer(env_state, {**params, "mode": "9"})
     assert refused["failed"] and "mode '9' is not a quoted octal mode" in refused["msg"]
 
 
 def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_path):
     plan = {"keeper": {"port": 1}, "nodes": []}
     params = params_of(deployment, path=str(tmp_path / "run"), plan=plan, host="node1", keeper_secret="secret")
-    assert answer_of(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
-    assert answer_of(deployment, params)["changed"]
+    assert answer(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
+    assert answer(deployment, params)["changed"]
     assert json.loads((tmp_path / "run/plan.json").read_text()) == plan
     keeper = (tmp_path / "run/.keeper/keeper.py").read_text()
     # A program that is built from within another program is the one that the collection builds.
     assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
     (tmp_path / "file").write_text("")
-    refused = answer_of(deployment, params_of(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))
+    refused = answer(deployment, params_of(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))
     assert "cannot be created" in refused["msg"]
 
 
@@ -79,17 +81,15 @@ def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_pat
 def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
     name = f"bare-{os.getpid()}"
     params = params_of(wanted, name=name, state_dir=str(tmp_path), argv=["/bin/sleep", "600"])
-    assert (
-        answer_of(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
-    )
+    assert answer(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
     try:
-        started = answer_of(wanted, params)
+        started = answer(wanted, params)
         assert started["changed"] and started["session"]["state"] == session.RUNNING
-        assert answer_of(wanted, params)["action"] == "none"
+        assert answer(wanted, params)["action"] == "none"
     finally:
-        stopped = answer_of(wanted, {**params, "state": "absent"})
+        stopped = answer(wanted, {**params, "state": "absent"})
     assert stopped["changed"] and stopped["action"] == "remove"
-    assert answer_of(wanted, {**params, "name": "a.b"})["failed"]
+    assert answer(wanted, {**params, "name": "a.b"})["failed"]
 
 
 @pytest.mark.parametrize("module", [polling, host, setup_look, runner, server, env_state, deployment, wanted])
