@@ -227,7 +227,7 @@ class Keeper:
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
-            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
+            self.own = self.own.with_word(steps=self.rank.steps())
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:

@@ -87,12 +87,8 @@ def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.O
     """Leave the run for a reason, stay away while one holds, then ask to rejoin; returns the order for this host's rank."""
     state, leaving = own.word.state, own.word.state in (states.ENDING, states.STUCK)
     if state == states.RESTING:
-        return _because(own, why) if why else membership.change(own, now, states.IDLE, why=""), ""
+        return own.with_word(why=why) if why else membership.change(own, now, states.IDLE, why=""), ""
     if not why or state in states.OVER or (leaving and own.after_ending in (states.RESTING, *states.OVER)):
         return own, ""
     own, order = membership.asked_to_end(own, now, states.RESTING, "%s: %s" % (own.word.host, why))
-    return _because(own, why) if own.word.state == states.RESTING else own, order
-
-
-def _because(own: membership.OwnState, why: str) -> membership.OwnState:
-    return own._replace(word=own.word._replace(why=why))
+    return own.with_word(why=why) if own.word.state == states.RESTING else own, order

@@ -84,6 +84,10 @@ class OwnState(NamedTuple):
     deaths: Tuple[deaths.GenerationDeath, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
+    def with_word(self, **fields: object) -> OwnState:
+        """The same with these fields of the word."""
+        return self._replace(word=self.word._replace(**fields))  # type: ignore[arg-type]
+
 
 class Heard(NamedTuple):
     """Another host's last message, its time, and the start of its uninterrupted sequence."""
@@ -103,11 +107,6 @@ def hear(heard: Optional[Heard], word: Word, now: float, lost: float) -> Heard:
 
 
 # -- evaluating messages
-
-
-def fresh(rules: Rules, heard: Hearing, now: float) -> Dict[str, Word]:
-    """Recent messages of all hosts."""
-    return {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
 
 
 def present(own: OwnState, words: Words) -> Dict[str, Word]:
@@ -135,7 +134,7 @@ def next_number(rules: Rules, own: OwnState, words: Words) -> int:
 
 def change(own: OwnState, now: float, state: str, **fields: object) -> OwnState:
     """Change state now; fields are those of the word."""
-    return own._replace(word=own.word._replace(state=state, **fields), since=now)  # type: ignore[arg-type]
+    return own.with_word(state=state, **fields)._replace(since=now)
 
 
 def _end(own: OwnState, now: float, **fields: object) -> OwnState:
@@ -145,7 +144,7 @@ def _end(own: OwnState, now: float, **fields: object) -> OwnState:
 
 def decide(rules: Rules, own: OwnState, heard: Hearing, now: float) -> Tuple[OwnState, str]:
     """The next state, and an order for this host's rank ("" for none)."""
-    words = fresh(rules, heard, now)
+    words = {host: one.word for host, one in heard.items() if now - one.at <= rules.lost}
     own = _learn_who_is_out(own, words)
     state = own.word.state
     if state in OVER or state == STUCK:
@@ -182,8 +181,7 @@ def _learn_who_is_out(own: OwnState, words: Words) -> OwnState:
         return tuple(sorted(out | {host for host, word in words.items() if word.state == state}))
 
     left, failed = known(LEFT, (w.left for w in all_words)), known(FAILED, (w.failed for w in all_words))
-    word = own.word._replace(hears=tuple(sorted(words)), left=left, failed=failed)
-    return own if word == own.word else own._replace(word=word)
+    return own.with_word(hears=tuple(sorted(words)), left=left, failed=failed)
 
 
 # -- before a generation
@@ -379,7 +377,7 @@ def _lead(rules: Rules, own: OwnState, heard: Hearing, around: Words, now: float
             continue
         if rules.hosts.index(me) < rules.hosts.index(host):
             if word.steps <= own.word.steps:
-                own = own._replace(word=own.word._replace(outranked=theirs.number))
+                own = own.with_word(outranked=theirs.number)
                 continue
         elif word.outranked != mine.number:
             continue
@@ -419,17 +417,16 @@ def rank_ended(
     lasting_error: the cause, if a restart would not change it.
     by_itself: it failed by its own error or crash, not because another rank or its link was lost.
     """
-    own = own._replace(word=own.word._replace(steps=steps, go=False))
+    own = own.with_word(steps=steps, go=False)
     if how == FINISHED:
         return change(own, now, FINISHED)
     mine = own.word.generation
     if own.word.state in (ENDING, STUCK):
         return change(own, now, own.after_ending)
     if how == STOPPED:
-        regroups = mine is not None and own.word.regroup == mine.number
-        return change(own, now, IDLE if regroups else ASKING)
+        return change(own, now, IDLE if mine and own.word.regroup == mine.number else ASKING)
     if by_itself:
-        own = own._replace(word=own.word._replace(crashed=own.word.started))
+        own = own.with_word(crashed=own.word.started)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
     return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(died=True)

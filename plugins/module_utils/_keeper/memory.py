@@ -48,7 +48,7 @@ def slept(own: OwnState, now: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (states.OFFERED, states.PROMISED):
         own = change(own, now, states.IDLE, generation=own.word.last)
-    return own._replace(word=own.word._replace(returned=True))
+    return own.with_word(returned=True)
 
 
 def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
@@ -60,7 +60,7 @@ def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
     recent = [one.word for one in others if one is not None and one.at > since]
     trained_in = {(one.state, one.generation) for one in recent}
     all_train = len(recent) == len(others) and trained_in == {(states.TRAINING, mine)}
-    return own._replace(word=word._replace(returned=False)) if all_train else own
+    return own.with_word(returned=False) if all_train else own
 
 
 def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:

@@ -552,7 +552,7 @@ class World:
         if host.back_at is not None or host.off_at:
             return host.next_own()
         slept = host.clock + host.suspended + 1 - host.keeper.awake > self.rules.lost + self.rules.grace
-        return host.own._replace(word=host.own.word._replace(returned=host.own.word.returned or slept))
+        return host.own.with_word(returned=host.own.word.returned or slept)
 
     def known_to_be_out(self, name, kind):
         """The hosts that this host remembers as left or failed."""

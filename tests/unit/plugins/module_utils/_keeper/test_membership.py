@@ -26,9 +26,8 @@ def heard(now, *words):
 def trains(rules, host, members, number=2, now=100.0, **word):
     own = m.OwnState(m.Word(host))
     mine = m.Generation(number, members)
-    own = own._replace(word=own.word._replace(promised=number, generation=mine), since=now)
-    own = m._started(own, mine, now)
-    return own._replace(word=own.word._replace(**word))
+    own = m._started(own.with_word(promised=number, generation=mine), mine, now)
+    return own.with_word(**word)
 
 
 def test_random_schedules():
@@ -161,8 +160,7 @@ def test_who_comes_back_is_let_in():
 def test_of_two_parts_the_one_with_fewer_steps_gives_way():
     desktop = trains(RULES, "desktop", ("desktop",), number=2, now=0.0, steps=40)
     laptop = trains(RULES, "laptop", ("laptop",), number=3, now=0.0, steps=35)
-    desktop = desktop._replace(word=desktop.word._replace(hears=("laptop",)))
-    laptop = laptop._replace(word=laptop.word._replace(hears=("desktop",)))
+    desktop, laptop = desktop.with_word(hears=("laptop",)), laptop.with_word(hears=("desktop",))
     desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
     assert (order, desktop.word.outranked) == ("", 3)
     laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
@@ -191,7 +189,7 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
 
 def died(rules, own, number, steps, when, members=BOTH, others=(), **how):
     """A host whose rank failed in this generation, after it has joined or offered the next one."""
-    own = m._started(own._replace(word=own.word._replace(promised=number)), m.Generation(number, members), when)
+    own = m._started(own.with_word(promised=number), m.Generation(number, members), when)
     own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
     words = {word.host: word for word in others}
     return m._join(rules, own, words, m.Generation(number + 1, members), when + 10, m.OFFERED)
@@ -283,7 +281,7 @@ def test_losses_of_hosts_and_links_never_end_a_run():
         both = []
         for own, other in ((desktop, "laptop"), (laptop, "desktop")):
             mine, now = m.Generation(number, BOTH), 60.0 * number
-            own = m._started(own._replace(word=own.word._replace(promised=number, generation=mine)), mine, now)
+            own = m._started(own.with_word(promised=number, generation=mine), mine, now)
             old = m.Heard(m.Word(other, m.TRAINING, mine, last=mine, promised=number), now, now)
             own, order = m.decide(RULES, own, {other: old}, now + 8)
             assert order == m.SAVE
@@ -400,7 +398,7 @@ def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_a
 
 def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it():
     own = trains(RULES, "laptop", BOTH)
-    own = own._replace(word=own.word._replace(returned=True))
+    own = own.with_word(returned=True)
     same = own.word._replace(host="desktop")
     for word, since, missed in (
         (same, 100.0, False),
@@ -445,10 +443,9 @@ def test_leaving_by_hand_lets_the_others_go_on():
 
 
 def test_a_link_that_is_cut_one_way_counts_as_none():
-    deaf = m.Word("c", m.IDLE, hears=())
-    own = m.OwnState(m.Word("a"), since=0.0)
-    words = heard(1, m.Word("b", hears=("a",)), deaf)
-    assert m.clique_around(THREE, own, m.present(own, m.fresh(THREE, words, 1))) == ("a", "b")
+    own = m.OwnState(m.Word("a"))
+    words = {"b": m.Word("b", hears=("a",)), "c": m.Word("c", hears=())}
+    assert m.clique_around(THREE, own, m.present(own, words)) == ("a", "b")
 
 
 def test_numbers_are_unique_to_who_offers():
