@@ -170,29 +170,29 @@ class World:
         host = self.hosts[rng.choice(self.rules.hosts)]
         if rng.random() < self.trouble and not host.gone:
             fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
-            if fault(self, host, rng) is not False:
+            if fault(self, host) is not False:
                 self.events[name_of(fault)] += 1
 
-    def a_rank_died(self, host, rng):
+    def a_rank_died(self, host):
         return bool(host.rank) and self.crash(host)
 
-    def a_rank_was_told_to_end(self, host, rng):
+    def a_rank_was_told_to_end(self, host):
         if not host.rank or host.rank.told:
             return False
         host.rank.told = True
         return True
 
-    def a_rank_was_frozen(self, host, rng):
+    def a_rank_was_frozen(self, host):
         if not host.rank:
             return False
         host.rank.stopped = True
         return True
 
-    def a_rank_cannot_be_killed(self, host, rng):
-        host.unkillable_until = self.tick + rng.randint(5, 40)
+    def a_rank_cannot_be_killed(self, host):
+        host.unkillable_until = self.tick + self.random.randint(5, 40)
         return bool(host.rank)
 
-    def an_agent_died(self, host, rng):
+    def an_agent_died(self, host):
         """Its rank goes on, and is told to end by the keeper."""
         if not host.rank:
             return False
@@ -200,84 +200,84 @@ class World:
         host.rank.code = -signal.SIGKILL
         return True
 
-    def a_keeper_died(self, host, rng):
-        return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.3)
+    def a_keeper_died(self, host):
+        return self.switch_off(host, self.random.randint(1, 15), was_off=self.random.random() < 0.3)
 
-    def a_keeper_was_told_to_end(self, host, rng):
+    def a_keeper_was_told_to_end(self, host):
         """Its session starts it again."""
         host.keeper.signals.add(signal.SIGTERM)
         return host.runs(self.tick)
 
-    def a_power_cut(self, host, rng):
-        return self.switch_off(host, rng.randint(8, 30), was_off=True)
+    def a_power_cut(self, host):
+        return self.switch_off(host, self.random.randint(8, 30), was_off=True)
 
-    def a_reboot(self, host, rng):
+    def a_reboot(self, host):
         if not host.runs(self.tick) or host.over_at is not None or host.off_at:
             return False
         host.keeper.signals.add(signal.SIGTERM)
-        host.off_at = self.tick + rng.randint(1, 10)
+        host.off_at = self.tick + self.random.randint(1, 10)
         return True
 
-    def a_late_network(self, host, rng):
-        host.deaf_until = self.tick + rng.randint(2, 30)
-        return self.switch_off(host, rng.randint(8, 20), was_off=True)
+    def a_late_network(self, host):
+        host.deaf_until = self.tick + self.random.randint(2, 30)
+        return self.switch_off(host, self.random.randint(8, 20), was_off=True)
 
-    def a_spoilt_memory(self, host, rng):
+    def a_spoilt_memory(self, host):
         host.disk[MEMORY] = "{}"
-        return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
+        return self.switch_off(host, self.random.randint(1, 15), was_off=self.random.random() < 0.5)
 
-    def a_new_disk(self, host, rng):
+    def a_new_disk(self, host):
         """It belongs to another start of the run, or to none, so nobody hears it any more."""
-        if rng.random() < 0.8:
+        if self.random.random() < 0.8:
             return False
         host.gone, host.process, host.saves = True, None, {}
         self.forget_saved()
         return True
 
-    def a_full_disk(self, host, rng):
-        host.full_until = self.tick + rng.randint(3, 40)
+    def a_full_disk(self, host):
+        host.full_until = self.tick + self.random.randint(3, 40)
 
-    def a_freeze(self, host, rng):
-        host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 25), False
+    def a_freeze(self, host):
+        host.thaws_at, host.is_suspended = self.tick + self.random.randint(2, 25), False
 
-    def a_suspend(self, host, rng):
+    def a_suspend(self, host):
         """Its clock stands still, too."""
-        host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 40), True
+        host.thaws_at, host.is_suspended = self.tick + self.random.randint(2, 40), True
 
-    def a_need_of_the_owner(self, host, rng):
+    def a_need_of_the_owner(self, host):
         """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
-        host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
+        host.needed_until = self.tick + self.random.choice((1, 2, 5, 30))
 
-    def a_jump_of_the_clock(self, host, rng):
-        host.clock += rng.uniform(0, 60)
+    def a_jump_of_the_clock(self, host):
+        host.clock += self.random.uniform(0, 60)
 
-    def a_cut(self, host, rng, until=EVER):
-        other = rng.choice([name for name in self.rules.hosts if name != host.name])
+    def a_cut(self, host, until=EVER):
+        other = self.random.choice([name for name in self.rules.hosts if name != host.name])
         self.cut[host.name, other] = until
-        if rng.random() < 0.6:
+        if self.random.random() < 0.6:
             self.cut[other, host.name] = until
 
-    def a_flap(self, host, rng):
-        return self.a_cut(host, rng, self.tick + rng.randint(3, 12))
+    def a_flap(self, host):
+        return self.a_cut(host, self.tick + self.random.randint(3, 12))
 
-    def a_split(self, host, rng):
+    def a_split(self, host):
         names = self.rules.hosts
-        side = set(rng.sample(names, rng.randint(1, len(names) - 1)))
+        side = set(self.random.sample(names, self.random.randint(1, len(names) - 1)))
         self.cut.update({(a, b): EVER for a in names for b in names if (a in side) != (b in side)})
 
-    def a_repair(self, host, rng):
-        if rng.random() < 0.3:
+    def a_repair(self, host):
+        if self.random.random() < 0.3:
             self.cut.clear()
         elif self.cut:
-            del self.cut[rng.choice(sorted(self.cut))]
+            del self.cut[self.random.choice(sorted(self.cut))]
 
-    def a_leave(self, host, rng):
+    def a_leave(self, host):
         if not host.runs(self.tick) or host.over_at is not None:
             return False
         host.disk[LEAVE] = ""
         return True
 
-    def a_join(self, host, rng):
+    def a_join(self, host):
         """A user lets in a host whose keeper has ended."""
         if host.over_at is None or host.off_at or host.back_at is not None:
             return False
@@ -499,7 +499,7 @@ class World:
         """On all hosts that are on: their ranks end. Hosts that were off or asleep come back, and do not continue."""
         for host in self.hosts.values():
             if self.random.random() < 0.3:
-                self.random.choice((World.a_suspend, World.a_power_cut))(self, host, self.random)
+                self.random.choice((World.a_suspend, World.a_power_cut))(self, host)
         # A host that sleeps only for a moment is stopped when it wakes.
         soon = self.tick + self.rules.lost + self.rules.grace
         on = [host for host in self.hosts.values() if host.back_at is None and not host.gone and not host.off_at]
