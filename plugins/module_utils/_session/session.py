@@ -314,7 +314,7 @@ def quote(word: str) -> str:
 
 
 def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
-    """A session's job, from the options of tmux_session; relative paths are below the absolute state_dir."""
+    """A session's job, from the options of tmux_session; state_dir is absolute."""
     argv, env_file = options["argv"], options["env_file"]
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
