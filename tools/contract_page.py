@@ -190,6 +190,7 @@ def kind(annotation: ast.expr) -> str:
         "object": "any",
         "Any": "any",
         "Document": "any document",
+        "TrainingIdentity": "[Training](#trainingjson)",
     }
     return plain.get(name, f"[{name}](#{name.lower()})")
 
@@ -332,9 +333,7 @@ def page() -> str:
     ]
     lines += of_types("_contract/plan.py", "Keeper", "Guest", "Node", "Stage", "Conversations", "Controller")
     lines += ["## The facts of a host (`ddp_probe`)", "", *of_types("_contract/probe.py", "Probe")]
-    # Of a folder, not of a plan.
-    rest = (line for name in rest_of_probe() for line in of_types("_contract/probe.py", name))
-    lines += [line.replace("[Training](#training)", "[Training](#trainingjson)") for line in rest]
+    lines += of_types("_contract/probe.py", *rest_of_probe())
     lines += ["## The state of a run on a host (`run_info`)", "", *run_state()]
     lines += ["## The link to a peer (`peer_check`)", "", *of_types("_preflight/peer_check.py", "LinkTry", "PortTry")]
     lines += folders()
@@ -343,7 +342,9 @@ def page() -> str:
         "",
         *renamed(of_types("_session/record.py", "Record"), "Record", "Session"),
     ]
-    lines += renamed(of_types("_contract/training.py", "Training", "Launched", "Curve"), "Training", "training.json")
+    lines += renamed(
+        of_types("_contract/training.py", "TrainingIdentity", "Launched", "Curve"), "TrainingIdentity", "training.json"
+    )
     lines += of_types("_contract/manifest.py", "Manifest", "ManifestFile")
     lines += ["## What the trainer writes", "", *metrics()]
     return "\n".join(lines).rstrip() + "\n"
@@ -354,7 +355,7 @@ def run_state() -> Iterator[str]:
     files = ("metrics", "members", "evaluated", "ending", "state")
     found = {name: one for file in files for name, one in documents(UTILS / "_run" / f"{file}.py").items()}
     for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf", "Expected"):
-        yield from (line.replace("(#training)", "(#trainingjson)") for line in table(found[name], found))
+        yield from table(found[name], found)
 
 
 def rest_of_probe() -> list[str]:

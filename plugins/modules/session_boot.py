@@ -73,7 +73,7 @@ def apply(module: AnsibleModule) -> dict[str, object]:
     """Bring the entry into its state and tell by what the session is started."""
     name, state_dir = tmux_utils.check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
     source = host_code.program(boot_utils.__name__, "main", state_dir).encode("utf-8")
-    entry = boot_utils.Entry(name, os.path.join(state_dir, BOOT), source, str(Path.home()))
+    entry = boot_utils.BootEntry(name, os.path.join(state_dir, BOOT), source, str(Path.home()))
 
     def run(argv: list[str]) -> tuple[int, str, str]:
         program = module.get_bin_path(argv[0])

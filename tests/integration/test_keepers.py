@@ -88,7 +88,7 @@ class Run:
     def shut_down(self, host: str) -> None:
         """As an init does it: all processes at once."""
         told = self.record(host)
-        session = reaper.Session(told["id"], os.getuid(), (told["pid"], told["pid_start"]))
+        session = reaper.SessionIdentity(told["id"], os.getuid(), (told["pid"], told["pid_start"]))
         pids = [told["pid"], *reaper.members(session)]
         for number in (signal.SIGTERM, signal.SIGHUP):
             for pid in pids:

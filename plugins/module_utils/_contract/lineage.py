@@ -36,7 +36,7 @@ DATA: Tuple[Dict[str, str], ...] = (
 )
 
 
-class Difference(NamedTuple):
+class LineageDifference(NamedTuple):
     """One difference: its name, its value for the checkpoints, and its new value."""
 
     name: str
@@ -57,22 +57,24 @@ def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
     }
 
 
-def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[Difference]:
+def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[LineageDifference]:
     """Why checkpoints of the deployed plan do not fit the new one; empty if training can resume from them."""
     was, now = of_plan(deployed), of_plan(plan)
     found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
-        told = (_differing(group, was["data"], now["data"]) for group in DATA)
-        found += next((group for group in told if group), [])
+        groups = (_differing(group, was["data"], now["data"]) for group in DATA)
+        found += next((group for group in groups if group), [])
     if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
         digests = [str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now)]
-        found.append(Difference("the file of ddp_sft_data", *("one with SHA-256 %s..." % digest for digest in digests)))
+        found.append(
+            LineageDifference("the file of ddp_sft_data", *("one with SHA-256 %s..." % digest for digest in digests))
+        )
     return list(dict.fromkeys(found))
 
 
-def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[Difference]:
+def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[LineageDifference]:
     return [
-        Difference(name, _words(was.get(key)), _words(now.get(key)))
+        LineageDifference(name, _words(was.get(key)), _words(now.get(key)))
         for key, name in names.items()
         if was.get(key) != now.get(key)
     ]
@@ -90,6 +92,6 @@ def resumes(plan: Mapping[str, object]) -> bool:
     return asked or bool(section(plan, "training").get("resume"))
 
 
-def in_words(found: Sequence[Difference]) -> str:
+def in_words(found: Sequence[LineageDifference]) -> str:
     """Such as `ddp_depth was 4 and is 8 now, ddp_data_shards was 3 and is 4 now`."""
     return ", ".join("%s was %s and is %s now" % one for one in found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity
 
 
 class CoreSet(TypedDict):
@@ -189,7 +189,7 @@ class PastRun(TypedDict):
     capability: Dict[str, str]
     lineage: Dict[str, Document]
     session: Optional[Document]
-    training: Optional[Training]
+    training: Optional[TrainingIdentity]
     checkpoints: List[int]
 
 

@@ -55,6 +55,8 @@ class SettingsError(ValueError):
 
 def shown(setting: Setting, value: Any) -> str:
     """The value as shown in a message."""
+    if value is None:
+        return "not set"
     if setting.name == SECRET:
         return "(hidden)"
     try:
@@ -162,13 +164,8 @@ def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
         values = [given[host].get(setting.name) for host in hosts]
         other = next((at for at, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            seen = "{} is {} on {} but {} on {}; it applies to the whole run: set it for the group".format(
-                setting.name,
-                shown(setting, values[0]) if values[0] is not None else "not set",
-                hosts[0],
-                shown(setting, values[other]) if values[other] is not None else "not set",
-                hosts[other],
-            )
+            one, two = (f"{shown(setting, values[at])} on {hosts[at]}" for at in (0, other))
+            seen = f"{setting.name} is {one} but {two}; it applies to the whole run: set it for the group"
             problems.append(finding("setting-refused", "", seen))
         elif values and values[0] is not None:
             agreed[setting.name] = values[0]

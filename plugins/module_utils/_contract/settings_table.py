@@ -95,7 +95,6 @@ def setting(section: str, default: Any, why: str, **more: Any) -> Any:
 _run = functools.partial(setting, "The run")
 _model = functools.partial(setting, "The model")
 _training = functools.partial(setting, "The training")
-_machine = functools.partial(setting, "The machine")
 _network = functools.partial(setting, "The network")
 _trainer = functools.partial(setting, "The trainer")
 _data = functools.partial(setting, "The data")
@@ -112,7 +111,7 @@ class RunSettings:
     # The run
     profile: str = _run(
         "smoke", "Fills in settings that you leave empty: smoke is a ten-step trial, real is the real training.",
-        choices=("smoke", "real"),
+        choices=PROFILE_NAMES,
     )
     stage: str = _run(
         "base", "base trains a model; as runs NAME-STAGE, sft fine-tunes it, eval measures it, mid runs a checkout's mid_train.py.",

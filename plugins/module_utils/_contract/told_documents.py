@@ -132,10 +132,15 @@ def _at(value: Any, place: Any) -> Iterator[Any]:
     if not place:
         yield value
     elif place[0] == "*":
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for one in _elements(value):
             yield from _at(one, place[1:])
     elif isinstance(value, dict):
         yield from _at(value.get(place[0]), place[1:])
+
+
+def _elements(value: Any) -> Collection[Any]:
+    """The members of a list or dictionary; none of any other value."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
@@ -146,12 +151,9 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
     if origin is Union:
         if value is not None:
             _check_kind(value, parts[0], place, depth)
-    elif origin is list and isinstance(value, list):
-        for one in value:
-            _check_kind(one, parts[0], place + ".*", depth + 1)
-    elif origin is dict and isinstance(value, dict):
-        for one in value.values():
-            _check_kind(one, parts[1], place + ".*", depth + 1)
+    elif origin in (list, dict) and isinstance(value, origin):
+        for one in _elements(value):
+            _check_kind(one, parts[-1], place + ".*", depth + 1)
     elif hasattr(kind, "__total__") and isinstance(value, dict):
         hints: Dict[str, Any] = get_type_hints(kind)
         for name in set(value) & set(hints):
@@ -163,7 +165,7 @@ def _check_kind(value: Any, kind: Any, place: str, depth: int = 0) -> None:
 def _is_plain(value: Any, kind: Any, place: str, depth: int) -> bool:
     """Whether a value is a plain value of its type; of `object`, only numbers are checked."""
     if kind is object:
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for one in _elements(value):
             _check_kind(one, object, place + ".*", depth + 1)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         is_number = abs(value) < 2**63  # false for infinity and NaN

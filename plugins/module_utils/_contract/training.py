@@ -17,7 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 ID = "[0-9a-f]{16}"
 
 
-class Training(TypedDict):
+class TrainingIdentity(TypedDict):
     """The content of training.json."""
 
     id: str
@@ -38,25 +38,25 @@ class _Timed(TypedDict, total=False):
     like: Optional[Curve]  # of a similar training, from which the end of this one is estimated
 
 
-class Launched(Training, _Timed):
+class Launched(TrainingIdentity, _Timed):
     """The training to start. A folder continues if it holds goes_on: an id, "" for a training without a known id, None for nothing."""
 
     goes_on: Optional[str]
     base: Optional[str]  # the training of a fine-tuning's base model
 
 
-def training_of(told: object) -> Optional[Training]:
+def training_of(document: object) -> Optional[TrainingIdentity]:
     """Validate the content of training.json; None if invalid."""
-    name = text(told, "id")
+    name = text(document, "id")
     if name is None or not re.fullmatch(ID, name):
         return None
-    bounded = {key: min(max(0, number(told, key)), 2**32) for key in ("number", "begun")}
+    bounded = {key: min(max(0, number(document, key)), 2**32) for key in ("number", "begun")}
     return {"id": name, "number": bounded["number"], "begun": bounded["begun"]}
 
 
-def curve_of(told: Any) -> Optional[Curve]:
+def curve_of(document: Any) -> Optional[Curve]:
     """Validate the evaluations of a finished training; None if invalid."""
-    run, evals = text(told, "run"), told.get("evals") if isinstance(told, dict) else None
+    run, evals = text(document, "run"), document.get("evals") if isinstance(document, dict) else None
     if run is None or not isinstance(evals, list) or not evals or not all(_is_eval(one) for one in evals):
         return None
     return {"run": run, "evals": sorted([float(share), float(bits)] for share, bits in evals)}

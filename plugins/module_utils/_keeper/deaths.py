@@ -11,7 +11,7 @@ HOUR = 3600.0
 DEATHS_AT_ONE_STEP = 3  # deaths at one step before giving up
 
 
-class Death(NamedTuple):
+class GenerationDeath(NamedTuple):
     """The end of a generation whose hosts all stayed."""
 
     when: float
@@ -19,7 +19,7 @@ class Death(NamedTuple):
     hosts: Tuple[str, ...]  # whose ranks failed by themselves; none if each blames another
 
 
-def reason_to_give_up(deaths: Sequence[Death], me: str, restarts: int, now: float) -> str:
+def reason_to_give_up(deaths: Sequence[GenerationDeath], me: str, restarts: int, now: float) -> str:
     """Why this host should not restart; empty if it may.
 
     A host whose rank alone fails repeatedly gives up alone. If one step kills several hosts' ranks, the run is at fault.

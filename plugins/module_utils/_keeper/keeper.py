@@ -23,8 +23,7 @@ from typing import Any, Dict, Optional, Set, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest as GuestLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     KEEPER_FOLDER,
     KEEPER_JOIN,
@@ -38,8 +37,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, expected, wanted
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import Rank
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LocalRank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import UsageMeter
@@ -61,10 +60,10 @@ def rules_of(plan: Plan) -> Rules:
     )
 
 
-class Guest:
+class Attendance:
     """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
 
-    def __init__(self, limits: GuestLimits, now: float) -> None:
+    def __init__(self, limits: Guest, now: float) -> None:
         self.limits, self.machine = limits, UsageMeter(os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
         self.stay = manners.look(limits, manners.Stay(), self.reading, now)
@@ -76,7 +75,7 @@ class Guest:
             self.reading = self.machine.read()
 
     def look(self, now: float, let_in: bool) -> str:
-        """Why it is away; empty where it takes part."""
+        """Why this host is away; empty while it takes part."""
         self.stay = manners.look(self.limits, self.stay, self.reading, now)
         if let_in:
             self.stay = manners.let_in(self.stay)
@@ -91,13 +90,13 @@ class Keeper:
         settings = files.read_object(os.path.join(self.folder, KEEPER_SETTINGS))
         plan = cast(Plan, files.read_object(os.path.join(run_dir, PLAN)))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
-        self.rules, self.rank = rules_of(plan), Rank(plan, self.host, run_dir)
+        self.rules, self.rank = rules_of(plan), LocalRank(plan, self.host, run_dir)
         limits = next((node.get("guest") for node in plan["nodes"] if node["host"] == self.host), None)
-        self.guest = Guest(limits, time.monotonic()) if limits else None
+        self.guest = Attendance(limits, time.monotonic()) if limits else None
         self.patience = float(plan["timeout_seconds"])
-        peers = {n["host"]: talk.Peer(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
+        peers = {n["host"]: talk.KeeperAddress(n["host"], str(n["address"]), n["keeper_port"]) for n in plan["nodes"]}
         me = peers.pop(self.host)
-        self.talk = talk.Talk(me, tuple(peers.values()), str(settings["secret"]), self.launch)
+        self.talk = talk.Messenger(me, tuple(peers.values()), str(settings["secret"]), self.launch)
         self.heard: Dict[str, membership.Heard] = {}
         self.since: Optional[int] = None  # the step since which this host trains separately
         self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were moved aside
@@ -115,12 +114,12 @@ class Keeper:
 
     # -- persistent state
 
-    def _remembered(self) -> membership.Own:
+    def _remembered(self) -> membership.OwnState:
         """Load the promises of an earlier keeper of this start."""
         path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
-            return memory.new(self.host, now, steps)
+            return membership.OwnState(membership.Word(self.host, steps=steps), since=now)
         # If the runner restarted it, the host stayed up, and a stop would be on its disk.
         off = not os.environ.get(RESTARTED_VARIABLE)
         try:
@@ -130,7 +129,7 @@ class Keeper:
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody damaged the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
-    def _remember(self, own: membership.Own) -> bool:
+    def _remember(self, own: membership.OwnState) -> bool:
         """Save what must outlive this keeper. False if a promise could not be saved and so must not be made."""
         kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
         if kept == self.kept:
@@ -219,23 +218,16 @@ class Keeper:
         """The state of this host's rank, or how it ended."""
         ended = self.rank.ended()
         if ended is not None:
-            self.code = 1 if ended == states.FAILED else 0
+            self.code = int(ended == states.FAILED)
             self._note_apart_since()
-            failed = ended == states.FAILED
-            self.own = membership.rank_ended(
-                self.own,
-                now,
-                self.rank.steps(),
-                ended,
-                self.rank.lasting_error() if failed else "",
-                self.rank.by_itself(),
-            )
+            error = self.rank.lasting_error() if self.code else ""
+            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, self.rank.by_itself())
         elif self.rank.stuck:
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
             self.own = membership.rank_stuck(self.own, now, why)
         elif self.rank.process is not None:
-            self.own = self.own._replace(word=self.own.word._replace(steps=self.rank.steps()))
+            self.own = self.own.with_word(steps=self.rank.steps())
             self._note_apart_since()
 
     def _note_apart_since(self) -> None:
@@ -256,10 +248,8 @@ class Keeper:
         self.gave_way = last
         try:
             place = self.rank.set_apart(last.number, self.since) if self.since is not None else ""
-            self._tell(
-                states.GAVE_WAY,
-                "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else "",
-            )
+            why = "its checkpoints since step %d are kept in %s" % (self.since or 0, place) if place else ""
+            self._tell(states.GAVE_WAY, why)
         except OSError as error:
             self._tell(states.GAVE_WAY, "its checkpoints could not be put aside: %s" % error)
         self.since = None
@@ -268,18 +258,18 @@ class Keeper:
         """Whether a user stops the run or removes this host, or the host shuts down."""
         if self.own.word.state in states.OVER or self.own.after_ending in states.OVER:
             return ""
-        order = ""
         if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
-            self.own, order = membership.asked_to_end(self.own, now, states.STOPPED, "it was stopped")
+            state, why = states.STOPPED, "it was stopped"
         elif os.path.exists(os.path.join(self.folder, KEEPER_LEAVE)):
-            self.own, order = membership.asked_to_end(self.own, now, states.LEFT, "it was taken out")
+            state, why = states.LEFT, "it was taken out"
         elif self.signals:
             # No user's stop does this: the host leaves for now, and the others continue at once.
-            self.own, order = membership.asked_to_end(self.own, now, states.AWAY, "%s goes down" % self.host)
+            state, why = states.AWAY, "%s goes down" % self.host
         elif os.getppid() != self.runner:
-            self.own, order = membership.asked_to_end(
-                self.own, now, states.AWAY, "the session of %s was killed" % self.host
-            )
+            state, why = states.AWAY, "the session of %s was killed" % self.host
+        else:
+            return ""
+        self.own, order = membership.asked_to_end(self.own, now, state, why)
         return order
 
     def _mind_the_owner(self, now: float) -> str:
@@ -318,20 +308,18 @@ class Keeper:
             self._hear(TICK)
 
     def _all_over(self) -> bool:
-        told = [self.heard[host].word.state for host in self.rules.hosts if host in self.heard]
-        return len(told) == len(self.rules.hosts) - 1 and all(state in states.OVER for state in told)
+        over = [one for one in self.heard.values() if one.word.state in states.OVER]
+        return len(over) == len(self.rules.hosts) - 1
 
     # -- output for people and programs
 
-    def _report(self, before: membership.Own) -> None:
+    def _report(self, before: membership.OwnState) -> None:
         word, was = self.own.word, before.word
         waits = self._waiting_for()
         if waits != self.waits:
             self.waits = waits
             self._tell("waits" if waits else "waits no more", waits)
         self._tell_pause()
-        if (word.state, word.generation, word.hears) == (was.state, was.generation, was.hears):
-            return
         if word.state != was.state:
             self.pause.change(word.state, self.rank.last_step_time(), time.time())
         if (word.state, word.generation) != (was.state, was.generation):
@@ -358,15 +346,15 @@ class Keeper:
     def _waiting_for(self) -> str:
         """The hosts that have been silent for longer than a message takes, and why."""
         silent, word = dict(self.talk.silent), self.own.word
-        told = [silent[self.host]] if self.host in silent else []
+        reasons = [silent[self.host]] if self.host in silent else []
         if word.state in (states.IDLE, states.ASKING) and time.monotonic() - self.own.since > self.rules.lost:
-            missing = set(expected(self.rules, word.left, word.failed)) - {self.host, *word.hears}
-            told += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
+            missing = membership.awaited(self.rules, word, (self.host, *word.hears))
+            reasons += [silent.get(host, "%s is not heard" % host) for host in sorted(missing)]
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
-            told += ["%s does not hear this host" % host for host in deaf]
+            reasons += ["%s does not hear this host" % host for host in deaf]
             words = [self.heard[host].word for host in word.hears]
-            told += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
-        return "; ".join(dict.fromkeys(told))
+            reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
+        return "; ".join(dict.fromkeys(reasons))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:
         """Record an event: a log line, a line of members.jsonl, and members.json."""

@@ -11,13 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
-    ENDING,
-    IDLE,
-    OVER,
-    RESTING,
-    STUCK,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
@@ -89,12 +83,12 @@ def let_in(stay: Stay) -> Stay:
     return Stay(excused=stay.excused | set(stay.since)) if stay.why else stay
 
 
-def follow(own: membership.Own, now: float, why: str) -> Tuple[membership.Own, str]:
+def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.OwnState, str]:
     """Leave the run for a reason, stay away while one holds, then ask to rejoin; returns the order for this host's rank."""
-    state, leaving = own.word.state, own.word.state in (ENDING, STUCK)
-    if state == RESTING:
-        return (own._replace(word=own.word._replace(why=why)) if why else membership.change(own, now, IDLE, why="")), ""
-    if not why or state in OVER or (leaving and own.after_ending in (RESTING, *OVER)):
+    state, leaving = own.word.state, own.word.state in (states.ENDING, states.STUCK)
+    if state == states.RESTING:
+        return own.with_word(why=why) if why else membership.change(own, now, states.IDLE, why=""), ""
+    if not why or state in states.OVER or (leaving and own.after_ending in (states.RESTING, *states.OVER)):
         return own, ""
-    own, order = membership.asked_to_end(own, now, RESTING, "%s: %s" % (own.word.host, why))
-    return (own._replace(word=own.word._replace(why=why)) if own.word.state == RESTING else own), order
+    own, order = membership.asked_to_end(own, now, states.RESTING, "%s: %s" % (own.word.host, why))
+    return own.with_word(why=why) if own.word.state == states.RESTING else own, order

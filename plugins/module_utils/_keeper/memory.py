@@ -5,35 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Tuple, TypedDict
+from typing import Any, Dict, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
-    IDLE,
-    OFFERED,
-    PROMISED,
-    TRAINING,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import Death
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import GenerationDeath
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
     Generation,
     Heard,
-    Own,
+    OwnState,
     Word,
     change,
 )
 
 
-class Remembered(TypedDict):
-    """A keeper's state on disk."""
-
-    promised: int
-    last: Optional[Generation]
-    deaths: Tuple[Death, ...]
-    left: Tuple[str, ...]
-    failed: Tuple[str, ...]
-
-
-def to_remember(own: Own) -> Remembered:
+def to_remember(own: OwnState) -> Dict[str, object]:
     """Everything that outlives a keeper. It is on disk before it is published."""
     word = own.word
     return {
@@ -42,7 +27,7 @@ def to_remember(own: Own) -> Remembered:
     }  # fmt: skip
 
 
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> Own:
+def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> OwnState:
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
     returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
@@ -55,33 +40,29 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
         missed=last.number if last else 0, returned=returned,
     )  # fmt: skip
     # After a reboot the clock restarts, so times that seem ahead are past.
-    died = [Death(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return Own(word, since=now, deaths=tuple(died))
+    died = [GenerationDeath(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
+    return OwnState(word, since=now, deaths=tuple(died))
 
 
-def slept(own: Own, now: float) -> Own:
+def slept(own: OwnState, now: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
-    if own.word.state in (OFFERED, PROMISED):
-        own = change(own, now, IDLE, generation=own.word.last)
-    return own._replace(word=own.word._replace(returned=True))
+    if own.word.state in (states.OFFERED, states.PROMISED):
+        own = change(own, now, states.IDLE, generation=own.word.last)
+    return own.with_word(returned=True)
 
 
-def woken(own: Own, heard: Mapping[str, Heard], since: float) -> Own:
-    """A keeper that was suspended until `since`: it has missed nothing once all with whom it trains are heard to train with it."""
+def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:
+    """A keeper that was suspended until `since`: it has missed nothing if all members report that they train with it."""
     mine, word = own.word.generation, own.word
-    if not word.returned or word.state != TRAINING or mine is None:
+    if not word.returned or word.state != states.TRAINING or mine is None:
         return own
     others = [heard.get(host) for host in mine.members if host != word.host]
-    told = [one.word for one in others if one is not None and one.at > since]
-    all_train = 0 < len(told) == len(others) and all((one.state, one.generation) == (TRAINING, mine) for one in told)
-    return own._replace(word=word._replace(returned=False)) if all_train else own
+    recent = [one.word for one in others if one is not None and one.at > since]
+    trained_in = {(one.state, one.generation) for one in recent}
+    all_train = len(recent) == len(others) and trained_in == {(states.TRAINING, mine)}
+    return own.with_word(returned=False) if all_train else own
 
 
-def new(host: str, now: float, steps: int) -> Own:
-    """A keeper of a new start of the run."""
-    return Own(Word(host, steps=steps), since=now)
-
-
-def forgetful(host: str, now: float, wall: float, steps: int) -> Own:
+def forgetful(host: str, now: float, wall: float, steps: int) -> OwnState:
     """A keeper whose state was damaged. Seconds since 1970 are above all numbers that it may have promised."""
-    return Own(Word(host, promised=int(wall), steps=steps, returned=True), since=now)
+    return OwnState(Word(host, promised=int(wall), steps=steps, returned=True), since=now)

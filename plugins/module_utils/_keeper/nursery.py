@@ -36,12 +36,12 @@ class Nursery:
             return None
         return self._process.pid, processes.start_ticks(self._process.pid)
 
-    def start(self, words: List[str], told: Dict[str, str]) -> bool:
+    def start(self, words: List[str], environ: Dict[str, str]) -> bool:
         """Request an agent; False if impossible now."""
         if self._process.poll() is not None:
             return False
         try:
-            self._link.sendall(json.dumps({"argv": words, "env": told}).encode() + b"\n")
+            self._link.sendall(json.dumps({"argv": words, "env": environ}).encode() + b"\n")
         except OSError:
             return False
         self._code = None
@@ -51,8 +51,8 @@ class Nursery:
         """The agent's exit code; None while it runs."""
         if self._code is None:
             with contextlib.suppress(BlockingIOError, ConnectionResetError):
-                told = self._link.recv(64)
-                self._code = int(told) if told else LOST
+                answer = self._link.recv(64)
+                self._code = int(answer) if answer else LOST
             if self._code is None and self._process.poll() is not None:
                 self._code = LOST
         return self._code

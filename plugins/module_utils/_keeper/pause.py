@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
@@ -37,13 +37,10 @@ class Pause:
         opening = start.get("opening")
         if not marks or not isinstance(opening, Mapping):
             return {}
-        rank = [finite(opening.get(name)) for name in ("began", "met")] + [
-            finite(one.get("time")) for one in (start, step)
-        ]
-        times: List[Tuple[str, Optional[float]]] = [(name, marks.get(name)) for name in PARTS[:3]]
-        times += zip(PARTS[3:], rank)
+        of_rank = (opening.get("began"), opening.get("met"), start.get("time"), step.get("time"))
+        times = [marks.get(name) for name in PARTS[:3]] + [finite(at) for at in of_rank]
         found, before = {}, marks["since"]
-        for name, at in times:
+        for name, at in zip(PARTS, times):
             if at is not None:
                 found[name], before = round(max(0.0, at - before), 2), max(before, at)
         return found

@@ -19,7 +19,7 @@ class Rules(NamedTuple):
     lost: float = 6.0  # a host silent for this long (two messages and more) is missing
     offer: float = 10.0  # how long an offer waits for promises
     begin: float = 30.0  # time for a promised member to start its rank
-    settle: float = 20.0  # minimum training time of a generation before a host may join
+    joinable_after: float = 20.0  # minimum training time of a generation before a host may join
 
 
 def wanted(rules: Rules, left: Sequence[str]) -> Tuple[str, ...]:

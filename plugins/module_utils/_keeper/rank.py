@@ -30,9 +30,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
 TAIL_BYTES = 65536
-# A rank that has recorded its end leaves an agent, which would wait for those of hosts that may be gone.
+# After a rank has recorded its end, its agent would wait for the agents of hosts that may be gone.
 AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
-STOPPED_SECONDS = 6.0  # as a host that is not heard
+STOPPED_SECONDS = 6.0  # a rank stopped for this long is killed; a silent host is missing after the same time
 LOOK_SECONDS = 1.0  # no more time than this passes between two looks
 AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
@@ -57,7 +57,7 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
     return argv_of(there, node, generation.number)
 
 
-class Rank:
+class LocalRank:
     """The process of this host's rank, if any."""
 
     def __init__(self, plan: Plan, host: str, run_dir: str) -> None:
@@ -78,10 +78,10 @@ class Rank:
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
-        self._session = reaper.Session(marker, os.getuid(), (me, processes.start_ticks(me)))
+        self._session = reaper.SessionIdentity(marker, os.getuid(), (me, processes.start_ticks(me)))
 
     @property
-    def session(self) -> reaper.Session:
+    def session(self) -> reaper.SessionIdentity:
         """Processes to end with the rank: all of this session except keeper and nursery."""
         spared = self.nursery.runner() if self.nursery is not None else None
         return self._session._replace(runner=spared or self._session.runner)
@@ -104,16 +104,16 @@ class Rank:
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
-        told = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
-        argv, environ = command(self.plan, self.host, generation), {**os.environ, **told}
+        added = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
+        argv, environ = command(self.plan, self.host, generation), {**os.environ, **added}
         self.started_at = time.time()
-        self.process = self._from_nursery(argv, told) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
+        self.process = self._from_nursery(argv, added) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
 
-    def _from_nursery(self, argv: List[str], told: Dict[str, str]) -> Optional[Nursery]:
+    def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
         """An agent from the nursery, unless that was killed or cannot run here."""
         if self.nursery is None or argv[1] != "-m":
             return None
-        if self.nursery.start(argv[1:], told):
+        if self.nursery.start(argv[1:], added):
             return self.nursery
         self.close()
         return None
@@ -163,7 +163,7 @@ class Rank:
         code = self.process.wait()
         self.process = None
         # If somebody else killed the agent, the rank's reaction does not matter.
-        reason = self._end().get("reason") if code == 0 or self._out_of_time else None
+        reason = self._end_event().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
 
@@ -189,12 +189,12 @@ class Rank:
         """Whether its time to end is up, or that of an agent without its rank."""
         now = time.monotonic()
         if beat.get("phase") == "end" and self._of_this_start(beat):
-            stopped = self._end().get("reason") == "stopped"
+            stopped = self._end_event().get("reason") == "stopped"
             limit = now + (STOPPED_AGENT_SECONDS if stopped else AGENT_SECONDS)
             self.agent_ends_at = min(self.agent_ends_at or limit, limit)
         return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
 
-    def _end(self) -> Document:
+    def _end_event(self) -> Document:
         """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""
         end = self._last("end")
         return end if self._of_this_start(end) else {}
@@ -204,7 +204,7 @@ class Rank:
 
     def lasting_error(self) -> str:
         """The rank's last error if a restart would not change it; empty otherwise."""
-        end = self._end()
+        end = self._end_event()
         return str(end.get("error") or end["cause"]) if end.get("cause") in LASTING else ""
 
     def by_itself(self) -> bool:
@@ -234,20 +234,14 @@ class Rank:
 
     def first_step(self) -> Tuple[Document, Document]:
         """This start's first event and its first step's; empty until then."""
-        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(self._metrics_begin)
-            lines = file.read(TAIL_BYTES).splitlines()
-            start, step = _newest("start", lines), _newest("step", lines[::-1])
-            return (start, step) if start and step else ({}, {})
-        return {}, {}
+        lines = self._metrics_lines(self._metrics_begin)
+        start, step = _newest("start", lines), _newest("step", lines[::-1])
+        return (start, step) if start and step else ({}, {})
 
     def resumed_from(self) -> Optional[int]:
         """The step from which this start resumed; None until the rank has reported it."""
-        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(self._metrics_begin)
-            start = _newest("start", file.read(TAIL_BYTES).splitlines())
-            return number(start, "resumed_from") if start else None
-        return None
+        start = _newest("start", self._metrics_lines(self._metrics_begin))
+        return number(start, "resumed_from") if start else None
 
     def set_apart(self, generation: int, since: int) -> str:
         """Move checkpoints made after a step aside, because another part of the run continues; the folder, empty if there were none."""
@@ -277,10 +271,14 @@ class Rank:
 
     def _last(self, kind: str) -> Document:
         """The newest event of a kind among the last ones."""
+        return _newest(kind, self._metrics_lines(self._size() - TAIL_BYTES))
+
+    def _metrics_lines(self, begin: int) -> List[bytes]:
+        """The lines of metrics from this place in the file, up to TAIL_BYTES of them."""
         with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return _newest(kind, file.read().splitlines())
-        return {}
+            file.seek(max(0, begin))
+            return file.read(TAIL_BYTES).splitlines()
+        return []
 
 
 def _newest(kind: str, lines: Sequence[bytes]) -> Document:

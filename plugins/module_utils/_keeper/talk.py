@@ -37,9 +37,8 @@ QUESTION = 4096  # bytes; limit for unauthenticated data
 SECONDS = 2.0  # without an answer, ask again
 LATE_SECONDS = 10.0  # an answer later than this is not waited for
 RETRY_SECONDS = 2.0  # between attempts to listen
-FRESH_SECONDS = (
-    6.0  # a state is published for this long after the keeper last confirmed it; a hanging keeper falls silent
-)
+# A state is published for this long after the keeper last confirmed it; a hanging keeper falls silent.
+FRESH_SECONDS = 6.0
 # Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
 PEERS, STRANGERS = 1024, 8
 PAUSE_SECONDS = 0.02  # between news and the next question
@@ -48,7 +47,7 @@ LAUNCH = re.compile("[0-9a-f]{1,64}")
 FREEBIND_4, FREEBIND_6 = (socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78)  # of linux/in.h and in6.h
 
 
-class Peer(NamedTuple):
+class KeeperAddress(NamedTuple):
     """Where a keeper listens."""
 
     host: str
@@ -76,11 +75,11 @@ def to_text(word: membership.Word) -> str:
 
 def to_word(text: str) -> membership.Word:
     """ValueError, KeyError or TypeError if invalid."""
-    told = json.loads(text)
-    known = {name: told[name] for name in membership.Word._fields}
+    given = json.loads(text)
+    known = {name: given[name] for name in membership.Word._fields}
     for name in ("generation", "last"):
-        known[name] = membership.Generation(int(told[name][0]), tuple(told[name][1])) if told[name] else None
-    known.update({name: tuple(told[name]) for name in ("hears", "left", "failed")})
+        known[name] = membership.Generation(int(given[name][0]), tuple(given[name][1])) if given[name] else None
+    known.update({name: tuple(given[name]) for name in ("hears", "left", "failed")})
     return membership.Word(**known)
 
 
@@ -89,14 +88,15 @@ def news_of(word: membership.Word) -> str:
     return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
 
 
-class Talk:
+class Messenger:
     """Both directions: `say` publishes a state, `heard` receives others'."""
 
-    def __init__(self, me: Peer, others: Tuple[Peer, ...], secret: str, launch: str, every: float = 1.0) -> None:
-        self.me, self.others, self.secret, self.launch, self.every = me, others, secret, launch, every
+    def __init__(self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str) -> None:
+        self.me, self.others, self.secret, self.launch = me, others, secret, launch
+        self.every = 1.0  # seconds between questions, and until an answer without news
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
-        self._links: Dict[Peer, List[socket.socket]] = {}
+        self._links: Dict[KeeperAddress, List[socket.socket]] = {}
         self._said = (0.0, "")
         self._news = ""
         self._changed = threading.Condition()
@@ -133,7 +133,7 @@ class Talk:
                 )  # fmt: skip
                 self._over.wait(RETRY_SECONDS)
 
-    def _ask_for_ever(self, peer: Peer) -> None:
+    def _ask_for_ever(self, peer: KeeperAddress) -> None:
         answers: queue.Queue[_Answer] = queue.Queue()
         number, latest = 0, _Answer()
         while not self._over.is_set():
@@ -154,15 +154,16 @@ class Talk:
             waited = time.monotonic() - begun
             self._over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
 
-    def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: Peer, known: str) -> None:
+    def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: KeeperAddress, known: str) -> None:
         answers.put(self._hear(peer, known)._replace(number=number))
 
-    def _hear(self, peer: Peer, known: str = "") -> _Answer:
+    def _hear(self, peer: KeeperAddress, known: str = "") -> _Answer:
         """Ask a peer whose news are known up to this key."""
-        word = None
-        silent = ""
         try:
             word = self.ask(peer, known)
+            if word.host == peer.host:
+                return _Answer(word=word, news=news_of(word))
+            silent = INVALID % peer.host
         except ConnectionRefusedError:
             silent = "%s is up, but no keeper runs there" % peer.host
         except OSError as error:
@@ -177,11 +178,9 @@ class Talk:
                 silent = "the keeper of %s hangs" % peer.host
         except (ValueError, KeyError, TypeError, RecursionError):
             silent = INVALID % peer.host
-        if word is None or word.host != peer.host:
-            return _Answer(silent=silent or INVALID % peer.host)
-        return _Answer(word=word, news=news_of(word))
+        return _Answer(silent=silent)
 
-    def ask(self, peer: Peer, known: str = "") -> membership.Word:
+    def ask(self, peer: KeeperAddress, known: str = "") -> membership.Word:
         """A peer's state, at once if it differs from the known one.
 
         OSError, ValueError, KeyError, TypeError or NoWord if there is none.
@@ -205,8 +204,8 @@ class Talk:
         return to_word(answer["word"])
 
     @contextlib.contextmanager
-    def _link_to(self, peer: Peer) -> Iterator[socket.socket]:
-        """A connection for one question: one that an earlier question has left open, which saves two of four trips, or a new one."""
+    def _link_to(self, peer: KeeperAddress) -> Iterator[socket.socket]:
+        """A connection for one question: one left open by an earlier question, which saves two of four trips, or a new one."""
         # Firewalls admit the planned addresses.
         link = self._left_open(peer) or socket.create_connection(
             (peer.address, peer.port), LATE_SECONDS, (self.me.address, 0)
@@ -218,7 +217,7 @@ class Talk:
             raise
         self._links[peer].append(link)
 
-    def _left_open(self, peer: Peer) -> Optional[socket.socket]:
+    def _left_open(self, peer: KeeperAddress) -> Optional[socket.socket]:
         left = self._links.setdefault(peer, [])
         while left:
             with contextlib.suppress(IndexError):  # another question has just taken the last one
@@ -244,7 +243,7 @@ class Talk:
 
 
 def _newest(answers: queue.Queue[_Answer]) -> Optional[_Answer]:
-    """The answer to the latest question, among those that come now."""
+    """The answer to the newest question, of those that arrive now."""
     found = []
     with contextlib.suppress(queue.Empty):
         found.append(answers.get(timeout=SECONDS))
@@ -292,11 +291,10 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     timeout = 0.2  # of handle_request
-    request_queue_size = (
-        128  # with the default of 5, a burst of strangers delays a peer's connection by a second or more
-    )
+    # With the default of 5, a burst of strangers delays a peer's connection by a second or more.
+    request_queue_size = 128
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Messenger) -> None:
         self.talk = talk
         self.address_family = socket.AF_INET6 if ":" in talk.me.address else socket.AF_INET
         self.planned = {peer.address for peer in talk.others}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import MORE_PATHS
+
 MISSING = 127
 
 
@@ -17,7 +19,7 @@ def runner(module: Any) -> Callable[[list[str]], tuple[int, str, str]]:
     def run(argv: list[str]) -> tuple[int, str, str]:
         program = argv[0]
         if program not in paths:
-            paths[program] = module.get_bin_path(program, opt_dirs=["/usr/sbin", "/sbin", "/usr/local/sbin"])
+            paths[program] = module.get_bin_path(program, opt_dirs=list(MORE_PATHS))
         path = paths[program]
         if path is None:
             return MISSING, "", f"{program} is not installed"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -110,13 +109,13 @@ def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: Non
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + patience
-        told = False
+        waited = False
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise Busy(path)
-            if not told:
+            if not waited:
                 waiting()
-                told = True
+                waited = True
             time.sleep(0.1)
         yield
     finally:
@@ -126,10 +125,8 @@ def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: Non
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
+    except (BlockingIOError, PermissionError):
+        return False
     return True
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes and listening ports of this host, read from /proc with only the standard library.
+"""Processes and listening ports of this host, read from /proc.
 
 Pids are reused, so a process is identified by its pid and the clock tick at which it
 started, and across reboots by the kernel's boot id too. Processes that end while being read are skipped.
@@ -14,6 +14,8 @@ import pwd
 import socket
 import sys
 from typing import Iterable, Iterator, NamedTuple, Sequence
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"
@@ -57,7 +59,7 @@ class Process(NamedTuple):
         return user_name(self.uid)
 
 
-class PortHolder(NamedTuple):
+class ListeningSocket(NamedTuple):
     """One listening socket; `pid` and `command` are None if this user may not see its process."""
 
     port: int
@@ -113,21 +115,17 @@ def process(pid: int, proc: str = "/proc") -> Process | None:
 
 def processes(proc: str = "/proc") -> dict[int, Process]:
     """All processes that this user can see, by pid."""
-    found = (process(int(entry), proc) for entry in os.listdir(proc) if entry.isdigit())
+    found = (process(pid, proc) for pid in _pids(proc))
     return {one.pid: one for one in found if one is not None}
 
 
-def marked(table: dict[int, Process], session: str) -> set[int]:
-    """The pids of the processes with this session id in their environment."""
-    return {pid for pid, one in table.items() if one.marker == session}
+def _pids(proc: str) -> list[int]:
+    return [int(entry) for entry in os.listdir(proc) if entry.isdigit()]
 
 
 def live_runs(proc: str = "/proc") -> set[str]:
     """The names of all runs with a live process on this host, whoever started it; root sees them all."""
-    found = set()
-    for entry in os.listdir(proc):
-        if entry.isdigit():
-            found.add(_run_of(_variables(os.path.join(proc, entry))))
+    found = (_run_of(_variables(os.path.join(proc, str(pid)))) for pid in _pids(proc))
     return {run for run in found if run}
 
 
@@ -153,12 +151,11 @@ def descendants(table: dict[int, Process], roots: Iterable[int]) -> set[int]:
 def offspring(roots: Iterable[int], proc: str = "/proc") -> set[int]:
     """The same, computed from a list of pids alone."""
     parents = {}
-    for entry in os.listdir(proc):
-        if entry.isdigit():
-            try:
-                parents[int(entry)] = int(_stat(os.path.join(proc, entry))[1][1])
-            except (OSError, ValueError, IndexError):
-                continue
+    for pid in _pids(proc):
+        try:
+            parents[pid] = int(_stat(os.path.join(proc, str(pid)))[1][1])
+        except (OSError, ValueError, IndexError):
+            continue
     return _below(parents, roots)
 
 
@@ -176,7 +173,7 @@ def _below(parents: dict[int, int], roots: Iterable[int]) -> set[int]:
     return found
 
 
-def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
+def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[ListeningSocket]:
     """Processes that listen on these TCP ports, once per address."""
     wanted = set(ports)
     sockets = [found for found in _listening(proc) if found[1] in wanted]
@@ -184,18 +181,8 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[PortHolder]:
     holders = []
     for address, port, uid, inode in sockets:
         owner = process(owners[inode], proc) if inode in owners else None
-        holders.append(
-            PortHolder(
-                port=port,
-                address=address,
-                uid=uid,
-                user=user_name(uid),
-                pid=owner.pid if owner else None,
-                command=owner.command if owner else None,
-                marker=owner.marker if owner else None,
-                run=owner.run if owner else None,
-            )
-        )
+        seen = (owner.pid, owner.command, owner.marker, owner.run) if owner else (None, None, None, None)
+        holders.append(ListeningSocket(port, address, uid, user_name(uid), *seen))
     return sorted(set(holders), key=lambda holder: (holder.port, holder.address, holder.pid or 0))
 
 
@@ -224,31 +211,21 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
     if argv and argv[-1].endswith("/.keeper/keeper.py"):
         folder = folder or argv[-1].rpartition("/.keeper/")[0]
-    told = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
-    return os.path.basename(folder) or (told[0] if told else None)
+    named = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
+    return os.path.basename(folder) or (named[0] if named else None)
 
 
 def _variables(folder: str) -> dict[str, str]:
     """The initial environment of a process; empty if unreadable."""
-    try:
-        entries = _read(os.path.join(folder, "environ")).split(b"\0")
-    except OSError:
-        return {}
-    return {
-        os.fsdecode(name): os.fsdecode(value)
-        for name, equals, value in (one.partition(b"=") for one in entries)
-        if equals
-    }
+    entries = (one.partition(b"=") for one in read_bytes(os.path.join(folder, "environ")).split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in entries if equals}
 
 
 def _listening(proc: str) -> Iterator[tuple[str, int, int, str]]:
     """(address, port, uid, inode) of every listening TCP socket of both families."""
     for name in ("tcp", "tcp6"):
-        try:
-            lines = _read(os.path.join(proc, "net", name)).decode("ascii").splitlines()[1:]
-        except OSError:
-            continue  # a kernel without this family
-        for line in lines:
+        # A kernel without this family has no such file.
+        for line in read_text(os.path.join(proc, "net", name)).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN:
                 address, port = fields[1].split(":")
@@ -266,7 +243,7 @@ def _socket_owners(inodes: set[str], proc: str) -> dict[str, int]:
     """The process that has each socket open; of several (a parent and its child) the one with the smallest pid."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
-    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+    for pid in sorted(_pids(proc)):
         for link in open_files(os.path.join(proc, str(pid), "fd")):
             if link in wanted:
                 owners.setdefault(wanted[link], pid)

@@ -74,10 +74,10 @@ def columns(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
     return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> List[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
     """A table with a header; columns without any value are dropped."""
     kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
-    return columns([[line[at] for at in kept] for line in [header, *rows]], indent)
+    return columns([[line[at] for at in kept] for line in [header, *rows]])
 
 
 # With more hosts than this, similar hosts share a row.

@@ -25,7 +25,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     generations,
     trainer_of,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Training, training_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity, training_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import Expected, expected
@@ -117,7 +117,7 @@ class RunState(RunFigures, Beat, Filed, Planned):
     log: Optional[str]  # path of the rank's log
     sampled: bool  # whether the metrics are so long that only their beginning and newest part were read
     previous: Optional[Previous]  # the outputs that a fresh start set aside last
-    training: Optional[Training]  # which training the run folder holds; null where it does not say
+    training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
     saved: Optional[int]  # the step of the newest checkpoint in the run folder
     stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
 

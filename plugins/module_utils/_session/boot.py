@@ -14,12 +14,11 @@ import glob
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from typing import Callable, List, NamedTuple, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
@@ -44,7 +43,7 @@ class BootError(Exception):
     """An entry could not be added or removed; contains the system's message."""
 
 
-class Entry(NamedTuple):
+class BootEntry(NamedTuple):
     """The session to start at boot, and its entries' names."""
 
     name: str  # of the session
@@ -96,7 +95,7 @@ def _quoted(word: str) -> str:
 # -- current and possible entries
 
 
-def entered(run: Run, entry: Entry) -> str:
+def entered(run: Run, entry: BootEntry) -> str:
     """The mechanism that starts the session after a reboot now."""
     if read_bytes(entry.program) != entry.source:
         return NONE
@@ -118,7 +117,7 @@ def possible(run: Run, user: str, cron_runs: bool, dry: bool) -> Tuple[str, str]
     return (CRON, "") if cron_runs else (NONE, seen + ", and no cron is running")
 
 
-def enter(run: Run, entry: Entry, way: str) -> None:
+def enter(run: Run, entry: BootEntry, way: str) -> None:
     """Start it that way, and no other."""
     leave(run, entry, keep=way)
     write_whole(entry.program, entry.source, 0o600)
@@ -131,7 +130,7 @@ def enter(run: Run, entry: Entry, way: str) -> None:
         _write_crontab(run, entry, [entry.cron_line])
 
 
-def leave(run: Run, entry: Entry, keep: str = NONE) -> bool:
+def leave(run: Run, entry: BootEntry, keep: str = NONE) -> bool:
     """Remove entries, except the one to keep; returns whether there were any."""
     changed = False
     for unit in entry.old_units():
@@ -164,7 +163,7 @@ def _readable_crontab(run: Run) -> List[str]:
     return []
 
 
-def _write_crontab(run: Run, entry: Entry, lines: List[str]) -> None:
+def _write_crontab(run: Run, entry: BootEntry, lines: List[str]) -> None:
     kept = [line for line in _crontab(run) if not entry.is_old(line)]
     fresh = entry.program + ".crontab"
     write_whole(fresh, ("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"), 0o600)
@@ -182,11 +181,7 @@ def _must(run: Run, argv: List[str]) -> None:
 
 def cron_is_running() -> bool:
     """Whether a cron daemon runs on this host."""
-    names = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            names.add(read_bytes("/proc/%s/comm" % entry).strip().decode("utf-8", "replace"))
-    return bool(names & set(CRON_NAMES))
+    return any(one.name in CRON_NAMES for one in processes.processes().values())
 
 
 # -- the program of the entry
@@ -219,13 +214,8 @@ def main(run_dir: str) -> None:
     argv = to_start(run_dir)
     if not argv:
         return
-
-    def run(words: List[str]) -> Tuple[int, str, str]:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
     launch = launch_of(run_dir)
     path = shutil.which("tmux", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin")
     if path is None:
         raise SystemExit("tmux is not installed, so %s is not started again" % launch["session"])
-    tmux.Tmux(run, path).start(str(launch["session"]), "%s.%s" % (label_of(run_dir), launch["id"]), run_dir, argv)
+    tmux.Tmux(bare.run, path).start(str(launch["session"]), "%s.%s" % (label_of(run_dir), launch["id"]), run_dir, argv)

@@ -5,29 +5,26 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Sequence
+from typing import Mapping, Sequence, Tuple
 
 KEEP = "keep"
 START = "start"
 
 
 def launch_action(
-    runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool = False, fresh: bool = False
-) -> Dict[str, str]:
+    runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool, fresh: bool
+) -> Tuple[str, str]:
     """Decide from all nodes' states (from run_info) whether to start the run, and why."""
     states = {str(run["state"]) for run in runs}
     if fresh:
-        return {"action": START, "reason": "you asked for a fresh start"}
+        return START, "you asked for a fresh start"
     if any(run.get("plan_digest") != plan_digest for run in runs):
-        return {"action": START, "reason": "the plan is new on at least one host"}
+        return START, "the plan is new on at least one host"
     if "finished" in states and states <= {"finished", "away"}:
         # A host that was away at the end has nothing left to do either.
-        return {
-            "action": KEEP,
-            "reason": "it already finished with this plan; -e ddp_fresh=true trains it from scratch",
-        }
+        return KEEP, "it already finished with this plan; -e ddp_fresh=true trains it from scratch"
     if restart:
-        return {"action": START, "reason": "you asked for a restart"}
+        return START, "you asked for a restart"
     if states == {"running"}:
-        return {"action": KEEP, "reason": "it is already running with this plan"}
-    return {"action": START, "reason": "it is " + " and ".join(sorted(states)) + " on its hosts"}
+        return KEEP, "it is already running with this plan"
+    return START, "it is " + " and ".join(sorted(states)) + " on its hosts"

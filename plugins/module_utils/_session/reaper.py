@@ -24,7 +24,7 @@ KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
 
-class Session(NamedTuple):
+class SessionIdentity(NamedTuple):
     """Identifies a session's processes on this host, in this boot."""
 
     id: str
@@ -32,21 +32,17 @@ class Session(NamedTuple):
     runner: tuple[int, int] | None = None  # pid and start; None if the runner is known to be gone
 
 
-def runner_alive(session: Session) -> bool:
+def runner_alive(session: SessionIdentity) -> bool:
     """Whether this session's runner still runs."""
     return session.runner is not None and processes_utils.alive(*session.runner)
 
 
-def members(session: Session) -> dict[int, processes_utils.Process]:
+def members(session: SessionIdentity) -> dict[int, processes_utils.Process]:
     """The session's live processes by pid, without its runner."""
     table = processes_utils.processes()
-    roots = {pid for pid in processes_utils.marked(table, session.id) if table[pid].uid == session.uid}
-    found = set(roots)
-    runner = table.get(session.runner[0]) if session.runner is not None else None
-    if runner is not None and (runner.pid, runner.start) == session.runner:
-        roots.add(runner.pid)
-    found |= processes_utils.descendants(table, roots)
-    found -= own_line(table)
+    roots = {pid for pid, one in table.items() if (one.marker, one.uid) == (session.id, session.uid)}
+    roots |= {pid for pid, one in table.items() if (pid, one.start) == session.runner}
+    found = (roots | processes_utils.descendants(table, roots)) - own_line(table)
     if session.runner is not None:
         found.discard(session.runner[0])
     return {pid: table[pid] for pid in found if table[pid].state not in ("Z", "X")}
@@ -85,7 +81,7 @@ def send(target: processes_utils.Process, number: int) -> None:
 
 
 def end(
-    session: Session,
+    session: SessionIdentity,
     grace: float,
     hurry: Callable[[], bool] = lambda: False,
     tick: Callable[[], None] = lambda: None,
@@ -121,7 +117,7 @@ def _ask(one: processes_utils.Process) -> None:
 
 
 def _wait(
-    session: Session,
+    session: SessionIdentity,
     seconds: float,
     tick: Callable[[], None],
     hurry: Callable[[], bool] = lambda: False,

@@ -30,7 +30,7 @@ def label_of(state_dir: str) -> str:
     return hashlib.sha256(os.fsencode(os.path.abspath(state_dir))).hexdigest()[:16]
 
 
-class Given(TypedDict):
+class StartArguments(TypedDict):
     """Arguments of a start, with digests instead of environment values."""
 
     argv: List[str]
@@ -52,7 +52,7 @@ class Launch(TypedDict, total=False):
     boot_id: str
     stop_timeout: float
     revive: bool  # restart it when it dies
-    given: Given
+    given: StartArguments
 
 
 class Record(TypedDict, total=False):

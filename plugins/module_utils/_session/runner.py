@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs in a session's tmux pane: starts the run script, logs its output and records how it ended.
 
-Python 3.8 with the standard library, copied to the host beside processes.py and reaper.py. Its only argument is a folder:
+Python 3.8 with the standard library, packed into one program with everything it imports. Its only argument is a folder:
 it reads launch.json there and writes session.json (documented in docs/contract.md).
 Everything that the job starts stays below this process, or is reparented to it, so nothing
 outlives the job. SIGTERM, SIGHUP (shutdown, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
@@ -126,15 +126,16 @@ class Runner:
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
-        self.me = reaper.Session(self.launch["id"], os.getuid(), (os.getpid(), processes.start_ticks(os.getpid())))
+        pid, start = os.getpid(), processes.start_ticks(os.getpid())
+        self.me = reaper.SessionIdentity(self.launch["id"], os.getuid(), (pid, start))
         self.stop_asked = os.path.join(folder, "stop")
         self.state: Record = {
             "id": self.launch["id"],
             "session": self.launch["session"],
             "argv": self.launch["argv"],
             "boot_id": processes.boot_id(),
-            "pid": os.getpid(),
-            "pid_start": self.me.runner[1] if self.me.runner else None,
+            "pid": pid,
+            "pid_start": start,
             "child_pid": None,
             "log": self.launch["log"],
             # Where this session begins in a log shared with earlier ones.
@@ -226,7 +227,7 @@ class Runner:
     def _stop_gently(self, output: Output) -> None:
         output.say("stopping; Ctrl-C ends it at once")
         if self.interrupts:
-            # A request made in the pane is known to whoever would restart it.
+            # Tell any program that would restart the session of a request made in the pane.
             with contextlib.suppress(OSError), open(self.stop_asked, "a", encoding="utf-8"):
                 pass
         if self.launch.get("revive") and self.status is None and self.state["child_pid"]:

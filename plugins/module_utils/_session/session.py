@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from typing import Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
@@ -31,9 +31,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import runne
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
     LAUNCH,
-    Given,
     Launch,
     Record,
+    StartArguments,
     Status,
     label_of,
     launch_in,
@@ -138,19 +138,19 @@ class Session:
         label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
         return identifier if label == self.label else ""
 
-    def _identity(self, record: Record) -> reaper.Session | None:
+    def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
         uid, boot = os.getuid(), processes.boot_id()
         if record.get("id"):
             pid, start = record.get("pid"), record.get("pid_start")
             runner = (pid, start) if pid and start else None
-            return reaper.Session(record["id"], uid, runner) if record.get("boot_id") == boot else None
+            return reaper.SessionIdentity(record["id"], uid, runner) if record.get("boot_id") == boot else None
         # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
         launch, identifier = self.launch(), self._tmux_id()
         if identifier and self.tmux is not None:
-            return reaper.Session(identifier, uid, _with_start(self.tmux.runner(self.name)))
+            return reaper.SessionIdentity(identifier, uid, _with_start(self.tmux.runner(self.name)))
         if launch.get("boot_id") == boot:
-            return reaper.Session(launch["id"], uid)
+            return reaper.SessionIdentity(launch["id"], uid)
         return None
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -313,33 +313,25 @@ def quote(word: str) -> str:
     return word if _PLAIN.match(word) else env_file_utils.quoted(word)
 
 
-def spec_from(
-    argv: Sequence[str],
-    chdir: str | None,
-    env_file: str | None,
-    log: str | None,
-    state_dir: str,
-    name: str,
-    revive: bool = False,
-) -> Spec:
-    """A session's job, from module options."""
+def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
+    """A session's job, from the options of tmux_session; state_dir is absolute."""
+    argv, env_file = options["argv"], options["env_file"]
     if not argv or not argv[0] or argv[0].startswith("-"):
         raise SessionError(
             f"session {name}: argv must begin with a program, not with {repr(argv[0]) if argv else 'nothing'}"
         )
     if any("\0" in word for word in argv):
         raise SessionError(f"session {name}: an argument of argv contains a NUL byte")
-    base = os.path.abspath(state_dir)
     return Spec(
         tuple(argv),
-        os.path.abspath(chdir or base),
+        os.path.abspath(options["chdir"] or state_dir),
         os.path.abspath(env_file) if env_file else None,
-        os.path.abspath(log or os.path.join(base, "log", f"{name}.log")),
-        revive,
+        os.path.abspath(options["log"] or os.path.join(state_dir, "log", f"{name}.log")),
+        options["revive"],
     )
 
 
-def _given(spec: Spec, salt: str) -> Given:
+def _given(spec: Spec, salt: str) -> StartArguments:
     """Arguments of a start, with salted digests instead of environment values."""
     data = (env_file_utils.read(spec.env_file) if spec.env_file else b"") or b""
     env = env_file_utils.parse(data)

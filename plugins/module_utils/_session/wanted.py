@@ -118,15 +118,7 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
     session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
     if params["state"] in STARTING:
-        spec = session_utils.spec_from(
-            params["argv"],
-            params["chdir"],
-            params["env_file"],
-            params["log"],
-            session.state_dir,
-            session.name,
-            params["revive"],
-        )
+        spec = session_utils.spec_from(session.name, session.state_dir, params)
         session.check_free()
     if spec is not None and params["state"] == "ready":
         session.check_startable(spec)

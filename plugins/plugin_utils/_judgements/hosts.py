@@ -45,8 +45,8 @@ def judge_launch(task: JudgeTask) -> dict[str, object]:
     plan = options["plan"]
     seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
     runs = [one["run"] for one in seen.values()]
-    decided = launch_action(runs, plan["digest"], options["restart"], options["fresh"])
-    return {"decision": decided["action"], "reason": decided["reason"]}
+    decision, reason = launch_action(runs, plan["digest"], options["restart"], options["fresh"])
+    return {"decision": decision, "reason": reason}
 
 
 def judge_sameness(task: JudgeTask) -> dict[str, object]:

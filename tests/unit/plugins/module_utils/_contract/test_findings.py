@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A finding is of one shape wherever it is made: what was seen, and apart from it what to do."""
+"""Every finding has the same form: the observation, and separately the remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_refusal_says_what_was_seen_and_what_to_do():
     assert sentence(own) == "laptop has 3 GB free; use another disk."
     usual = finding("folder-read-only", "laptop", "it cannot be written")
     assert sentence(usual) == "it cannot be written; set ddp_base_dir to a folder that this user can write to."
-    # Of a setting it is said in the sentence what it must be.
+    # The sentence about a setting already says what it must be.
     setting = finding("setting-refused", "", "ddp_depth is x; it must be a whole number")
     assert sentence(setting) == "ddp_depth is x; it must be a whole number."
     assert refusal_text([own, setting]).splitlines()[1:] == ["- " + sentence(own), "- " + sentence(setting)]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rows of the table, and that a row is all that a new setting takes."""
+"""The rows of the table; a new setting needs nothing but a row."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_setting_has_a_reason_of_one_line():
 def test_a_row_with_a_flag_fits_the_field_of_the_trainer(row):
     kind, choices = trainers_fields()[row.flag.replace("-", "_")]
     assert kind in (row.kind, {"int": "float"}.get(row.kind)), "another type"
-    # The plan decides what is auto.
+    # The plan resolves auto.
     assert not choices or set(row.choices) - {"auto"} <= set(choices), "other choices"
 
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The facts of a hostile host, of which the plan of all hosts would be made; and the plan that it brings back."""
+"""The facts of a hostile host, from which the plan of all hosts would be made, and the plan that it sends back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> dict[str, Any]:
-    """The answer of this machine, as it would arrive."""
+    """The answer of this machine, as the controller receives it."""
     base = tmp_path_factory.mktemp("base")
     (base / "data/books-1").mkdir(parents=True)
     (base / "data/books-1/manifest.json").write_text('{"format": 1, "id": "books-1", "shards": []}')

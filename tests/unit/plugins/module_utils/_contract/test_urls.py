@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Credentials in URLs of the settings: refused, and shown nowhere."""
+"""Credentials in URLs of settings are refused and never shown."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A world in which everything goes wrong: hosts with keepers and ranks, and links between them, one second a tick.
+"""Simulates hosts with keepers and ranks, and the links between them, under random faults, one second a tick.
 
-The keepers are the real ones (simulated_host.py); the ranks, the network and the sessions are the least that behaves alike. What
-must never happen is checked as it would happen (`Checks`); each schedule ends with peace for some hosts (which must then train),
-with a user's stop, or with the last step.
+The keepers are the real ones (simulated_host.py); ranks, network and sessions are minimal imitations. `Checks` asserts the
+invariants in every second. Each schedule ends with peace for some hosts (which must then train), with a user's stop, or with the
+last step.
 
-    python membership_world.py 10000            # so many random schedules, and what happened in them
-    python membership_world.py 1 4711           # the one of seed 4711, with the log of each keeper if it fails
+    python membership_world.py 10000            # run 10000 random schedules, and count what happened in them
+    python membership_world.py 1 4711           # run the schedule of seed 4711; prints each keeper's log if it fails
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
 
 SAVE_EVERY = 5
 TIMEOUT = 25  # how long a rank waits for another one
-LINGER = 3  # how long a keeper that is over tells so
+LINGER = 3  # how long a keeper that is over still says so
 EVER = 10**9
 
 
 class Machine(Host):
-    """A host, and what is to become of it."""
+    """A host, and the faults that it is in."""
 
     def __init__(self, name, clock, plan, world):
         super().__init__(name, clock, plan, world)
@@ -50,15 +50,19 @@ class Machine(Host):
         self.over_at = None  # when its keeper ended
         self.gone = False  # for good: nobody starts it again, or it is of another start of the run
         self.sick_at = None  # the step at which its rank fails each time
-        self.mail = {}  # what waits for one that is frozen
+        self.mail = {}  # messages that wait while it is frozen
 
     def runs(self, tick):
-        """Whether its keeper runs; one that is over tells so for a while."""
+        """Whether its keeper runs; one that is over still answers for a while."""
         over = self.over_at is not None and tick > self.over_at + LINGER
         return self.back_at is None and not self.gone and tick >= self.thaws_at and not over
 
     def is_asked(self):
         return STOP in self.disk or LEAVE in self.disk
+
+    def may_train_again(self):
+        over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
+        return not over and self.own.word.state != m.FAILED and not self.unkillable_until
 
 
 class Checks:
@@ -87,7 +91,7 @@ class Checks:
         self.begun.add((host.name, mine.number))
 
     def stopped_stays_stopped(self, mine):
-        """Who was off when the user stopped the run on a host of the newest generation does not go on."""
+        """A host that was off while the user stopped a host of the newest generation does not continue."""
         before = max((self.last[name] for name in mine.members if name in self.last), default=None)
         assert before is None or not self.stopped & set(before.members), "it went on, though a user had stopped it"
 
@@ -120,7 +124,7 @@ class Checks:
             one = one.before
 
     def only_own_errors_end_it(self, host, hosts):
-        """Neither losses nor signals, however many."""
+        """Lost hosts and signals never do, however many."""
         crashes = sum(one.crashes for one in hosts.values())
         assert host.own.word.state != m.FAILED or crashes >= min(3, self.rules.restarts), "a run of no error gave up"
 
@@ -138,17 +142,17 @@ class World:
         names = tuple("abcde"[:size])
         least = rng.choice((size, size, size // 2 + 1, max(1, size // 2), 1))
         restarts = rng.choice((3, 10**6))
-        self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, settle=5)
+        self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, joinable_after=5)
         plan = plan_of(self.rules, TIMEOUT)
         self.hosts = {name: Machine(name, rng.uniform(0, 1000), plan, self) for name in names}
         self.checks = Checks(self.rules)
         self.cut = {}  # (from, to) -> until when
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
-        self.arrives = collections.Counter()  # (from, to) -> when the last word does
+        self.arrives = collections.Counter()  # (from, to) -> when the last message arrives
         self.tick = self.steps = 0
         self.last_step = EVER
         self.trouble = rng.choice((0.05, 0.12, 0.25))
-        # Some schedules have few kinds of faults: what two of them do together does not drown in the others.
+        # Some schedules have few kinds of faults, so that combinations of two are not hidden by the others.
         share = rng.choice((0.2, 0.5, 1.0, 1.0))
         self.faults = {fault: often for fault, often in OFTEN.items() if fault in HEALING or rng.random() < share}
         self.events = collections.Counter()
@@ -161,33 +165,34 @@ class World:
     # -- what goes wrong
 
     def disturb(self):
+        """Maybe one fault; it returns False where it cannot happen."""
         rng = self.random
         host = self.hosts[rng.choice(self.rules.hosts)]
         if rng.random() < self.trouble and not host.gone:
             fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
-            if fault(self, host, rng):
+            if fault(self, host) is not False:
                 self.events[name_of(fault)] += 1
 
-    def a_rank_died(self, host, rng):
+    def a_rank_died(self, host):
         return bool(host.rank) and self.crash(host)
 
-    def a_rank_was_told_to_end(self, host, rng):
+    def a_rank_was_told_to_end(self, host):
         if not host.rank or host.rank.told:
             return False
         host.rank.told = True
         return True
 
-    def a_rank_was_frozen(self, host, rng):
+    def a_rank_was_frozen(self, host):
         if not host.rank:
             return False
         host.rank.stopped = True
         return True
 
-    def a_rank_cannot_be_killed(self, host, rng):
-        host.unkillable_until = self.tick + rng.randint(5, 40)
+    def a_rank_cannot_be_killed(self, host):
+        host.unkillable_until = self.tick + self.random.randint(5, 40)
         return bool(host.rank)
 
-    def an_agent_died(self, host, rng):
+    def an_agent_died(self, host):
         """Its rank goes on, and is told to end by the keeper."""
         if not host.rank:
             return False
@@ -195,93 +200,85 @@ class World:
         host.rank.code = -signal.SIGKILL
         return True
 
-    def a_keeper_died(self, host, rng):
-        return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.3)
+    def a_keeper_died(self, host):
+        return self.switch_off(host, self.random.randint(1, 15), was_off=self.random.random() < 0.3)
 
-    def a_keeper_was_told_to_end(self, host, rng):
+    def a_keeper_was_told_to_end(self, host):
         """Its session starts it again."""
         host.keeper.signals.add(signal.SIGTERM)
         return host.runs(self.tick)
 
-    def a_power_cut(self, host, rng):
-        return self.switch_off(host, rng.randint(8, 30), was_off=True)
+    def a_power_cut(self, host):
+        return self.switch_off(host, self.random.randint(8, 30), was_off=True)
 
-    def a_reboot(self, host, rng):
+    def a_reboot(self, host):
         if not host.runs(self.tick) or host.over_at is not None or host.off_at:
             return False
         host.keeper.signals.add(signal.SIGTERM)
-        host.off_at = self.tick + rng.randint(1, 10)
+        host.off_at = self.tick + self.random.randint(1, 10)
         return True
 
-    def a_late_network(self, host, rng):
-        host.deaf_until = self.tick + rng.randint(2, 30)
-        return self.switch_off(host, rng.randint(8, 20), was_off=True)
+    def a_late_network(self, host):
+        host.deaf_until = self.tick + self.random.randint(2, 30)
+        return self.switch_off(host, self.random.randint(8, 20), was_off=True)
 
-    def a_spoilt_memory(self, host, rng):
+    def a_spoilt_memory(self, host):
         host.disk[MEMORY] = "{}"
-        return self.switch_off(host, rng.randint(1, 15), was_off=rng.random() < 0.5)
+        return self.switch_off(host, self.random.randint(1, 15), was_off=self.random.random() < 0.5)
 
-    def a_new_disk(self, host, rng):
-        """Of another start of the run, or of none: nobody hears it any more."""
-        if rng.random() < 0.8:
+    def a_new_disk(self, host):
+        """It belongs to another start of the run, or to none, so nobody hears it any more."""
+        if self.random.random() < 0.8:
             return False
         host.gone, host.process, host.saves = True, None, {}
         self.forget_saved()
         return True
 
-    def a_full_disk(self, host, rng):
-        host.full_until = self.tick + rng.randint(3, 40)
-        return True
+    def a_full_disk(self, host):
+        host.full_until = self.tick + self.random.randint(3, 40)
 
-    def a_freeze(self, host, rng):
-        host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 25), False
-        return True
+    def a_freeze(self, host):
+        host.thaws_at, host.is_suspended = self.tick + self.random.randint(2, 25), False
 
-    def a_suspend(self, host, rng):
+    def a_suspend(self, host):
         """Its clock stands still, too."""
-        host.thaws_at, host.is_suspended = self.tick + rng.randint(2, 40), True
-        return True
+        host.thaws_at, host.is_suspended = self.tick + self.random.randint(2, 40), True
 
-    def a_need_of_the_owner(self, host, rng):
+    def a_need_of_the_owner(self, host):
         """For minutes or for a moment: also in the middle of a start, and again as soon as it is back."""
-        host.needed_until = self.tick + rng.choice((1, 2, 5, 30))
-        return True
+        host.needed_until = self.tick + self.random.choice((1, 2, 5, 30))
 
-    def a_jump_of_the_clock(self, host, rng):
-        host.clock += rng.uniform(0, 60)
-        return True
+    def a_jump_of_the_clock(self, host):
+        host.clock += self.random.uniform(0, 60)
 
-    def a_cut(self, host, rng, until=EVER):
-        other = rng.choice([name for name in self.rules.hosts if name != host.name])
+    def a_cut(self, host, until=EVER):
+        other = self.random.choice([name for name in self.rules.hosts if name != host.name])
         self.cut[host.name, other] = until
-        if rng.random() < 0.6:
+        if self.random.random() < 0.6:
             self.cut[other, host.name] = until
-        return True
 
-    def a_flap(self, host, rng):
-        return self.a_cut(host, rng, self.tick + rng.randint(3, 12))
+    def a_flap(self, host):
+        return self.a_cut(host, self.tick + self.random.randint(3, 12))
 
-    def a_split(self, host, rng):
+    def a_split(self, host):
         names = self.rules.hosts
-        side = set(rng.sample(names, rng.randint(1, len(names) - 1)))
+        side = set(self.random.sample(names, self.random.randint(1, len(names) - 1)))
         self.cut.update({(a, b): EVER for a in names for b in names if (a in side) != (b in side)})
-        return True
 
-    def a_repair(self, host, rng):
-        if rng.random() < 0.3:
+    def a_repair(self, host):
+        if self.random.random() < 0.3:
             self.cut.clear()
         elif self.cut:
-            del self.cut[rng.choice(sorted(self.cut))]
-        return True
+            del self.cut[self.random.choice(sorted(self.cut))]
 
-    def a_leave(self, host, rng):
+    def a_leave(self, host):
         if not host.runs(self.tick) or host.over_at is not None:
             return False
         host.disk[LEAVE] = ""
         return True
 
-    def a_join(self, host, rng):
-        """By hand, of a host whose keeper has ended."""
+    def a_join(self, host):
+        """A user lets in a host whose keeper has ended."""
         if host.over_at is None or host.off_at or host.back_at is not None:
             return False
         host.disk.pop(LEAVE, None)
@@ -297,10 +294,9 @@ class World:
     def crash(self, host):
         host.crashes += 1
         host.rank.end(1)
-        return True
 
     def forget_saved(self):
-        """Steps that only hosts had which a user took away are gone."""
+        """Steps are gone if only hosts had them that a user removed."""
         here = [host.saved.step for host in self.hosts.values() if not host.gone and LEAVE not in host.disk]
         self.checks.everywhere = min(self.checks.everywhere, max(here, default=0))
 
@@ -337,7 +333,7 @@ class World:
     def awaken(self, host):
         host.back_at, host.mail = None, {}
         if host.is_asked():
-            # What was taken out or stopped is not started again by itself.
+            # A host that was removed or stopped does not start again by itself.
             host.over_at = self.tick - LINGER
             return
         host.over_at = None
@@ -351,7 +347,7 @@ class World:
             if host.runs(self.tick) and self.tick >= host.deaf_until:
                 host.keeper.talk.heard.put(word)
             elif self.tick < host.thaws_at:
-                # The answer to what it had asked before waits in its socket.
+                # The answer to its last question waits in its socket.
                 host.mail.setdefault(word.host, word)
 
     def keep(self, host):
@@ -368,7 +364,7 @@ class World:
         for name in self.rules.hosts:
             if name != host.name and (host.name, name) not in self.cut:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
-                # Late, but in their order: who asks waits for one answer before the next question.
+                # Late, but in order: a host waits for each answer before it asks again.
                 late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
                 self.post[late].append((name, word))
 
@@ -445,7 +441,7 @@ class World:
                 host.rank.end(0 if self.random.random() < 0.7 else None, reason="finished" if over else "stopped")
 
     def hang(self, here, met, dead):
-        """Ranks whose peer is not there: they see a closed connection at once, and nothing at all of a cut or a freeze."""
+        """Ranks whose peer is missing: they notice a closed connection at once, but neither a cut link nor a frozen host."""
         for host in here:
             if self.tick < host.thaws_at or not (host.can_compute() or host.hung_up()):
                 continue
@@ -460,14 +456,14 @@ class World:
     # -- the end of a schedule
 
     def prove(self, ticks):
-        """So many disturbed seconds, then one of the ends; returns the wait for a step, or None."""
+        """Disturb for this many seconds, then end the schedule in one of three ways; returns the wait for a step, or None."""
         end = self.random.choices((self.peace, self.user_stops, self.last_steps), (7, 2, 1))[0]
         for dummy in range(ticks):
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
             host.thaws_at = host.deaf_until = host.full_until = host.needed_until = 0
-            # One that no signal reaches stays so; its keeper goes on talking.
+            # An unkillable rank remains unkillable; its keeper continues to answer.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
         self.cut.clear()
@@ -500,11 +496,11 @@ class World:
         return self.tick - begun
 
     def user_stops(self):
-        """On all hosts that are on: their ranks end. Those that were off or asleep come back, and do not go on."""
+        """On all hosts that are on: their ranks end. Hosts that were off or asleep come back, and do not continue."""
         for host in self.hosts.values():
             if self.random.random() < 0.3:
-                self.random.choice((World.a_suspend, World.a_power_cut))(self, host, self.random)
-        # One that sleeps for a moment is told when it wakes.
+                self.random.choice((World.a_suspend, World.a_power_cut))(self, host)
+        # A host that sleeps only for a moment is stopped when it wakes.
         soon = self.tick + self.rules.lost + self.rules.grace
         on = [host for host in self.hosts.values() if host.back_at is None and not host.gone and not host.off_at]
         on = [host for host in on if host.thaws_at <= soon]
@@ -520,7 +516,7 @@ class World:
         self.events["stopped"] += 1
 
     def last_steps(self):
-        """The run ends by itself, on all who make the last step."""
+        """The run ends by itself on all hosts that make the last step."""
         if self.peaceful() is None:
             return
         self.last_step = max(host.saved.step for host in self.hosts.values()) + 8
@@ -545,30 +541,26 @@ class World:
 
         self.quiet(trains, "no progress with %s" % (stable,))
         if self.steps <= steps + 1:
-            # Whether it may give up is checked where it does.
+            # Checks.only_own_errors_end_it tells whether it may give up.
             self.events["given up"] += 1
             return None
         return self.tick - begun
 
     def own_to_be(self, host):
-        """Of its next keeper where this one ends; a suspend that it has not noticed yet counts."""
+        """The state of its next keeper, or of this one if it goes on; a suspend that it has not noticed yet counts."""
         host.restarted = host.restarted and not host.off_at
         if host.back_at is not None or host.off_at:
             return host.next_own()
         slept = host.clock + host.suspended + 1 - host.keeper.awake > self.rules.lost + self.rules.grace
-        return host.own._replace(word=host.own.word._replace(returned=host.own.word.returned or slept))
+        return host.own.with_word(returned=host.own.word.returned or slept)
 
     def known_to_be_out(self, name, kind):
-        """Whom a host must not forget."""
+        """The hosts that this host remembers as left or failed."""
         return json.loads(self.hosts[name].disk.get(MEMORY, "{}")).get(kind, ())
 
     def peaceful(self):
-        """Leave a set of hosts alone which can and must train, and switch off the others; None where there is none."""
-        able = [name for name, host in self.hosts.items() if not host.gone and (host.over_at is None or host.off_at)]
-        able = [
-            name for name in able if not self.hosts[name].is_asked() and self.hosts[name].own.word.state != m.FAILED
-        ]
-        able = [name for name in able if not self.hosts[name].unkillable_until]
+        """Choose hosts that can and must train, and switch off the others; None if there are no such hosts."""
+        able = [name for name, host in self.hosts.items() if host.may_train_again()]
         if self.random.random() < 0.5 and able:
             able = self.random.sample(able, self.random.randint(1, len(able)))
         keepers = [self.own_to_be(self.hosts[name]) for name in able]

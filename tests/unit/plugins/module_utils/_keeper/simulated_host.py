@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host on which the real keeper.Keeper and rank.Rank run: clocks, a disk and processes that a test moves.
+"""A simulated host for the real keeper.Keeper and rank.LocalRank: clocks, a disk and processes that a test controls.
 
-`simulated` replaces what keeper.py and rank.py reach the machine by: time, os, open, files, subprocess, reaper and processes, the
-connections of talk.py, and the readings of guests. All else is theirs.
+`simulated` replaces all that connects keeper.py and rank.py with the machine: time, os, open, files, subprocess, reaper and
+processes, the connections of talk.py, and the readings of guests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODEL = f"{RUN}/{run_folder.CHECKPOINTS[0]}/d1/model_%06d.pt"
 HANG_UP = f"{RUN}/{rank.HANG_UP}"
 END_SECONDS = 5.0  # how long a rank may take to end
 SESSION = "session"
-# In numbers of generations a second is short: as many as one tick of the world could use up.
+# Seconds of the wall clock in one tick: more than the generations that may be numbered in it.
 WALL, WALL_SECONDS = 10**9, 60
 
 
@@ -78,8 +78,7 @@ class Process:
     def poll(self):
         return self.code
 
-    def wait(self):
-        return self.code
+    wait = poll
 
     def end(self, agent_code, **end):
         """The rank ends, and (unless it hangs) its agent; end: what it records."""
@@ -95,7 +94,7 @@ class Host:
 
     def __init__(self, name, clock, plan, observer):
         self.name, self.plan, self.observer = name, plan, observer
-        self.clock, self.suspended = clock, 0.0  # the monotonic clock, and the seconds for which that stood still
+        self.clock, self.suspended = clock, 0.0  # the monotonic clock, and how many seconds it stood still
         self.wall = WALL
         self.disk = {SETTINGS: json.dumps({"host": name, "launch": "1", "secret": ""})}
         self.saves = {}  # path of a checkpoint -> what was trained
@@ -113,7 +112,7 @@ class Host:
 
     @property
     def rank(self):
-        """The process of its rank while that is alive."""
+        """The process of its rank while it is alive."""
         return self.process if self.process is not None and self.process.alive else None
 
     @property
@@ -156,7 +155,7 @@ class Host:
 
 
 class Here:
-    """Whose keeper runs now, and that host's machine in place of the modules."""
+    """Stands for the modules, with the machine of the host whose keeper runs now."""
 
     CLOCK_BOOTTIME = 0
 
@@ -215,7 +214,7 @@ class Here:
         pass
 
     def replace(self, old, new):
-        # What gave way is kept, but it is no checkpoint of the run.
+        # A checkpoint that was set aside is no checkpoint of the run any more.
         self.host.saves.pop(old)
 
     def open(self, path, mode, encoding=""):
@@ -283,7 +282,7 @@ class Here:
 HERE = Here()
 
 
-class Talk:
+class Messenger:
     """The words that a keeper says and hears; the world carries them."""
 
     def __init__(self, me, others, secret, launch):
@@ -303,7 +302,7 @@ class Talk:
         return word if now - at <= talk.FRESH_SECONDS else None
 
 
-class Guest:
+class Attendance:
     """Whether the owner uses the machine."""
 
     def __init__(self, limits, now):
@@ -317,7 +316,7 @@ class Guest:
 def simulated():
     """Within this, keepers and their ranks are on simulated hosts."""
     reaper = types.SimpleNamespace(
-        Session=rank.reaper.Session, TERM_SECONDS=0.0, members=HERE.members, send=HERE.send, end=HERE.end,
+        SessionIdentity=rank.reaper.SessionIdentity, TERM_SECONDS=0.0, members=HERE.members, send=HERE.send, end=HERE.end,
         gentle_targets=lambda found: list(found.values()),
     )  # fmt: skip
     processes = types.SimpleNamespace(
@@ -325,10 +324,10 @@ def simulated():
     )
     machine = types.SimpleNamespace(
         path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
-        stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace, SEEK_END=os.SEEK_END,
+        stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(talk, "Talk", Talk))
+        stack.enter_context(mock.patch.object(talk, "Messenger", Messenger))
         stack.enter_context(
             mock.patch.multiple(
                 keeper,
@@ -337,10 +336,12 @@ def simulated():
                 os=HERE,
                 files=HERE,
                 open=HERE.open,
-                Guest=Guest,
+                Attendance=Attendance,
                 sys=types.SimpleNamespace(stdout=HERE),
                 rules_of=lambda plan: plan["rules"],
-                is_plausible=lambda word, hosts: True,  # a third of the time, and only keepers send words here
+                is_plausible=lambda word, hosts: (
+                    True
+                ),  # the check takes a third of the time, and only keepers send words here
             )
         )
         stack.enter_context(

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A keeper that knows the secret and says what it likes."""
+"""A keeper that knows the secret, but sends invalid messages."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_a_word_that_cannot_be_is_as_none(changes):
     honest = SimpleNamespace(talk=SimpleNamespace(heard=heard), rules=RULES, heard={})
     keeper.Keeper._hear(honest, 0.1)
     assert set(honest.heard) == {"c"}
-    # What is left to decide with cannot end the keeper.
-    membership.decide(RULES, membership.Own(membership.Word("a")), honest.heard, time.monotonic())
+    # The remaining messages do not crash the decision.
+    membership.decide(RULES, membership.OwnState(membership.Word("a")), honest.heard, time.monotonic())

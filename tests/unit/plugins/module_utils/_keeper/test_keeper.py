@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,12 +23,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port
 
 ROOT = Path(__file__).resolve().parents[5]
 PATIENCE = 120
 SECRET = "s" * 40
 CHANGED = ("--nnodes", "--node-rank", "--rank-rows", "--head", "--tracker")
-# Counts on from what it finds, and ends as a trainer does that is asked to.
+# Continues to count from its metrics, and ends like a trainer when asked to.
 TORCHRUN = """
 import json, os, signal, sys, time
 rank, asked = int(next(word[-1] for word in sys.argv if word.startswith("--node-rank="))), []
@@ -63,14 +63,8 @@ while step < 100000:
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def write_trainer(folder: Path) -> dict[str, str]:
-    """Put the stand-in and a Python where a plan's command looks for them; that part of a node."""
+    """Put the stand-in and a Python where a plan's command looks for them; returns that part of a node."""
     for place in ("fake/scripts", "venv/bin"):
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
@@ -83,7 +77,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
 class Hosts:
     """Two hosts in folders, each with a keeper."""
 
-    def __init__(self, folder, min_hosts):
+    def __init__(self, folder):
         self.folder, self.running = folder, {}
         same = {**write_trainer(folder), "address": "127.0.0.1", "rows": 4, "flags": {"depth": 4, "tracker": "mlflow"}}
         nodes = [
@@ -96,7 +90,7 @@ class Hosts:
             "master": {"host": "desktop", "address": "127.0.0.1", "port": free_port()},
             "trainer": {"source": "ours", "script": "scripts.base_train"},
             "training": {"rows": [4, 4], "device_batch": 2},
-            "keeper": {"min_hosts": min_hosts, "grace_seconds": 1, "restarts": 3},
+            "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
             "nodes": [{**node, "checkpoint_bytes": 1000} for node in nodes],
         }
 
@@ -133,7 +127,7 @@ class Hosts:
         (self.battery / "status").write_text("Charging" if is_in else "Discharging")
 
     def events(self, host, kind):
-        # Whichever rank it has been, the last one last.
+        # Of all ranks that it has had, the last one last.
         paths = sorted((self.folder / host).glob("metrics-rank*.jsonl"), key=lambda path: path.stat().st_mtime)
         lines = [line for path in paths for line in path.read_text().splitlines() if line.endswith("}")]
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
@@ -159,6 +153,18 @@ class Hosts:
         steps = len(self.events(host, "step"))
         self.wait(f"{host} to make steps", lambda: len(self.events(host, "step")) > steps)
 
+    def train_together(self, min_hosts=1):
+        """Start both hosts, and wait until they train."""
+        self.plan["keeper"]["min_hosts"] = min_hosts
+        for host in ("desktop", "laptop"):
+            self.start(host)
+        self.wait_for_training("laptop", "desktop", "laptop")
+
+    def stop(self, host):
+        """As a user stops the session."""
+        (self.folder / host / ".session").mkdir()
+        (self.folder / host / ".session/stop").touch()
+
     def trainer(self, host):
         """The pid of the stand-in."""
         return below(self.running[host].pid)[-1]
@@ -178,41 +184,33 @@ def children(pid):
 
 
 def below(pid):
-    """Children and theirs: of a keeper the nursery, and what that has forked."""
+    """All descendants: a keeper has the nursery, and what that has forked."""
     return [one for child in children(pid) for one in (child, *below(child))]
 
 
 @pytest.fixture
-def hosts(tmp_path, request):
-    made = Hosts(tmp_path, request.param)
+def hosts(tmp_path):
+    made = Hosts(tmp_path)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     os.kill(hosts.trainer("laptop"), signal.SIGKILL)
     hosts.wait("a second start on both", lambda: all(len(hosts.events(h, "start")) == 2 for h in ("desktop", "laptop")))
     hosts.wait_for_training("desktop", "desktop", "laptop")
     argv = hosts.events("laptop", "start")[1]["argv"]
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--rank-rows=4,4"} < set(argv)
-    # A stop that one host is asked for ends both, and nothing starts again.
-    (hosts.folder / "desktop/.session").mkdir()
-    (hosts.folder / "desktop/.session/stop").touch()
-    (hosts.folder / "laptop/.session").mkdir()
-    (hosts.folder / "laptop/.session/stop").touch()
+    # A user's stop ends both keepers, and nothing starts again.
+    hosts.stop("desktop")
+    hosts.stop("laptop")
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.STOPPED] * 2
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     (hosts.folder / "laptop/spoil").touch()
     assert [process.wait(PATIENCE) for process in hosts.running.values()] == [1, 1]
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.FAILED] * 2
@@ -220,11 +218,8 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
     assert len(hosts.events("desktop", "start")) == 1
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     # As a shutdown does it: all processes at once.
     agent = hosts.trainer("desktop")
     for pid in (hosts.running["desktop"].pid, agent):
@@ -237,7 +232,6 @@ def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
     hosts.wait_for_training("desktop", "desktop", "laptop")
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.start("desktop")
     hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
@@ -253,11 +247,8 @@ def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.wait_for_training("desktop", "desktop")
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
     promised = json.loads((folder / KEEPER_MEMORY).read_text())["promised"]
     folder.rename(away)
@@ -272,11 +263,8 @@ def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hos
     assert json.loads((folder / KEEPER_MEMORY).read_text())["promised"] > promised
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     # The master goes.
     os.kill(hosts.trainer("desktop"), signal.SIGKILL)
     hosts.running["desktop"].kill()
@@ -295,16 +283,13 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     assert hosts.state("laptop")["state"] == states.LEFT
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.be_guest("laptop")
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     begun = time.monotonic()
     hosts.plug(False)
     hosts.wait("the laptop to leave", lambda: hosts.state("laptop")["state"] == states.RESTING)
-    # Two seconds, and those that a busy machine takes to end a process.
+    # Two seconds, and the time in which a busy machine ends a process.
     assert time.monotonic() - begun < 8
     assert hosts.events("laptop", "end")[-1]["reason"] == "stopped"
     assert hosts.state("laptop")["why"] == "on battery; back when plugged in"
@@ -319,17 +304,13 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.wait_for_training("desktop", "desktop")
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_more(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     asleep = [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
     hosts.wait_for_training("desktop", "desktop")
-    (hosts.folder / "desktop/.session").mkdir()
-    (hosts.folder / "desktop/.session/stop").touch()
+    hosts.stop("desktop")
     assert hosts.running["desktop"].wait(PATIENCE) == 0
     steps = len(hosts.events("laptop", "step"))
     for pid in asleep:
@@ -340,7 +321,7 @@ def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_m
     # Alone it would have been enough.
     assert hosts.state("laptop")["state"] == states.IDLE
     assert len(hosts.events("laptop", "start")) == 1
-    # Those of the moment until it saw that the desktop is gone; the trainer itself makes none without the others.
+    # The stand-in counts until its keeper has noticed that the desktop is gone; a real trainer makes no step alone.
     assert len(hosts.events("laptop", "step")) < steps + 100
 
 
@@ -348,7 +329,7 @@ def test_the_others_hear_how_far_a_rank_is_as_long_as_there_is_one() -> None:
     steps, noted = iter((7, 9)), []
     rank = SimpleNamespace(ended=lambda: None, stuck={}, process=object(), steps=lambda: next(steps))
     one: Any = SimpleNamespace(
-        own=membership.Own(membership.Word("a")), rank=rank, _note_apart_since=lambda: noted.append(1)
+        own=membership.OwnState(membership.Word("a")), rank=rank, _note_apart_since=lambda: noted.append(1)
     )
     for process in (rank.process, None):
         rank.process = process
@@ -363,17 +344,14 @@ def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None
     )
     word = membership.Word("a")
     for members, expected in ((("a",), 700), (("a",), 700), (("a", "b"), None), (("a",), None)):
-        one.own = membership.Own(word._replace(generation=membership.Generation(1, members)))
+        one.own = membership.OwnState(word._replace(generation=membership.Generation(1, members)))
         keeper.Keeper._note_apart_since(one)
         assert one.since == expected
         steps.pop(0) if len(steps) > 1 else None
 
 
-@pytest.mark.parametrize("hosts", [1], indirect=True)
 def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together()
     (hosts.folder / "laptop/sick").touch()
     os.kill(hosts.trainer("laptop"), signal.SIGKILL)
     assert hosts.running["laptop"].wait(PATIENCE) == 1
@@ -393,7 +371,7 @@ def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() ->
         rank=SimpleNamespace(process=object(), set_apart=set_apart), since=700, gave_way=None, _tell=lambda *words: None
     )
     mine = membership.Generation(4, ("a",))
-    one.own = membership.Own(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
+    one.own = membership.OwnState(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
     keeper.Keeper._give_way(one)
     assert not moved, "its rank saves"
     one.rank.process = None
@@ -414,7 +392,7 @@ SPOILT_STATES = [
 ]  # fmt: skip
 
 
-def remembered(folder: Path, state: object) -> membership.Own:
+def remembered(folder: Path, state: object) -> membership.OwnState:
     """The state that a returning keeper reads from its file."""
     (folder / KEEPER_MEMORY).write_text(json.dumps(state))
     stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
@@ -433,11 +411,8 @@ def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: 
     assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
-    for host in ("desktop", "laptop"):
-        hosts.start(host)
-    hosts.wait_for_training("laptop", "desktop", "laptop")
+    hosts.train_together(min_hosts=2)
     nursery, agent = below(hosts.running["laptop"].pid)
     for pid in (nursery, agent):
         os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a guest leaves and comes back; membership_world.py plays it among all other faults."""
+"""When a guest leaves and comes back; membership_world.py combines that with all other faults."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manner
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
 
+RULES = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
 LIMITS: Any = {"hours": None, "quiet_minutes": 1.0, "battery_limit": 100, "heat_limit": 95.0, "load_limit": 0.5}
 QUIET = Reading()
 BATTERY = Reading(charge=64)
 
 
 def after(readings: list[tuple[float, Reading]], limits: Any = None) -> manners.Stay:
-    """How a guest stands after readings at these seconds."""
+    """The state of a guest after readings at these seconds."""
     stay = manners.Stay()
     for now, reading in readings:
         stay = manners.look(limits or LIMITS, stay, reading, now)
@@ -90,7 +91,7 @@ def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
-TRAINS = m.Own(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
+TRAINS = m.OwnState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
 
 
 def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
@@ -99,8 +100,7 @@ def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
     assert manners.follow(own, 2.0, "used") == (own, "")
     own = m.rank_ended(own, 3.0, 7, m.STOPPED)
     assert own.word.state == m.RESTING
-    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
-    assert m.decide(rules, own, {}, 1000.0) == (own, "")
+    assert m.decide(RULES, own, {}, 1000.0) == (own, "")
     assert manners.follow(own, 4.0, "used")[0].word.state == m.RESTING
     assert manners.follow(own, 4.0, "")[0].word.state == m.IDLE
 
@@ -111,30 +111,28 @@ def test_a_guest_leaves_again_after_it_has_been_back():
 
 
 def test_a_guest_that_is_away_hears_the_end_of_the_run():
-    rests = m.Own(m.Word("laptop", m.RESTING))
-    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
+    rests = m.OwnState(m.Word("laptop", m.RESTING))
     for state in (m.STOPPED, m.FINISHED):
         heard = {"desktop": m.Heard(m.Word("desktop", state), 1.0, 0.0)}
-        assert m.decide(rules, rests, heard, 1.0)[0].word.state == state
+        assert m.decide(RULES, rests, heard, 1.0)[0].word.state == state
 
 
 def test_leave_by_hand_wins():
-    assert m.asked_to_end(m.Own(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
+    assert m.asked_to_end(m.OwnState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
     leaving = manners.follow(TRAINS, 1.0, "used")[0]
     left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
     assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
 
 
 def test_the_others_do_not_wait_for_a_guest_that_is_away():
-    rules = m.Rules(("desktop", "laptop"), 1, grace=30.0, first_grace=300.0)
+    rules = RULES._replace(grace=30.0, first_grace=300.0)
     word = m.Word("laptop", m.RESTING, hears=("desktop",))
-    own = m.decide(rules, m.Own(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
+    own = m.decide(rules, m.OwnState(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
     assert own.word.generation.members == ("desktop",)
 
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():
-    rules = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
-    own = m.Own(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
+    own = m.OwnState(m.Word("desktop", m.TRAINING, generation=MINE, promised=2, last=MINE), since=0.0)
     word = m.Word("laptop", m.RESTING, promised=2, last=m.Generation(1, MINE.members), why="used")
-    own, order = m.decide(rules, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
+    own, order = m.decide(RULES, own, {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)
     assert (own.word.state, own.word.why, order) == (m.ENDING, "laptop: used", m.SAVE)

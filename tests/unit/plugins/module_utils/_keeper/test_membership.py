@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who trains, who goes on without whom, and who gives way."""
+"""Which hosts train, continue without others, and give way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import memory
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper import membership_world
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "1000"))
-RULES = m.Rules(("desktop", "laptop"), least=1, grace=10, first_grace=60)
+BOTH = ("desktop", "laptop")
+RULES = m.Rules(BOTH, least=1, grace=10, first_grace=60)
 THREE = m.Rules(("a", "b", "c"), least=2, grace=10, first_grace=60)
 
 
@@ -23,19 +24,18 @@ def heard(now, *words):
 
 
 def trains(rules, host, members, number=2, now=100.0, **word):
-    own = m.Own(m.Word(host))
+    own = m.OwnState(m.Word(host))
     mine = m.Generation(number, members)
-    own = own._replace(word=own.word._replace(promised=number, generation=mine), since=now)
-    own = m._started(own, mine, now)
-    return own._replace(word=own.word._replace(**word))
+    own = m._started(own.with_word(promised=number, generation=mine), mine, now)
+    return own.with_word(**word)
 
 
 def test_random_schedules():
-    """Losses, signals, reboots, cuts, hosts taken out and in, late words: what must hold is checked as it happens."""
+    """Losses, signals, reboots, cut links, hosts that leave and join, late messages: the invariants hold in every second."""
     events, waits = membership_world.prove(0, SCHEDULES)
     assert len(waits) > SCHEDULES / 3
     assert events["steps"] > 10 * SCHEDULES
-    # The schedules do make what they are to withstand.
+    # Every kind of fault and of end did occur.
     faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
     assert not [name for name in (*faults, "ended in order", "stopped", "finished", "given up") if not events[name]]
 
@@ -54,6 +54,10 @@ def test_random_schedules():
         ("abcde", 3, "ab", False),
         ("abcde", 2, "ab", True),
         ("abcd", 3, "ab", False),
+        ("abcdef", 4, "abc", False),
+        # With at most half of the hosts, both parts of a split train.
+        ("abcdef", 3, "abc", True),
+        ("abcdef", 3, "def", True),
     ],
 )
 def test_who_may_go_on(hosts, least, members, answer):
@@ -61,25 +65,16 @@ def test_who_may_go_on(hosts, least, members, answer):
     assert m.may_train(rules, tuple(members)) is answer
 
 
-def test_only_with_at_most_half_of_the_hosts_may_two_parts_train():
-    rules = m.Rules(tuple("abcdef"), 4, 10, 60)
-    assert not m.may_train(rules, tuple("abc"))
-    rules = rules._replace(least=3)
-    assert m.may_train(rules, tuple("abc"))
-    assert m.may_train(rules, tuple("def"))
-
-
 def test_a_host_taken_out_by_hand_is_not_waited_for():
     assert m.may_train(RULES._replace(least=2), ("desktop",), left=("laptop",))
-    assert not m.may_train(RULES, (), left=("desktop", "laptop"))
-    assert not m.may_train(RULES._replace(least=2), ("desktop",))
+    assert not m.may_train(RULES, (), left=BOTH)
 
 
 def test_a_generation_is_offered_promised_and_begun():
     now = 5.0
-    a, b = m.Own(m.Word("desktop")), m.Own(m.Word("laptop"))
+    a, b = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     a, order = m.decide(RULES, a, heard(now, b.word._replace(hears=("desktop",))), now)
-    assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", ("desktop", "laptop"))
+    assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", BOTH)
     b, order = m.decide(RULES, b, heard(now, a.word), now)
     assert (b.word.state, order, b.word.promised) == (m.PROMISED, "", a.word.promised)
     a, order = m.decide(RULES, a, heard(now, b.word), now)
@@ -89,18 +84,18 @@ def test_a_generation_is_offered_promised_and_begun():
 
 
 def test_an_offer_is_promised_once():
-    offer = m.Generation(5, ("desktop", "laptop"))
+    offer = m.Generation(5, BOTH)
     caller = m.Word("desktop", m.OFFERED, offer, promised=5, hears=("laptop",))
     for promised, state in ((4, m.PROMISED), (5, m.IDLE)):
-        own = m.Own(m.Word("laptop", promised=promised))
+        own = m.OwnState(m.Word("laptop", promised=promised))
         assert m.decide(RULES, own, heard(5, caller), 5.0)[0].word.state == state
 
 
 def test_an_offer_from_before_a_suspend_is_void():
-    """The others may have taken it up and have been stopped while this host slept."""
-    offer = m.Generation(5, ("desktop", "laptop"))
+    """The others may have started and been stopped while this host slept."""
+    offer = m.Generation(5, BOTH)
     caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
-    own = m.Own(m.Word("laptop", m.PROMISED, offer, promised=5))
+    own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
     own, order = m.decide(RULES, memory.slept(own, 5.0), heard(5, caller), 5.0)
     assert (own.word.state, order, own.word.returned) == (m.IDLE, "", True)
@@ -109,7 +104,7 @@ def test_an_offer_from_before_a_suspend_is_void():
 def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stopped():
     last = m.Generation(4, ("a", "b", "c"))
     words = [m.Word(host, generation=last, last=last, promised=4, returned=True) for host in "ab"]
-    a, b = map(m.Own, words)
+    a, b = map(m.OwnState, words)
     b_heard = heard(50, b.word._replace(hears=("a",)))
     assert m.decide(THREE, a, b_heard, 50.0)[0].word.state == m.IDLE
     # One that was awake all the time would know.
@@ -125,20 +120,20 @@ def test_hosts_that_all_slept_do_not_go_on_without_one_that_may_have_been_stoppe
 def test_who_promises_a_new_generation_still_tells_who_was_in_its_last():
     """a was away while b and c trained, and c was stopped; b, which was off since, must not go on with a."""
     offer = m.Generation(10, ("a", "b"))
-    a = m.Own(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
+    a = m.OwnState(m.Word("a", m.OFFERED, offer, last=m.Generation(4, ("a", "b")), promised=10, returned=True))
     b = m.Word("b", m.PROMISED, offer, last=m.Generation(5, ("b", "c")), promised=10, returned=True, hears=("a",))
     assert m.decide(THREE, a, heard(1, b), 1.0)[1] == ""
     assert m.decide(THREE, a, heard(1, b._replace(returned=False)), 1.0)[1] == m.START
 
 
 def test_the_first_generation_waits_for_all_hosts():
-    own = m.Own(m.Word("desktop"))
+    own = m.OwnState(m.Word("desktop"))
     assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
     assert m.decide(RULES, own, {}, 61.0)[0].word.state == m.OFFERED
 
 
 def test_a_missing_member_ends_the_generation_and_is_waited_for():
-    own = trains(RULES, "desktop", ("desktop", "laptop"))
+    own = trains(RULES, "desktop", BOTH)
     laptop = m.Word("laptop", m.TRAINING, last=m.Generation(2, BOTH), promised=2, hears=("desktop",))
     assert m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 105.0)[1] == ""
     own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 107.0)
@@ -159,14 +154,13 @@ def test_who_comes_back_is_let_in():
     assert (order, own.word.why) == (m.FINISH_STEP, "laptop comes in")
     own = m.rank_ended(own, 33.0, 40, m.STOPPED)
     own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 33, 9)}, 33.0)
-    assert own.word.generation.members == ("desktop", "laptop")
+    assert own.word.generation.members == BOTH
 
 
 def test_of_two_parts_the_one_with_fewer_steps_gives_way():
     desktop = trains(RULES, "desktop", ("desktop",), number=2, now=0.0, steps=40)
     laptop = trains(RULES, "laptop", ("laptop",), number=3, now=0.0, steps=35)
-    desktop = desktop._replace(word=desktop.word._replace(hears=("laptop",)))
-    laptop = laptop._replace(word=laptop.word._replace(hears=("desktop",)))
+    desktop, laptop = desktop.with_word(hears=("laptop",)), laptop.with_word(hears=("desktop",))
     desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
     assert (order, desktop.word.outranked) == ("", 3)
     laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
@@ -175,7 +169,7 @@ def test_of_two_parts_the_one_with_fewer_steps_gives_way():
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_all_of_the_part_that_gives_way_know_it(ended):
-    """Also one whose rank has ended before it heard why."""
+    """Also a host whose rank ended before it heard the reason."""
     attic = trains(THREE, "b", ("a", "b"), number=4, now=0.0, steps=35)
     leader = m.Word(
         "a",
@@ -193,107 +187,109 @@ def test_all_of_the_part_that_gives_way_know_it(ended):
     assert (attic.word.apart, attic.word.state) == (True, m.IDLE if ended else m.ENDING)
 
 
-BOTH = ("desktop", "laptop")
-
-
-def died(rules, own, number, steps, when, members=BOTH, told=(), **how):
-    """The host after a generation in which its rank has failed, once it has joined or offered the next one."""
-    own = m._started(own._replace(word=own.word._replace(promised=number)), m.Generation(number, members), when)
+def died(rules, own, number, steps, when, members=BOTH, others=(), **how):
+    """A host whose rank failed in this generation, after it has joined or offered the next one."""
+    own = m._started(own.with_word(promised=number), m.Generation(number, members), when)
     own = m.rank_ended(own, when + 5, steps, m.FAILED, **how)
-    words = {word.host: word for word in told}
+    words = {word.host: word for word in others}
     return m._join(rules, own, words, m.Generation(number + 1, members), when + 10, m.OFFERED)
 
 
 @pytest.mark.parametrize("steps", [(17, 17, 17), (1, 2, 3, 4)])
 def test_a_rank_that_fails_by_itself_time_and_again_is_given_up(steps):
-    own, other = m.Own(m.Word("laptop")), m.Own(m.Word("desktop"))
+    own, other = m.OwnState(m.Word("laptop")), m.OwnState(m.Word("desktop"))
     for number, step in enumerate(steps):
         assert own.word.state != m.FAILED
-        told = m.Word("laptop", crashed=number + 1), m.Word("desktop")
-        other = died(RULES, other, number + 1, step, 100.0 * number, told=told[:1])
-        own = died(RULES, own, number + 1, step, 100.0 * number, told=told[1:], by_itself=True)
+        others = m.Word("laptop", crashed=number + 1), m.Word("desktop")
+        other = died(RULES, other, number + 1, step, 100.0 * number, others=others[:1])
+        own = died(RULES, own, number + 1, step, 100.0 * number, others=others[1:], by_itself=True)
     assert own.word.state == m.FAILED
     assert own.word.why.startswith("the rank of laptop died")
-    # The other host is well, and so goes on alone, at once; unless all hosts are needed.
+    # The other host is well, so it continues alone at once, unless all hosts are needed.
     assert other.word.state == m.OFFERED
     other = m.change(other, 1000.0, m.IDLE)
     alone, dummy = m.decide(RULES, other, heard(1000, own.word), 1000.0)
     assert (alone.word.state, alone.word.generation.members) == (m.OFFERED, ("desktop",))
     assert again(alone, returned=True).word.failed == ("laptop",)
-    # Let in again by hand, it has one more try.
+    # After a user's join it has one more try.
     joined = again(own, returned=True)
     assert m.decide(RULES, joined, heard(1, alone.word._replace(hears=("laptop",))), 1.0)[0].word.state == m.IDLE
     offer = m.Generation(9, BOTH)
     joined = m._join(RULES, joined, {}, offer, 2.0, m.PROMISED)
     assert joined.word.state == m.PROMISED
-    assert died(RULES, joined, 9, steps[-1], 10.0, told=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
+    assert died(RULES, joined, 9, steps[-1], 10.0, others=[m.Word("desktop")], by_itself=True).word.state == m.FAILED
     over, dummy = m.decide(RULES._replace(least=2), other, heard(1000, own.word), 1000.0)
     assert (over.word.state, over.word.why) == (m.FAILED, "laptop gave up: " + own.word.why)
 
 
 def test_deaths_within_an_hour_count_however_long_the_machine_runs():
-    died = [m.deaths.Death(1e6 + number, number, ("laptop",)) for number in range(4)]
+    died = [m.deaths.GenerationDeath(1e6 + number, number, ("laptop",)) for number in range(4)]
     assert m.deaths.reason_to_give_up(died, "laptop", 3, 1e6 + 10).startswith("the rank of laptop died 4 times")
     assert not m.deaths.reason_to_give_up(died, "laptop", 3, 1e6 + 3700)
 
 
 def test_deaths_of_long_ago_do_not_count():
-    own = m.Own(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(20):
-        own = died(RULES, own, number + 1, number, 1300.0 * number, told=[m.Word("desktop")], by_itself=True)
+        own = died(RULES, own, number + 1, number, 1300.0 * number, others=[m.Word("desktop")], by_itself=True)
     assert (own.word.state, len(own.deaths)) == (m.OFFERED, 20)
 
 
 def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():
-    own = m.Own(m.Word("c"))
+    own = m.OwnState(m.Word("c"))
     for number, culprit in enumerate("aba"):
-        told = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
-        own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), told)
+        others = [m.Word(host, crashed=number + 1 if host == culprit else 0) for host in "ab"]
+        own = died(THREE, own, number + 1, 17, 100.0 * number, ("a", "b", "c"), others)
     assert (own.word.state, own.word.why) == (m.FAILED, "the run died 3 times at step 17")
 
 
 def test_a_run_that_stalls_at_one_step_while_all_are_there_ends():
-    own = m.Own(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(3):
         own = died(
-            RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
+            RULES, own, number + 1, 17, 100.0 * number, others=[m.Word("desktop", last=m.Generation(number + 1, BOTH))]
         )
     assert own.word.why == "the run died 3 times at step 17"
-    own = m.Own(m.Word("laptop"))
+    own = m.OwnState(m.Word("laptop"))
     for number in range(10):
-        # That of a keeper which was killed, or which heard one less.
-        own = died(RULES, own, number + 1, 17, 100.0 * number, told=[m.Word("desktop", missed=number + 1)])
-        # That of a host which was frozen while the other went on without it, and lost others since.
+        # The death of a keeper that was killed, or that missed a host.
+        own = died(RULES, own, number + 1, 17, 100.0 * number, others=[m.Word("desktop", missed=number + 1)])
+        # The death on a host that was frozen while the other continued without it, and lost others since.
         own = died(
-            RULES, own, number + 2, 17, 100.0 * number, told=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)]
+            RULES,
+            own,
+            number + 2,
+            17,
+            100.0 * number,
+            others=[m.Word("desktop", last=m.Generation(99, BOTH), missed=99)],
         )
     assert own.deaths == ()
 
 
 def test_a_keeper_that_dies_before_its_rank_starts_is_no_death_of_the_run():
-    own = m.Own(m.Word("desktop"))
+    own = m.OwnState(m.Word("desktop"))
     for number in range(1, 9):
         restarted = m.Word("laptop", promised=number, last=m.Generation(number - 1, BOTH))
-        own = died(RULES, own, number, 17, 60.0 * number, told=[restarted])
+        own = died(RULES, own, number, 17, 60.0 * number, others=[restarted])
     assert own.deaths == ()
 
 
 def test_losses_of_hosts_and_links_never_end_a_run():
-    """Links of eight seconds, as often as one likes, though all hosts come back each time and no step is made."""
-    desktop, laptop = m.Own(m.Word("desktop")), m.Own(m.Word("laptop"))
+    """Interruptions of eight seconds, however many, though all hosts come back each time and no step is made."""
+    desktop, laptop = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
     for number in range(1, 30):
         both = []
         for own, other in ((desktop, "laptop"), (laptop, "desktop")):
             mine, now = m.Generation(number, BOTH), 60.0 * number
-            own = m._started(own._replace(word=own.word._replace(promised=number, generation=mine)), mine, now)
+            own = m._started(own.with_word(promised=number, generation=mine), mine, now)
             old = m.Heard(m.Word(other, m.TRAINING, mine, last=mine, promised=number), now, now)
             own, order = m.decide(RULES, own, {other: old}, now + 8)
             assert order == m.SAVE
             both.append(m.rank_ended(own, now + 10, 17, m.FAILED, by_itself=True))
         desktop, laptop = both
-        told = {"desktop": desktop.word, "laptop": laptop.word}
-        desktop = m._join(RULES, desktop, told, m.Generation(number + 1, BOTH), now + 12, m.OFFERED)
-        laptop = m._join(RULES, laptop, told, m.Generation(number + 1, BOTH), now + 12, m.PROMISED)
+        others = {"desktop": desktop.word, "laptop": laptop.word}
+        desktop = m._join(RULES, desktop, others, m.Generation(number + 1, BOTH), now + 12, m.OFFERED)
+        laptop = m._join(RULES, laptop, others, m.Generation(number + 1, BOTH), now + 12, m.PROMISED)
     assert desktop.deaths == laptop.deaths == ()
     assert m.FAILED not in (desktop.word.state, laptop.word.state)
 
@@ -309,7 +305,7 @@ def test_who_goes_down_is_not_waited_for_and_is_let_in_again():
     gone = {"laptop": m.Heard(laptop.word, 112, 0)}
     desktop, order = m.decide(RULES, desktop, gone, 113.0)
     assert (desktop.word.state, desktop.word.generation.members) == (m.OFFERED, ("desktop",))
-    # It has not left for good: where all are needed, it is waited for.
+    # It has not left for good: if all hosts are needed, the others wait for it.
     desktop = m.change(desktop, 113.0, m.IDLE)
     assert m.decide(RULES._replace(least=2), desktop, gone, 1000.0)[0].word.state == m.IDLE
     laptop = again(laptop, returned=True)
@@ -329,7 +325,7 @@ def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
 def test_a_rank_that_cannot_be_killed_keeps_nobody_waiting():
     laptop, order = m.decide(RULES, trains(RULES, "laptop", BOTH), {}, 110.0)
     assert (laptop.word.state, order) == (m.ENDING, m.SAVE)
-    desktop = m.change(m.Own(m.Word("desktop", last=m.Generation(2, BOTH), promised=2)), 110.0, m.IDLE)
+    desktop = m.change(m.OwnState(m.Word("desktop", last=m.Generation(2, BOTH), promised=2)), 110.0, m.IDLE)
     hears = laptop.word._replace(hears=("desktop",))
     assert m.decide(RULES, desktop, heard(150, hears), 150.0)[0].word.state == m.IDLE
     laptop = m.rank_stuck(laptop, 150.0, "its rank cannot be killed")
@@ -359,11 +355,11 @@ def test_who_is_not_asked_to_stop_yet_waits_for_its_rank_to_end_with_the_others(
 
 
 def test_what_another_start_would_not_change_is_not_tried_again():
-    own = trains(RULES, "desktop", ("desktop", "laptop"))
+    own = trains(RULES, "desktop", BOTH)
     own = m.rank_ended(own, 108.0, 17, m.FAILED, "the shard is damaged", by_itself=True)
     assert (own.word.state, own.word.why) == (m.FAILED, "the shard is damaged")
-    # The others hear of it once their ranks have ended, too.
-    other = m.rank_ended(trains(RULES, "laptop", ("desktop", "laptop")), 108.0, 17, m.FAILED)
+    # The others hear of it after their ranks have ended, too.
+    other = m.rank_ended(trains(RULES, "laptop", BOTH), 108.0, 17, m.FAILED)
     assert m.decide(RULES, other, heard(109, own.word), 109.0)[0].word.generation.members == ("laptop",)
     other, order = m.decide(RULES._replace(least=2), other, heard(109, own.word), 109.0)
     assert (other.word.state, order) == (m.FAILED, "")
@@ -371,15 +367,15 @@ def test_what_another_start_would_not_change_is_not_tried_again():
 
 
 def again(own, **fields):
-    """The keeper after this one, from what is on the disk."""
+    """The next keeper, from the state on disk."""
     kept = json.loads(json.dumps(memory.to_remember(own)))
     return memory.awake(own.word.host, kept, 0.0, own.word.steps, **fields)
 
 
 def test_a_host_that_was_off_does_not_begin_alone():
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    own = trains(RULES, "laptop", BOTH)
     assert m.decide(RULES, again(own, returned=True), {}, 1000.0)[0].word.state == m.IDLE
-    assert m.decide(RULES, again(m.Own(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
+    assert m.decide(RULES, again(m.OwnState(m.Word("laptop")), returned=True), {}, 1000.0)[0].word.state == m.IDLE
     assert m.decide(RULES, again(own, returned=False), {}, 1000.0)[0].word.state == m.OFFERED
 
 
@@ -401,8 +397,8 @@ def test_a_host_without_memory_uses_no_number_twice_and_begins_with_nobody_but_a
 
 
 def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it():
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
-    own = own._replace(word=own.word._replace(returned=True))
+    own = trains(RULES, "laptop", BOTH)
+    own = own.with_word(returned=True)
     same = own.word._replace(host="desktop")
     for word, since, missed in (
         (same, 100.0, False),
@@ -415,7 +411,7 @@ def test_a_host_that_wakes_up_has_missed_nothing_where_all_still_train_with_it()
 
 def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
     left = m.Word("c", m.LEFT)
-    a, b = (m.decide(THREE, m.Own(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
+    a, b = (m.decide(THREE, m.OwnState(m.Word(host)), heard(1, left), 1.0)[0] for host in "ab")
     a, b = again(a, returned=True), again(b, returned=True)
     a, dummy = m.decide(THREE._replace(least=3), a, heard(1, b.word._replace(hears=("a",))), 1.0)
     assert (a.word.state, a.word.generation.members) == (m.OFFERED, ("a", "b"))
@@ -423,8 +419,8 @@ def test_who_was_taken_out_by_hand_is_known_after_a_reboot():
 
 def test_a_stop_reaches_whoever_waits():
     stopped = m.Word("desktop", m.STOPPED)
-    assert m.decide(RULES, m.Own(m.Word("laptop")), heard(1, stopped), 1.0)[0].word.state == m.STOPPED
-    own = trains(RULES, "laptop", ("desktop", "laptop"))
+    assert m.decide(RULES, m.OwnState(m.Word("laptop")), heard(1, stopped), 1.0)[0].word.state == m.STOPPED
+    own = trains(RULES, "laptop", BOTH)
     own = m.rank_ended(own, 105.0, 20, m.STOPPED)
     assert own.word.state == m.ASKING
     assert m.decide(RULES, own, {}, 106.0)[0].word.state == m.ASKING
@@ -435,9 +431,9 @@ def test_a_stop_reaches_whoever_waits():
 
 
 def test_leaving_by_hand_lets_the_others_go_on():
-    laptop, order = m.asked_to_end(trains(RULES, "laptop", ("desktop", "laptop")), 110.0, m.LEFT, "taken out")
+    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.LEFT, "taken out")
     assert order == m.FINISH_STEP
-    desktop = m.rank_ended(trains(RULES, "desktop", ("desktop", "laptop")), 111.0, 20, m.STOPPED)
+    desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
     laptop = m.rank_ended(laptop, 111.0, 20, m.STOPPED)
     assert laptop.word.state == m.LEFT
     desktop, dummy = m.decide(RULES._replace(least=2), desktop, heard(112, laptop.word), 112.0)
@@ -447,16 +443,15 @@ def test_leaving_by_hand_lets_the_others_go_on():
 
 
 def test_a_link_that_is_cut_one_way_counts_as_none():
-    deaf = m.Word("c", m.IDLE, hears=())
-    own = m.Own(m.Word("a"), since=0.0)
-    words = heard(1, m.Word("b", hears=("a",)), deaf)
-    assert m.clique_around(THREE, own, m.present(own, m.fresh(THREE, words, 1))) == ("a", "b")
+    own = m.OwnState(m.Word("a"))
+    words = {"b": m.Word("b", hears=("a",)), "c": m.Word("c", hears=())}
+    assert m.clique_around(THREE, own, m.present(own, words)) == ("a", "b")
 
 
 def test_numbers_are_unique_to_who_offers():
     numbers = {}
     for host in THREE.hosts:
         for promised in range(12):
-            number = m.next_number(THREE, m.Own(m.Word(host, promised=promised)), {})
+            number = m.next_number(THREE, m.OwnState(m.Word(host, promised=promised)), {})
             assert number > promised
             assert numbers.setdefault(number, host) == host

@@ -1,19 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A nursery and what it forks, as their keeper sees them."""
+"""A nursery and the agents that it forks, as their keeper sees them."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import nursery
+from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 PATIENCE = 60
 ROOT = Path(__file__).resolve().parents[5]
@@ -39,10 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nursery.Nu
 
 def started(home: nursery.Nursery, seen: Path, *words: str) -> None:
     assert home.start(["-m", "scripts.agent", *words], {"SEEN": str(seen)})
-    until = time.monotonic() + PATIENCE
-    while not seen.exists() or seen.read_text() != " ".join(words):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: seen.exists() and seen.read_text() == " ".join(words), PATIENCE)
 
 
 def agent_of(home: nursery.Nursery) -> int:
@@ -50,12 +47,9 @@ def agent_of(home: nursery.Nursery) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
-def ended(home: nursery.Nursery) -> int:
-    until = time.monotonic() + PATIENCE
-    while (code := home.poll()) is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return code
+def ended(home: nursery.Nursery) -> int | None:
+    until(lambda: home.poll() is not None, PATIENCE)
+    return home.poll()
 
 
 def test_one_agent_after_the_other_and_how_each_ended(home: nursery.Nursery, tmp_path: Path) -> None:
@@ -63,7 +57,7 @@ def test_one_agent_after_the_other_and_how_each_ended(home: nursery.Nursery, tmp
     assert ended(home) == 3 == home.wait()
     started(home, tmp_path / "second", "wait")
     assert home.poll() is None
-    # A shutdown sends it to all; only the agent is meant.
+    # A shutdown signals all processes; only the agent ends.
     for pid in (home._process.pid, agent_of(home)):
         os.kill(pid, signal.SIGTERM)
     assert ended(home) == -signal.SIGTERM and home.runner() is not None

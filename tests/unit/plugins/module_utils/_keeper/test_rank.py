@@ -20,21 +20,18 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, rank
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import Generation
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import command
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    hosts,
-)
+from ansible_collections.nanochat.ddp.tests.integration.local import until
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 
 PATIENCE = 120
 
 
-def a_rank(folder: Path, **plan: Any) -> rank.Rank:
+def a_rank(folder: Path, **plan: Any) -> rank.LocalRank:
     nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000}]
-    return rank.Rank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
+    return rank.LocalRank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
 
 
 def write_events(folder: Path, *events: dict[str, Any]) -> None:
@@ -105,12 +102,8 @@ def test_an_agent_whose_rank_has_ended_is_not_waited_for(tmp_path: Path) -> None
     one = a_rank(tmp_path)
     one.started_at = time.time()
     one.process = subprocess.Popen([sys.executable, "-c", AGENT], cwd=tmp_path)
-    begun, how = time.monotonic(), None
-    while how is None:
-        assert time.monotonic() - begun < PATIENCE
-        time.sleep(0.1)
-        how = one.ended()
-    assert how == states.STOPPED and time.monotonic() - begun < 30
+    begun = time.monotonic()
+    assert until(one.ended, PATIENCE) == states.STOPPED and time.monotonic() - begun < 30
 
 
 def test_a_rank_that_failed_after_its_last_word_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +133,12 @@ def test_a_rank_whose_agent_is_killed_has_its_time_to_save(tmp_path: Path, monke
     one = a_rank(tmp_path)
     agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
     one.process = subprocess.Popen([sys.executable, "-c", agent], cwd=tmp_path)
-    # As the runner of a session does it, this process takes in whoever loses its parent.
+    # Adopt orphans, as the runner of a session does.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
-        until, how = time.monotonic() + PATIENCE, None
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < until
+        until((tmp_path / "ready").exists, PATIENCE)
         one.process.kill()
-        while how is None:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-            how = one.ended()
+        how = until(one.ended, PATIENCE)
     finally:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     assert how == states.FAILED and (tmp_path / "saved").exists()
@@ -220,7 +208,7 @@ def test_the_rows_of_a_step_are_dealt_again_among_those_present():
 def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
     plan = make_plan(hosts({"ddp_restarts": 3, "ddp_min_hosts": 1})).plan
     before = copy.deepcopy(plan)
-    argv = command(plan, "laptop", Generation(3, ("laptop",)))
+    argv = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     planned, rows = plan["nodes"][1]["argv"], sum(plan["training"]["rows"])
     own = {"--nnodes=1", "--node-rank=0", "--master-addr=192.168.1.11", "--rdzv-id=generation-3"}
     assert set(argv) - set(planned) == {*own, f"--rank-rows={rows}"}
@@ -234,8 +222,8 @@ def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
 def test_parts_of_the_head_are_dealt_again_among_those_who_are_there():
     settings = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared", "ddp_extra_args": ["--head-shares=3,1"]}
     plan = make_plan(hosts(settings)).plan
-    both = command(plan, "laptop", Generation(2, ("desktop", "laptop")))
+    both = rank.command(plan, "laptop", membership.Generation(2, ("desktop", "laptop")))
     assert "--head-shares=3,1" in both
-    alone = command(plan, "laptop", Generation(3, ("laptop",)))
+    alone = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     assert "--head-shares=1" in alone
     assert "--head=shared" in alone

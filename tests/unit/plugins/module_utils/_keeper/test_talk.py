@@ -14,101 +14,96 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port, until
 
 PATIENCE = 60
 SECRET = "s" * 40
 LAUNCH = "12ab"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def talks():
+    """Makes the talks of the desktop, which has something to say, and of the laptop; closes them after the test."""
+    made = []
+
+    def make(address="127.0.0.1"):
+        one, other = (talk.KeeperAddress(host, address, free_port()) for host in ("desktop", "laptop"))
+        made.extend([talk.Messenger(one, (other,), SECRET, LAUNCH), talk.Messenger(other, (one,), SECRET, LAUNCH)])
+        made[0].say(membership.Word("desktop"))
+        return made
+
+    yield make
+    for one in made:
+        one.close()
 
 
-def two_talks(address="127.0.0.1"):
-    """Talks of the desktop and of the laptop."""
-    one, other = (talk.Peer(host, address, free_port()) for host in ("desktop", "laptop"))
-    return talk.Talk(one, (other,), SECRET, LAUNCH), talk.Talk(other, (one,), SECRET, LAUNCH)
-
-
-def until_answered(asker, peer):
+def until_answered(laptop, peer):
     """The word of a talk whose thread has just been started."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
+
+    def answer():
         with contextlib.suppress(ConnectionRefusedError):
-            return asker.ask(peer)
-        time.sleep(0.05)
-    raise AssertionError("nobody listens")
+            return laptop.ask(peer)
+        return None
+
+    return until(answer, PATIENCE)
 
 
-def test_nobody_is_told_without_the_secret():
-    told, asker = two_talks()
-    told.say(membership.Word("desktop", steps=7, generation=membership.Generation(2, ("desktop",)), hears=("laptop",)))
-    told.start()
-    try:
-        word = until_answered(asker, told.me)
-        assert (word.steps, word.generation.members, word.hears) == (7, ("desktop",), ("laptop",))
-        stranger = talk.Talk(asker.me, (told.me,), "another secret", "34cd")
-        with pytest.raises(talk.NoWord):
-            stranger.ask(told.me)
-        assert stranger._hear(told.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
-        with socket.create_connection(("127.0.0.1", told.me.port)) as link:
-            link.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert link.recv(100) == b""
-        assert asker._hear(told.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
-    finally:
-        told.close()
+def test_nobody_is_told_without_the_secret(talks):
+    desktop, laptop = talks()
+    alone = membership.Generation(2, ("desktop",))
+    desktop.say(membership.Word("desktop", steps=7, generation=alone, hears=("laptop",)))
+    desktop.start()
+    word = until_answered(laptop, desktop.me)
+    assert (word.steps, word.generation, word.hears) == (7, alone, ("laptop",))
+    stranger = talk.Messenger(laptop.me, (desktop.me,), "another secret", "34cd")
+    with pytest.raises(talk.NoWord):
+        stranger.ask(desktop.me)
+    assert stranger._hear(desktop.me).silent.startswith("desktop is of another start of the run (12ab, here 34cd)")
+    with socket.create_connection(("127.0.0.1", desktop.me.port)) as link:
+        link.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert link.recv(100) == b""
+    assert laptop._hear(desktop.me._replace(port=free_port())).silent == "desktop is up, but no keeper runs there"
 
 
-def test_an_answer_is_good_for_its_question_only():
-    told, dummy = two_talks()
-    told.say(membership.Word("desktop"))
+def test_an_answer_is_good_for_its_question_only(talks):
+    desktop, dummy = talks()
     asked = {"from": "laptop", "nonce": "1", "proof": talk.sign(SECRET, "ask", "laptop", "desktop", "1")}
-    answer = json.loads(told.answer(asked))
+    answer = json.loads(desktop.answer(asked))
     assert answer["proof"] == talk.sign(SECRET, "word", "desktop", "1", answer["word"])
     assert answer["proof"] != talk.sign(SECRET, "word", "desktop", "2", answer["word"])
-    assert json.loads(told.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
+    assert json.loads(desktop.answer({**asked, "nonce": "2"})) == {"launch": LAUNCH}
 
 
-def test_news_is_told_at_once_and_steps_are_none():
-    told, asker = two_talks()
-    told.every = PATIENCE
+def test_news_is_told_at_once_and_steps_are_none(talks):
+    desktop, laptop = talks()
+    desktop.every = PATIENCE
     word = membership.Word("desktop", steps=7)
-    told.say(word)
-    told.start()
-    try:
-        known = talk.news_of(until_answered(asker, told.me))
-        asker.every, heard = PATIENCE, []
-        waiting = threading.Thread(target=lambda: heard.append(asker.ask(told.me, known)))
-        waiting.start()
-        told.say(word._replace(steps=8))
-        waiting.join(0.5)
-        assert not heard
-        told.say(word._replace(steps=9, state="idle", promised=1))
-        waiting.join(PATIENCE)
-        assert [one.promised for one in heard] == [1]
-    finally:
-        told.close()
+    desktop.say(word)
+    desktop.start()
+    known = talk.news_of(until_answered(laptop, desktop.me))
+    laptop.every, heard = PATIENCE, []
+    waiting = threading.Thread(target=lambda: heard.append(laptop.ask(desktop.me, known)))
+    waiting.start()
+    desktop.say(word._replace(steps=8))
+    waiting.join(0.5)
+    assert not heard
+    desktop.say(word._replace(steps=9, state="idle", promised=1))
+    waiting.join(PATIENCE)
+    assert [one.promised for one in heard] == [1]
 
 
-def test_a_keeper_that_hangs_is_not_heard(monkeypatch):
-    told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    told.start()
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-        monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
-        assert asker._hear(told.me).silent == "the keeper of desktop hangs"
-    finally:
-        told.close()
+def test_a_keeper_that_hangs_is_not_heard(talks, monkeypatch):
+    desktop, laptop = talks()
+    desktop.start()
+    assert until_answered(laptop, desktop.me).host == "desktop"
+    monkeypatch.setattr(talk, "FRESH_SECONDS", -1.0)
+    assert laptop._hear(desktop.me).silent == "the keeper of desktop hangs"
 
 
-def test_the_planned_address_asks_though_the_kernel_would_take_another(monkeypatch):
-    told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
+def test_the_planned_address_asks_though_the_kernel_would_take_another(talks, monkeypatch):
+    desktop, laptop = talks(address="127.0.0.3")
     seen = []
-    told.start()
+    desktop.start()
     original = talk._Server._place
 
     def place(self, address):
@@ -116,87 +111,63 @@ def test_the_planned_address_asks_though_the_kernel_would_take_another(monkeypat
         return original(self, address)
 
     monkeypatch.setattr(talk._Server, "_place", place)
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-        assert set(seen) == {"127.0.0.3"}
-    finally:
-        told.close()
+    assert until_answered(laptop, desktop.me).host == "desktop"
+    assert set(seen) == {"127.0.0.3"}
 
 
-def test_strangers_are_bounded_and_keep_no_peer_out():
-    told, asker = two_talks(address="127.0.0.3")
-    told.say(membership.Word("desktop"))
-    told.start()
+def test_strangers_are_bounded_and_keep_no_peer_out(talks):
+    desktop, laptop = talks(address="127.0.0.3")
+    desktop.start()
+    until_answered(laptop, desktop.me)
     with contextlib.ExitStack() as stack:
-        stack.callback(told.close)
-        until_answered(asker, told.me)
         links = [
-            socket.create_connection(("127.0.0.3", told.me.port), 5, ("127.0.0.9", 0))
+            stack.enter_context(socket.create_connection(("127.0.0.3", desktop.me.port), 5, ("127.0.0.9", 0)))
             for dummy in range(3 * talk.STRANGERS)
         ]
-        for link in links:
-            stack.callback(link.close)
-        # Those beyond the bound are sent away at once, and not after the time of a question.
+        # Strangers beyond the limit are refused at once, not when a question would time out.
         begun = time.monotonic()
         assert links[-1].recv(1) == b""
         assert time.monotonic() - begun < talk.LATE_SECONDS
-        assert asker.ask(told.me).host == "desktop"
+        assert laptop.ask(desktop.me).host == "desktop"
 
 
-def test_a_port_that_is_taken_is_waited_for(monkeypatch):
+def test_a_port_that_is_taken_is_waited_for(talks, monkeypatch):
     monkeypatch.setattr(talk, "RETRY_SECONDS", 0.1)
-    told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", told.me.port))
-        holder.listen()
-        told.start()
-        until = time.monotonic() + PATIENCE
-        while "desktop" not in told.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert told.silent["desktop"] == "cannot listen on 127.0.0.1 port %d: Address already in use" % told.me.port
-    try:
-        assert until_answered(asker, told.me).host == "desktop"
-    finally:
-        told.close()
+    desktop, laptop = talks()
+    with socket.create_server(("127.0.0.1", desktop.me.port)):
+        desktop.start()
+        until(lambda: "desktop" in desktop.silent, PATIENCE)
+        reason = "cannot listen on 127.0.0.1 port %d: Address already in use" % desktop.me.port
+        assert desktop.silent["desktop"] == reason
+    assert until_answered(laptop, desktop.me).host == "desktop"
 
 
 @pytest.mark.parametrize(("address", "other"), [("203.0.113.7", "127.0.0.1"), ("2001:db8::7", "::1")])
 def test_an_address_that_comes_late_is_listened_on_already(address, other):
     if other == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
-    late = talk.Peer("desktop", address, free_port())  # which no host has
-    told = talk.Talk(late, (talk.Peer("laptop", other, free_port()),), SECRET, LAUNCH)
-    with talk._Server(told) as server:
+    late = talk.KeeperAddress("desktop", address, free_port())  # which no host has
+    desktop = talk.Messenger(late, (talk.KeeperAddress("laptop", other, free_port()),), SECRET, LAUNCH)
+    with talk._Server(desktop) as server:
         assert server.server_address[:2] == (address, late.port)
-    assert told._hear(told.others[0]).silent == f"this host does not have its address {address} yet"
+    assert desktop._hear(desktop.others[0]).silent == f"this host does not have its address {address} yet"
 
 
-def test_why_a_peer_is_not_heard_is_told_until_it_is_heard():
-    told, asker = two_talks()
-    asker.every = 0.1
-    told.say(membership.Word("desktop"))
-    with contextlib.ExitStack() as stack:
-        stack.callback(told.close)
-        stack.callback(asker.close)
-        asker.start()
-        until = time.monotonic() + PATIENCE
-        while "desktop" not in asker.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        told.start()
-        assert asker.heard.get(timeout=PATIENCE).host == "desktop"
-        while "desktop" in asker.silent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+def test_why_a_peer_is_not_heard_is_told_until_it_is_heard(talks):
+    desktop, laptop = talks()
+    laptop.every = 0.1
+    laptop.start()
+    until(lambda: "desktop" in laptop.silent, PATIENCE)
+    desktop.start()
+    assert laptop.heard.get(timeout=PATIENCE).host == "desktop"
+    until(lambda: "desktop" not in laptop.silent, PATIENCE)
 
 
 def answered_by(reply):
     """The outcome of a talk with a peer that answers so."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        peer = talk.Peer("desktop", "127.0.0.1", server.getsockname()[1])
-        asker = talk.Talk(talk.Peer("laptop", "127.0.0.1", free_port()), (peer,), SECRET, LAUNCH)
+        peer = talk.KeeperAddress("desktop", "127.0.0.1", server.getsockname()[1])
+        laptop = talk.Messenger(talk.KeeperAddress("laptop", "127.0.0.1", free_port()), (peer,), SECRET, LAUNCH)
 
         def serve():
             link = server.accept()[0]
@@ -206,7 +177,7 @@ def answered_by(reply):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        said = asker._hear(peer).silent
+        said = laptop._hear(peer).silent
         thread.join()
         return said
 
@@ -214,31 +185,27 @@ def answered_by(reply):
 def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     assert answered_by(lambda link: link.sendall(b"220 smtp\n")) == "desktop sent an invalid answer"
     monkeypatch.setattr(talk, "LATE_SECONDS", 0.3)
-    # One that takes its time does not hold a thread for longer.
+    # A slow peer does not block a thread for longer.
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
 
 
-def test_questions_go_over_one_connection_until_the_peer_ends_it():
-    told, asker = two_talks()
-    told.say(membership.Word("desktop"))
-    told.start()
-    try:
-        until_answered(asker, told.me)
-        (link,) = asker._links[told.me]
-        asker.ask(told.me)
-        assert asker._links[told.me] == [link]
-        link.shutdown(socket.SHUT_WR)
-        assert link.recv(1, socket.MSG_PEEK) == b""
-        asker.ask(told.me)
-        assert asker._links[told.me] != [link]
-    finally:
-        told.close()
+def test_questions_go_over_one_connection_until_the_peer_ends_it(talks):
+    desktop, laptop = talks()
+    desktop.start()
+    until_answered(laptop, desktop.me)
+    (link,) = laptop._links[desktop.me]
+    laptop.ask(desktop.me)
+    assert laptop._links[desktop.me] == [link]
+    link.shutdown(socket.SHUT_WR)
+    assert link.recv(1, socket.MSG_PEEK) == b""
+    laptop.ask(desktop.me)
+    assert laptop._links[desktop.me] != [link]
 
 
-def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(monkeypatch):
+def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(talks, monkeypatch):
     monkeypatch.setattr(talk, "SECONDS", 0.05)
-    asker = two_talks()[1]
-    asker.every = 0.05
+    laptop = talks()[1]
+    laptop.every = 0.05
     asked, several = [], threading.Event()
 
     def ask(peer, known=""):
@@ -250,11 +217,8 @@ def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(monkeypatc
         several.set()
         return membership.Word("desktop", steps=number)
 
-    asker.ask = ask
-    asker.start()
-    try:
-        steps = [asker.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
-        assert steps == sorted(steps)
-        assert steps[0] >= 4
-    finally:
-        asker.close()
+    laptop.ask = ask
+    laptop.start()
+    steps = [laptop.heard.get(timeout=PATIENCE).steps for dummy in range(20)]
+    assert steps == sorted(steps)
+    assert steps[0] >= 4

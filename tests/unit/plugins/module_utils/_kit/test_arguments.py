@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Arguments that no program can hold are refused in one sentence that says where they stand."""
+"""Invalid arguments are refused in one sentence that names their place."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, com
 
 
 class Module:
-    """As much of an AnsibleModule as runs commands."""
+    """The parts of an AnsibleModule that run commands."""
 
     def __init__(self):
         self.looked, self.ran = [], []

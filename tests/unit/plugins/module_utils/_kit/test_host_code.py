@@ -20,74 +20,76 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session import runne
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
-def told(module, params):
+def answer(module, params):
     """The answer of the module's program, from a Python with only its standard library."""
     text = host_code.program(module.__name__, "say", "mark ", params)
-    answer = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("mark ")
-    return json.loads(answer.stdout[5:])
+    done = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("mark ")
+    return json.loads(done.stdout[5:])
+
+
+def defaults(module):
+    return {name: option.get("default") for name, option in module.OPTIONS.items()}
+
+
+def params_of(module, **given):
+    """A module's parsed options, outside of check mode."""
+    return {**defaults(module), "check": False, **given}
 
 
 def test_a_program_brings_what_it_imports(tmp_path):
     params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
-    assert told(polling, params)["run"]["state"] == state.PREPARED
+    assert answer(polling, params)["run"]["state"] == state.PREPARED
 
 
 def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    probe = told(host, {name: option.get("default") for name, option in host.OPTIONS.items()})["probe"]
+    probe = answer(host, defaults(host))["probe"]
     assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
     folders = {name: "~/none" for name, option in setup_look.OPTIONS.items() if option["type"] == "path"}
-    seen = told(setup_look, {**{name: option.get("default") for name, option in setup_look.OPTIONS.items()}, **folders})
+    seen = answer(setup_look, {**defaults(setup_look), **folders})
     assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
-
-
-def wish(module, check=False, **given):
-    """A module's parsed options, and whether it runs in check mode."""
-    return {**{name: option.get("default") for name, option in module.OPTIONS.items()}, "check": check, **given}
 
 
 def test_an_env_file_is_written_without_a_module(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    params = wish(env_state, path="~/env", env={"KEY": "it's secret"}, secrets=["KEY"])
-    assert told(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
-    done = told(env_state, params)
+    params = params_of(env_state, path="~/env", env={"KEY": "it's secret"}, secrets=["KEY"])
+    assert answer(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
+    done = answer(env_state, params)
     assert done["changed"] and "secret" not in json.dumps(done)
     assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
-    assert told(env_state, params)["changed"] is False
-    refused = told(env_state, {**params, "mode": "9"})
+    assert answer(env_state, params)["changed"] is False
+    refused = answer(env_state, {**params, "mode": "9"})
     assert refused["failed"] and "mode '9' is not a quoted octal mode" in refused["msg"]
 
 
 def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_path):
     plan = {"keeper": {"port": 1}, "nodes": []}
-    params = wish(deployment, path=str(tmp_path / "run"), plan=plan, host="node1", keeper_secret="secret")
-    assert told(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
-    assert told(deployment, params)["changed"]
+    params = params_of(deployment, path=str(tmp_path / "run"), plan=plan, host="node1", keeper_secret="secret")
+    assert answer(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
+    assert answer(deployment, params)["changed"]
     assert json.loads((tmp_path / "run/plan.json").read_text()) == plan
     keeper = (tmp_path / "run/.keeper/keeper.py").read_text()
-    # A program out of what another one carries is the program that the collection makes.
+    # A program that is built from within another program is the one that the collection builds.
     assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
     (tmp_path / "file").write_text("")
-    assert (
-        "cannot be created"
-        in told(deployment, wish(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))["msg"]
-    )
+    refused = answer(deployment, params_of(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))
+    assert "cannot be created" in refused["msg"]
 
 
 @pytest.mark.skipif(not wanted.bare.find("tmux"), reason="tmux is not installed here")
 def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
     name = f"bare-{os.getpid()}"
-    params = wish(wanted, name=name, state_dir=str(tmp_path), argv=["/bin/sleep", "600"])
-    assert told(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
+    params = params_of(wanted, name=name, state_dir=str(tmp_path), argv=["/bin/sleep", "600"])
+    assert answer(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
     try:
-        started = told(wanted, params)
+        started = answer(wanted, params)
         assert started["changed"] and started["session"]["state"] == session.RUNNING
-        assert told(wanted, params)["action"] == "none"
+        assert answer(wanted, params)["action"] == "none"
     finally:
-        stopped = told(wanted, {**params, "state": "absent"})
+        stopped = answer(wanted, {**params, "state": "absent"})
     assert stopped["changed"] and stopped["action"] == "remove"
-    assert told(wanted, {**params, "name": "a.b"})["failed"]
+    assert answer(wanted, {**params, "name": "a.b"})["failed"]
 
 
 @pytest.mark.parametrize("module", [polling, host, setup_look, runner, server, env_state, deployment, wanted])
@@ -99,21 +101,11 @@ def test_each_source_comes_after_what_it_needs(module):
 
 def test_what_another_room_lends_is_found():
     names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
-    assert names == [
-        "processes",
-        "files",
-        "politeness",
-        "env_file",
-        "priority",
-        "reaper",
-        "document",
-        "record",
-        "runner",
-    ]
+    assert " ".join(names) == "files processes politeness env_file priority reaper document record runner"
 
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
-    """As the one by which Ansible loads a collection on the controller."""
+    """Like the loader of collections on the controller."""
     source = host_code.sources(server.__name__)
 
     class Loader:

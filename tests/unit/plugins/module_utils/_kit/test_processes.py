@@ -76,7 +76,7 @@ def test_a_process_whose_environment_is_not_ours_to_read_has_no_marker(proc):
 
 
 def test_a_rank_that_was_forked_from_its_agent_is_known_by_the_name_that_the_trainer_gives_it(proc):
-    """It has the environment of the agent, which is no worker."""
+    """It has the environment of the agent, which is not a worker."""
     trainer = Path(__file__).resolve().parents[5] / "trainer/scripts/torchrun.py"
     assert f'RANK_NAME = "{processes.RANK_NAME}"' in trainer.read_text(encoding="utf-8")
     for pid, name in [(7, "pt_elastic"), (8, processes.RANK_NAME)]:
@@ -117,7 +117,7 @@ def test_field_06_whoever_holds_a_port_is_named(proc):
     v4, v6 = sorted(processes.port_holders([29500, 29501], proc.path), key=lambda holder: -holder.address.count("."))
 
     assert v4 == (29500, "127.0.0.1", 1000, processes.user_name(1000), 30, "torchrun --nnodes=2", "ab", "d4")
-    # Another user's process cannot be looked into, but the kernel still says whose it is.
+    # Another user's process cannot be inspected, but the kernel still names its owner.
     assert v6 == (29500, "::", 4242, "4242", None, None, None, None)
 
 
@@ -157,7 +157,7 @@ def test_finds_a_real_listener(family, address):
 def test_reads_a_real_process():
     child = subprocess.Popen(["sleep", "600"], env={"NANOCHAT_DDP_SESSION": "x y"})
     try:
-        # The child is a copy of this process until it has become another program.
+        # The child is a copy of this process until it executes the other program.
         while (found := processes.process(child.pid)).argv != ("sleep", "600"):
             pass
         assert (found.ppid, found.uid, found.marker) == (os.getpid(), os.getuid(), "x y")
@@ -168,13 +168,8 @@ def test_reads_a_real_process():
     assert not processes.alive(child.pid, found.start)
 
 
-def test_the_live_runs_are_those_of_marked_processes(tmp_path):
-    environments = {
-        "11": b"NANOCHAT_DDP_SESSION=x\0NANOCHAT_BASE_DIR=/srv/runs/d4\0",
-        "12": b"NANOCHAT_BASE_DIR=/srv/runs/d8\0",
-    }
-    for pid, environment in environments.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "environ").write_bytes(environment)
-    (tmp_path / "13").mkdir()
-    assert processes.live_runs(str(tmp_path)) == {"d4"}
+def test_the_live_runs_are_those_of_marked_processes(proc):
+    proc.add(11, environ=b"NANOCHAT_DDP_SESSION=x\0NANOCHAT_BASE_DIR=/srv/runs/d4\0")
+    proc.add(12, environ=b"NANOCHAT_BASE_DIR=/srv/runs/d8\0")
+    (proc.add(13) / "environ").unlink()
+    assert processes.live_runs(proc.path) == {"d4"}

@@ -8,45 +8,23 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (None, "-"),
-        (0, "0 B"),
-        (999, "999 B"),
-        (81_246, "81.2 kB"),
-        (2_500_000, "2.5 MB"),
-        (3e9, "3.0 GB"),
-        (4e12, "4.0 TB"),
-        (99.9e6, "99.9 MB"),
-        (123.4e6, "123 MB"),
-    ],
-)
-def test_bytes(count, text):
-    assert words.bytes_text(count) == text
+FIGURES = {
+    words.bytes_text: {
+        None: "-", 0: "0 B", 999: "999 B", 81_246: "81.2 kB", 2_500_000: "2.5 MB", 3e9: "3.0 GB", 4e12: "4.0 TB",
+        99.9e6: "99.9 MB", 123.4e6: "123 MB",
+    },
+    words.seconds_text: {
+        None: "-", 0.04: "0.0 s", 9.94: "9.9 s", 59: "59 s", 61: "1 min 01 s", 3600: "1 h 00 min", 2e5: "2 d 7 h",
+    },
+    words.speed_text: {None: "-", 99.96: "100.0", 1234.5: "1234"},
+    words.share_text: {None: "-", 0.04: "4.0 %", 0.33: "33 %"},
+    words.loss_text: {None: "-", 3.14159: "3.1416"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (59, "59 s"),
-        (61, "1 min 01 s"),
-        (3600, "1 h 00 min"),
-        (2e5, "2 d 7 h"),
-    ],
-)
-def test_seconds(seconds, text):
-    assert words.seconds_text(seconds) == text
-
-
-def test_figures_are_as_exact_as_is_of_use():
-    assert [words.speed_text(one) for one in (None, 99.96, 1234.5)] == ["-", "100.0", "1234"]
-    assert [words.share_text(one) for one in (None, 0.04, 0.33)] == ["-", "4.0 %", "33 %"]
-    assert [words.loss_text(one) for one in (None, 3.14159)] == ["-", "3.1416"]
+@pytest.mark.parametrize("as_text", FIGURES, ids=lambda function: function.__name__)
+def test_a_figure_has_as_many_digits_as_are_of_use(as_text):
+    assert {figure: as_text(figure) for figure in FIGURES[as_text]} == FIGURES[as_text]
 
 
 def test_of_many_rows_those_that_are_alike_share_one():
@@ -63,10 +41,10 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_a_column_in_which_nothing_is_known_is_left_out():
-    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]], "") == [
-        "host     bpb",
-        "desktop  3.1",
-        "laptop   -",
+    assert words.table(["host", "loss", "bpb"], [["desktop", "-", "3.1"], ["laptop", "", "-"]]) == [
+        "  host     bpb",
+        "  desktop  3.1",
+        "  laptop   -",
     ]
 
 

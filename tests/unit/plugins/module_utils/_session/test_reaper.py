@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whom a session's end is meant for; tests/integration ends real sessions."""
+"""Which processes the end of a session reaches; tests/integration ends real sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
-SESSION = reaper.Session("ours", 1000, (10, 100))
+SESSION = reaper.SessionIdentity("ours", 1000, (10, 100))
 
 
 def one(pid, ppid=1, uid=1000, marker=None, worker=False, state="S", start=100):
@@ -31,31 +31,24 @@ def members(monkeypatch):
     return find
 
 
-def test_members_are_the_runners_descendants_and_those_with_its_id(members):
-    tree = [one(10), one(11, 10), one(12, 11, uid=0), one(20, 1, marker="ours"), one(21, 20), one(30), one(31, 30)]
-    assert members(SESSION, *tree) == [11, 12, 20, 21]
+FAMILY = [one(10), one(11, 10), one(12, 11, uid=0), one(20, 1, marker="ours"), one(21, 20), one(30), one(31, 30)]
+STRANGERS = [one(20, marker="ours", uid=1001), one(21, marker="theirs"), one(22, marker="ours2"), one(23)]
+TABLES = {
+    "descendants of the runner and processes with its id": (FAMILY, [11, 12, 20, 21]),
+    "no strangers": ([one(10), *STRANGERS], []),
+    "nothing below another process with the runner's pid": ([one(10, start=101), one(11, 10)], []),
+    "no dead process": ([one(10), one(11, 10, state="Z"), one(12, 10)], [12]),
+    "not the process that asks, nor its ancestors": ([one(10), one(11, 10), one(os.getpid(), 11), one(13, 11)], [13]),
+}
 
 
-def test_strangers_are_no_members(members):
-    strangers = [one(20, marker="ours", uid=1001), one(21, marker="theirs"), one(22, marker="ours2"), one(23)]
-    assert members(SESSION, one(10), *strangers) == []
-
-
-def test_whoever_took_the_runners_pid_is_no_root(members):
-    assert members(SESSION, one(10, start=101), one(11, 10)) == []
+@pytest.mark.parametrize(("table", "found"), TABLES.values(), ids=TABLES)
+def test_the_members_of_a_session_are(members, table, found):
+    assert members(SESSION, *table) == found
 
 
 def test_without_a_runner_the_id_still_finds_them(members):
     assert members(SESSION._replace(runner=None), one(10), one(11, 10), one(20, marker="ours")) == [20]
-
-
-def test_the_dead_are_no_members(members):
-    assert members(SESSION, one(10), one(11, 10, state="Z"), one(12, 10)) == [12]
-
-
-def test_whoever_stops_a_session_is_never_among_its_members(members):
-    tree = [one(10), one(11, 10), one(os.getpid(), 11), one(13, 11)]
-    assert members(SESSION, *tree) == [13]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +87,17 @@ def test_a_signal_goes_to_the_process_that_was_looked_at_or_to_nobody(child, mon
     reaper.send(target, signal.SIGKILL)  # nobody has the pid any more, and that is no error
 
 
-def test_end_returns_who_could_not_be_ended(child, monkeypatch):
+@pytest.fixture
+def sent(monkeypatch):
+    """The signals that would have been sent."""
+    numbers = []
+    monkeypatch.setattr(reaper, "send", lambda target, number: numbers.append(number))
+    return numbers
+
+
+def test_end_returns_who_could_not_be_ended(child, sent, monkeypatch):
     monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
     monkeypatch.setattr(reaper, "KILL_SECONDS", 0.2)
-    sent = []
-    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
     stubborn = {child.pid: processes.process(child.pid)}
     monkeypatch.setattr(reaper, "members", lambda session: stubborn)
 
@@ -107,9 +106,7 @@ def test_end_returns_who_could_not_be_ended(child, monkeypatch):
 
 
 @pytest.mark.parametrize(("hurry", "asked"), [({}, 1), ({"hurry": lambda: True}, 2)])
-def test_whoever_saves_is_given_the_time_for_it_unless_there_is_a_hurry(monkeypatch, hurry, asked):
-    sent = []
-    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
+def test_whoever_saves_is_given_the_time_for_it_unless_there_is_a_hurry(sent, monkeypatch, hurry, asked):
     trees = iter([{11: one(11, 10)}] * 3 + [{}] * 9)
     monkeypatch.setattr(reaper, "members", lambda session: next(trees))
 
@@ -117,9 +114,7 @@ def test_whoever_saves_is_given_the_time_for_it_unless_there_is_a_hurry(monkeypa
     assert sent == [signal.SIGTERM] * asked
 
 
-def test_one_that_is_stopped_is_woken_to_hear_it(monkeypatch):
-    sent = []
-    monkeypatch.setattr(reaper, "send", lambda target, number: sent.append(number))
+def test_one_that_is_stopped_is_woken_to_hear_it(sent, monkeypatch):
     trees = iter([{11: one(11, 10, state="T")}, {}])
     monkeypatch.setattr(reaper, "members", lambda session: next(trees))
 

@@ -28,7 +28,7 @@ class Clock:
 
 
 class Job:
-    """The end into which a job writes, and what has arrived of it."""
+    """The job's end of the pipe, and its output that has arrived."""
 
     def __init__(self, log: Path, writer: int, pane: int) -> None:
         self._log, self._writer, self._pane = log, writer, pane
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @contextlib.contextmanager
 def piped(folder: Path) -> Iterator[tuple[Job, runner.Output]]:
-    """A job and its output; the pane is where this process has its own output meanwhile, so that pytest must not step in."""
+    """A job and its output; meanwhile the pane replaces this process's standard output, around pytest's capture."""
     (reader, writer), (pane, shown), own = os.pipe(), os.pipe(), os.dup(1)
     os.dup2(shown, 1)
     try:
@@ -79,7 +79,7 @@ def test_half_a_line_is_shown_at_once_and_logged_when_its_rest_does_not_come(tmp
         job.write(b"half")
         output.pump(0)
         assert (job.shown(), job.logged()) == (b"whole\nhalf", b"whole\n")
-        # What comes to it gives it no more time.
+        # More of the same line does not extend its time.
         clock.now = 200.4
         job.write(b"...")
         output.pump(0)
