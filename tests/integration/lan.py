@@ -9,6 +9,7 @@ Ansible reaches them with a local connection whose Python runs inside the namesp
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
 
 
+@functools.cache
 def able() -> bool:
     """Whether this user may make network namespaces here."""
     if os.geteuid() != 0 or not shutil.which("ip"):

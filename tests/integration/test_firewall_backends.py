@@ -11,9 +11,6 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
-
-pytestmark = pytest.mark.skipif(not able(), reason="making network namespaces takes root")
 
 SERVER = """
 import socket, sys
@@ -59,9 +56,9 @@ BLOCKING = {
 
 
 @pytest.fixture
-def lan(tmp_path):
+def lan(make_lan):
     """h0 has the firewall, h1 is the peer, h2 anybody else."""
-    made = Lan(tmp_path, 3)
+    made = make_lan(3)
     servers = []
     try:
         for number, name in enumerate(made.names):
@@ -77,7 +74,6 @@ def lan(tmp_path):
         for server in servers:
             server.kill()
             server.communicate()
-        made.close()
 
 
 def reaches(lan, number, prefix="10.9.0."):

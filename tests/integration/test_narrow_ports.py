@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
 
-pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
 WALL = """
 table inet owner {
   chain input {
@@ -21,15 +20,13 @@ table inet owner {
 
 
 @pytest.fixture
-def lan(tmp_path):
-    made = Lan(tmp_path)
+def lan(lan, tmp_path):
     for number in (0, 1):
         # Settings that outlive a reboot go to a folder of the test, not of this machine.
         (tmp_path / f"sysctl{number}").mkdir()
-        made.preludes[number] += f"mount --bind {tmp_path}/sysctl{number} /etc/sysctl.d;"
-        made.run(number, "nft", "-f", "-", text=WALL)
-    yield made
-    made.close()
+        lan.preludes[number] += f"mount --bind {tmp_path}/sysctl{number} /etc/sysctl.d;"
+        lan.run(number, "nft", "-f", "-", text=WALL)
+    return lan
 
 
 def local_ports(lan: Lan) -> list[list[str]]:

@@ -11,9 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
 
-pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
 WALL = """
 table inet owner {
   chain input {
@@ -35,12 +34,10 @@ table inet f2b-table {
 
 
 @pytest.fixture
-def lan(tmp_path):
-    made = Lan(tmp_path)
+def lan(lan):
     for number in (0, 1):
-        made.run(number, "nft", "-f", "-", text=WALL)
-    yield made
-    made.close()
+        lan.run(number, "nft", "-f", "-", text=WALL)
+    return lan
 
 
 def rules(lan: Lan) -> list[str]:

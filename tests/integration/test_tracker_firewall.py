@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,8 @@ table inet filter {
 
 
 @pytest.fixture
-def lan(tmp_path: Path) -> Iterator[Lan]:
-    made = Lan(tmp_path, 4)
-    try:
-        yield made
-    finally:
-        made.close()
+def lan(make_lan: Callable[..., Lan]) -> Lan:
+    return make_lan(4)
 
 
 def play(lan: Lan, venv: Path, *words: str) -> str:
