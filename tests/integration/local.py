@@ -44,7 +44,7 @@ def ansible(program: str, *words: object, **environment: str) -> subprocess.Comp
     surroundings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NO_COLOR": "1"}
     return subprocess.run(
         [str(tools / program), *map(str, words)], cwd=ROOT, env=surroundings | environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        timeout=600, check=False,
     )  # fmt: skip
 
 

@@ -22,12 +22,9 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, messages
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import (
-    free_port,
-    write_trainer,
-)
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import write_trainer
 
 PATIENCE = 600
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -59,12 +56,11 @@ class Run:
 
     def book(self, name: str, *arguments: str) -> str:
         """Play a playbook of the collection; its output."""
-        done = subprocess.run(
-            ["ansible-playbook", "-i", self.play.folder / "inventory.json", ROOT / f"playbooks/{name}.yml",
-             "-e", '{"ddp_base_dir": "' + str(self.play.folder) + '/{{ inventory_hostname }}", "target": "all"}', *arguments],
-            env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections", "PYTHONDONTWRITEBYTECODE": "1",
-                 "ANSIBLE_CONFIG": str(self.play.folder / "ansible.cfg"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        settings = {"ddp_base_dir": f"{self.play.folder}/{{{{ inventory_hostname }}}}", "target": "all"}
+        done = ansible(
+            "ansible-playbook", f"playbooks/{name}.yml", "-i", self.play.folder / "inventory.json", "-e", json.dumps(settings), *arguments,
+            ANSIBLE_COLLECTIONS_PATH=f"{ROOT}/.ansible/collections", ANSIBLE_CONFIG=str(self.play.folder / "ansible.cfg"),
+            PYTHONDONTWRITEBYTECODE="1",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -48,6 +48,12 @@ def plan(
     )
 
 
+def write_play(folder: Path, tasks: list[dict]) -> str:
+    file = folder / "play.json"
+    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
+    return str(file)
+
+
 def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(inventory, tmp_path):
     hosts, kept = inventory(), tmp_path / "plan.json"
     first = plan(hosts, "-e", f"ddp_plan_file={kept}")
@@ -84,9 +90,7 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
         {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
         {"debug": {"msg": said}},
     ]
-    file = tmp_path / "play.json"
-    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
-    done = plan(hosts, playbook=str(file))
+    done = plan(hosts, playbook=write_play(tmp_path, tasks))
     assert f"sync {list(WAYS)[-1]}, probe empty" in done.stdout, done.stdout + done.stderr
 
 
@@ -99,11 +103,9 @@ def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inven
 
 def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_modules(inventory, tmp_path):
     tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
-    file = tmp_path / "play.json"
-    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
     # Where Ansible is started, the Python of its folder is first: a host lacks it.
     path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
-    done = plan(nameless(inventory()), playbook=str(file), PATH=path, ANSIBLE_PIPELINING="true")
+    done = plan(nameless(inventory()), playbook=write_play(tmp_path, tasks), PATH=path, ANSIBLE_PIPELINING="true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok=2 ") == 2
 
