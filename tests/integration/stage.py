@@ -18,6 +18,24 @@ from typing import Any
 import yaml
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 
+FLAKY = """
+DOCUMENTATION = '''
+name: flaky
+short_description: local, unless a file says that the host is down
+description: local, unless a file says that the host is down
+extends_documentation_fragment: [connection_pipelining]
+'''
+import os
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+class Connection(Local):
+    transport = "flaky"
+    def exec_command(self, *args, **kwargs):
+        if os.path.exists(DOWN):
+            raise AnsibleConnectionFailure("the cable is out")
+        return super().exec_command(*args, **kwargs)
+"""
+
 
 class Stage:
     """A folder with an inventory of local nodes, in which playbooks are played."""
@@ -55,6 +73,18 @@ class Stage:
         path = self.folder / "roles" / name / "tasks"
         path.mkdir(parents=True)
         (path / "main.yml").write_text(yaml.safe_dump(tasks))
+
+    def flaky(self, host: str, down: Path, more: str = "") -> dict[str, str]:
+        """Connect to a host by a plugin that fails while a file exists; returns the environment in which Ansible finds it."""
+        self.hosts[host]["ansible_connection"] = "flaky"
+        return self.plugin("ANSIBLE_CONNECTION_PLUGINS", "flaky", FLAKY.replace("DOWN", repr(str(down))) + more)
+
+    def plugin(self, setting: str, name: str, text: str) -> dict[str, str]:
+        """Write a plugin; returns the setting by which Ansible finds it."""
+        folder = self.folder / setting.lower()
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        return {setting: str(folder)}
 
     def argv(self, plays: list[dict[str, Any]] | str, *words: str) -> list[str]:
         (self.folder / "hosts.yml").write_text(
@@ -140,25 +170,6 @@ def ranks_of(stage: Stage) -> Iterator[Callable[..., None]]:
 
 
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
-
-
-FLAKY = """
-DOCUMENTATION = '''
-name: flaky
-short_description: local, unless a file says that the host is down
-description: local, unless a file says that the host is down
-extends_documentation_fragment: [connection_pipelining]
-'''
-import os
-from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.connection.local import Connection as Local
-class Connection(Local):
-    transport = "flaky"
-    def exec_command(self, *args, **kwargs):
-        if os.path.exists(DOWN):
-            raise AnsibleConnectionFailure("the cable is out")
-        return super().exec_command(*args, **kwargs)
-"""
 
 
 def of_stage(stage: Stage) -> list[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import FLAKY, WATCH, Stage, of_stage, ranks_of
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, of_stage, ranks_of
 
 HOSTS = 4
 ALL = range(HOSTS)
@@ -132,13 +132,11 @@ def test_the_display_counts_hosts_beyond_the_forks(stage: Stage, ranks: Callable
 def test_a_host_that_does_not_answer_holds_up_nobody(
     stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
 ) -> None:
-    plugins, down = stage.folder / "connections", stage.folder / "down"
-    plugins.mkdir()
-    (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
-    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    down = stage.folder / "down"
     down.touch()
+    flaky = stage.flaky("node3", down)
     ranks(steps=LONG, of=ALL)
-    watching = following(WATCH, forks=1, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    watching = following(WATCH, forks=1, **flaky)
     until(lambda: "node3 does not answer" in watching.told and "step " in watching.told)
     down.unlink()
     seen = len(watching.told)
@@ -148,21 +146,13 @@ def test_a_host_that_does_not_answer_holds_up_nobody(
 def test_a_host_that_only_a_module_can_ask_is_followed_later_and_told_of(
     stage: Stage, ranks: Callable[..., None]
 ) -> None:
-    plugins = stage.folder / "connections"
-    plugins.mkdir()
-    text = FLAKY.replace("DOWN", "'/nowhere'").replace(
-        'transport = "flaky"', 'transport = "flaky"\n    has_pipelining = False'
-    )
-    (plugins / "flaky.py").write_text(text)
-    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    flaky = stage.flaky("node3", Path("/nowhere"), "    has_pipelining = False\n")
     ranks(of=ALL)
-    argv, environment = stage.argv(LOGS, "--forks", "1"), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0
-    assert "node3 is followed only after others have ended: it can be asked by a module only" in done.stderr
-    assert done.stderr.count("forks = 4 (or once: --forks 4)") == 1
+    told = stage.play(LOGS, "--forks", "1", **flaky)
+    assert "node3 is followed only after others have ended: it can be asked by a module only" in stage.errors
+    assert stage.errors.count("forks = 4 (or once: --forks 4)") == 1
     for name in stage.hosts:
-        assert len(re.findall(rf"{name} \| step", done.stdout)) == 6
+        assert len(re.findall(rf"{name} \| step", told)) == 6
 
 
 ASKED = """
@@ -190,11 +180,9 @@ class Connection(Local):
 
 
 def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Callable[..., None]) -> None:
-    plugins = stage.folder / "connections"
-    plugins.mkdir()
     written = stage.folder / "written"
     written.mkdir()
-    (plugins / "asked.py").write_text(ASKED.replace("FOLDER", repr(str(written))))
+    asked = stage.plugin("ANSIBLE_CONNECTION_PLUGINS", "asked", ASKED.replace("FOLDER", repr(str(written))))
     (stage.folder / "secret").write_text("common")
     del stage.variables["ansible_connection"]
     stage.hosts["node1"]["ansible_port"] = 22
@@ -204,7 +192,7 @@ def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Call
     words = ("-c", "asked", "-u", "me", "-T", "77", "--connection-password-file", str(stage.folder / "secret"))
     told = {}
     for forks in ("1", "4"):
-        stage.play(LOGS, *words, "--forks", forks, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+        stage.play(LOGS, *words, "--forks", forks, **asked)
         told[forks] = [(written / name).read_text() for name in ("node1", "address2", "node3", "node4")]
     assert told["1"] == told["4"]
     assert told["1"][1:] == ["address2 2001 her common 77", "node3 None me own 77", "node4 None me common 77"]
