@@ -17,7 +17,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "integration")]
 
-from hosts import BASE, RUN, USER, Lab, Training, on
+from hosts import BASE, RUN, USER, Lab, Training, on, set_flag
 from load import Load
 
 FOUND: list[dict] = []
@@ -63,9 +63,8 @@ def short_plan(lab):
 def endless(short_plan):
     """The same for a run that does not end by itself."""
     changed = copy.deepcopy(short_plan)
-    for node in changed["nodes"]:
-        node["argv"] = [re.sub(r"^(--num-iterations)=.*", r"\1=1000000", word) for word in node["argv"]]
-        node["argv"] = [re.sub(r"^(--(?:eval|save)-every)=.*", r"\1=-1", word) for word in node["argv"]]
+    for flag, value in {"num-iterations": 1000000, "eval-every": -1, "save-every": -1}.items():
+        set_flag(changed, flag, value)
     return changed
 
 

@@ -64,6 +64,12 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
+def set_flag(plan: dict[str, Any], flag: str, value: int) -> None:
+    """Change what a plan passes to every rank."""
+    for node in plan["nodes"]:
+        node["argv"] = [f"--{flag}={value}" if word.startswith(f"--{flag}=") else word for word in node["argv"]]
+
+
 class Played:
     """A playbook's output, and the time it took."""
 
