@@ -5,9 +5,6 @@
 # shellcheck source=tools/bootstrap.sh
 . "$ROOT/tools/bootstrap.sh"
 need_packages bsdutils
-need_python
-need_venv tools "$ROOT/tools/requirements/dev.txt"
-export PATH=$VENV/bin:$PATH
 # shellcheck source=tests/molecule/env.sh
 . "$ROOT/tests/molecule/env.sh"
 
