@@ -134,7 +134,7 @@ class Campaign:
         chance = random.Random(f"{self.seed}/{number}")
         words, state = drawn(PLAYS, f"{self.seed}/playbook", number)
         name = drawn(list(FAULTS), f"{self.seed}/fault", number)
-        share, lasts = chance.random(), 0.0 if FAULTS[name] in INSTANT else chance.uniform(2.0, 40.0)
+        share, lasts = chance.random(), 0.0 if name in INSTANT else chance.uniform(2.0, 40.0)
         after = share * (self.seconds if words[0] == "train" else self.seconds / 3)
         told: list[str] = []
         moment = lasted = repaired = ""

@@ -113,20 +113,11 @@ def spoil(scene: Scene, hosts: tuple[str, ...], how: str) -> str:
     return "; ".join(said)
 
 
-def torn_checkpoint(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, (scene.host,), "torn")
+def spoilt_checkpoint(how: str, on_both: bool = False) -> Fault:
+    def fault(scene: Scene) -> Iterator[str]:
+        yield spoil(scene, NAMES if on_both else (scene.host,), how)
 
-
-def torn_checkpoint_on_both(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, NAMES, "torn")
-
-
-def flipped_checkpoint(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, (scene.host,), "flipped")
-
-
-def flipped_checkpoint_on_both(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, NAMES, "flipped")
+    return fault
 
 
 def interrupt_controller(scene: Scene) -> Iterator[str]:
@@ -152,11 +143,14 @@ def power_cut(scene: Scene) -> Iterator[str]:
 
 
 # What is over as soon as it was done.
-INSTANT = (
-    kill_rank, torn_checkpoint, torn_checkpoint_on_both, flipped_checkpoint, flipped_checkpoint_on_both, interrupt_controller,
-    two_controllers,
-)  # fmt: skip
-FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (*INSTANT, stop_and_continue, freeze_host, cut_link, pull_cable, slow_link, full_disk, power_cut)
-}  # fmt: skip
+INSTANT: dict[str, Fault] = {
+    "kill_rank": kill_rank,
+    "torn_checkpoint": spoilt_checkpoint("torn"),
+    "torn_checkpoint_on_both": spoilt_checkpoint("torn", on_both=True),
+    "flipped_checkpoint": spoilt_checkpoint("flipped"),
+    "flipped_checkpoint_on_both": spoilt_checkpoint("flipped", on_both=True),
+    "interrupt_controller": interrupt_controller,
+    "two_controllers": two_controllers,
+}
+LASTING = (stop_and_continue, freeze_host, cut_link, pull_cable, slow_link, full_disk, power_cut)
+FAULTS = INSTANT | {fault.__name__: fault for fault in LASTING}

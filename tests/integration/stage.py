@@ -11,7 +11,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +158,6 @@ def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (
         ]
         started.append(subprocess.Popen([*argv, *words]))
     return started
-
-
-def ranks_of(stage: Stage) -> Iterator[Callable[..., None]]:
-    """start_ranks for this stage; whatever still runs is ended with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]

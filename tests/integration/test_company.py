@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, of_stage, ranks_of
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, of_stage
 
 HOSTS = 4
 ALL = range(HOSTS)
@@ -27,11 +27,6 @@ LONG = 1000  # steps that no test waits for
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path, HOSTS)
-
-
-@pytest.fixture
-def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
-    yield from ranks_of(stage)
 
 
 class Following:

@@ -6,17 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
-
-WALL = """
-table inet owner {
-  chain input {
-    type filter hook input priority filter; policy drop;
-    iif lo accept
-    ct state established,related accept
-  }
-}
-"""
+from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan
 
 
 @pytest.fixture

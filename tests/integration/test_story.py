@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.callback import story
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, ranks_of
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FINDING = {
@@ -71,11 +71,6 @@ def debug(text: str, **more: Any) -> dict[str, Any]:
 
 def set_fact(**facts: Any) -> dict[str, Any]:
     return task("Note", "ansible.builtin.set_fact", facts)
-
-
-@pytest.fixture
-def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
-    yield from ranks_of(stage)
 
 
 def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan, able
 from ansible_collections.nanochat.ddp.tests.integration.test_tracker_mlflow import mlflow_venv, trainer_python
 
 __all__ = ["mlflow_venv", "trainer_python"]
@@ -31,15 +31,6 @@ ASK = """
 import sys, urllib.request
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(opener.open(f"http://10.9.0.1:{sys.argv[1]}/health", timeout=1).status)
-"""
-NFT = """
-table inet filter {
-  chain input {
-    type filter hook input priority 0; policy drop;
-    iif lo accept
-    ct state established,related accept
-  }
-}
 """
 
 
@@ -76,7 +67,7 @@ def reaches(lan: Lan, number: int) -> bool:
 
 
 def test_the_peers_and_chosen_clients_reach_it_and_nobody_else(lan: Lan, mlflow_venv: Path) -> None:
-    lan.run(MASTER, "nft", "-f", "-", text=NFT)
+    lan.run(MASTER, "nft", "-f", "-", text=WALL)
     before = lan.run(MASTER, "nft", "list", "ruleset")
     told = play(lan, mlflow_venv)
     assert [number for number in (MASTER, PEER, STRANGER, CLIENT) if reaches(lan, number)] == [MASTER, PEER, CLIENT]
