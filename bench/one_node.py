@@ -97,7 +97,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _like(self, arg: Any, place: int | str) -> Any:
-        """A stand-in tensor of the same shape, type and layout, shared by all alike; other values are returned as they are."""
+        """A stand-in tensor of the same shape, type and layout, shared by all of the same kind; other values are returned unchanged."""
         if not isinstance(arg, Tensor):
             return arg
         key = (place, arg.shape, arg.stride(), arg.dtype)

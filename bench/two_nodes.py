@@ -282,7 +282,7 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def label_of(rate: str, delay: float, times: float, passes: int) -> str:
-    """The link as it would be on the foreseen hosts, and the passes of a step."""
+    """The link of the foreseen hosts, and the passes of a step."""
     told = [rate] + [f"{delay:g} ms"] * bool(delay) + [f"hosts {times:g} times as fast"] * (times != 1)
     return ", ".join(told + [f"{passes} passes"] * (passes != 1))
 

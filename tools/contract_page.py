@@ -221,7 +221,7 @@ def of_types(file: str, *names: str) -> Iterator[str]:
 
 
 def facts() -> Iterator[str]:
-    """Who sets which fact; one that is set and not described is an error."""
+    """The facts and the roles that set them; a fact without a description is an error."""
     told: dict[str, set[str]] = {}
     for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
         for task in yaml.safe_load(path.read_text(encoding="utf-8")):

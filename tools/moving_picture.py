@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records commands in a terminal and writes what was seen as one animated SVG file.
+"""Records the screen while commands run in a terminal, and writes it as one animated SVG file.
 
     python tools/moving_picture.py docs/images/storm.svg './demo.sh --storm'
 

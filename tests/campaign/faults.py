@@ -27,11 +27,11 @@ class Scene:
     def __init__(self, hosts: Hosts, run: str, steps: int, chance: random.Random, play: Any) -> None:
         self.hosts, self.run, self.steps, self.play = hosts, run, steps, play
         self.host = chance.choice(NAMES)
-        # How long a rank that had to be waited for has run when the fault meets it.
+        # Seconds for which a rank that had to be waited for has run before the fault.
         self.into_start = chance.uniform(0.0, 15.0)
 
     def pid(self) -> int | None:
-        """The rank on the host; where there is none yet, that which the playbook starts."""
+        """The rank on the host; if there is none yet, wait for the one that the playbook starts."""
         pid = self.hosts.trainer(self.host, self.run)
         if pid is not None:
             return pid
@@ -100,7 +100,7 @@ def spoil(scene: Scene, hosts: tuple[str, ...], how: str) -> str:
     said = []
     for host in hosts:
         folder = f"{BASE}/runs/{scene.run}/base_checkpoints/{scene.run}"
-        # That of the last step is what is compared in the end; who damages it has lost it.
+        # Not the last step's: it is compared in the end, and nothing could restore it.
         newest = on(host, f"ls {folder}/model_*.pt | grep -v {scene.steps:06d} | sort | tail -n 1", check=False).strip()
         if not newest:
             said.append(f"no checkpoint on {host}")
@@ -142,7 +142,7 @@ def power_cut(scene: Scene) -> Iterator[str]:
     scene.hosts.power_on(scene.host)
 
 
-# What is over as soon as it was done.
+# Faults without a duration.
 INSTANT: dict[str, Fault] = {
     "kill_rank": kill_rank,
     "torn_checkpoint": spoilt_checkpoint("torn"),

@@ -178,7 +178,7 @@ class Hosts:
         command("podman", "kill", "--signal", "KILL", f"{NETWORK}-{host}")
 
     def power_on(self, host: str) -> None:
-        """As after a restart of the machine: its disk is there, what was in memory is not."""
+        """Like a restart of the machine: its disk survives, its memory does not."""
         command("podman", "start", f"{NETWORK}-{host}")
         until(f"{host} is up", lambda: on(host, "pgrep -x sshd && echo up", check=False))
         on(host, "find /tmp -mindepth 1 -delete; rm -rf /dev/shm/*", check=False)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, can_make_namespaces
 from ansible_collections.nanochat.ddp.tests.integration.stage import start_ranks
 from ansible_collections.nanochat.ddp.tests.unit.conftest import run_module
 
@@ -26,7 +26,7 @@ def ranks(stage):
 @pytest.fixture
 def make_lan(tmp_path):
     """`make_lan(count=2, mtu=1500)` returns a Lan that is closed after the test."""
-    if not able():
+    if not can_make_namespaces():
         pytest.skip("needs the right to make network namespaces")
     made = []
 

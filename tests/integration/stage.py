@@ -163,7 +163,7 @@ def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
 
 
-def of_stage(stage: Stage) -> list[int]:
+def ansible_processes(stage: Stage) -> list[int]:
     """The processes of Ansible that play for this stage."""
     found = subprocess.run(
         ["pgrep", "-f", f"ansible-playbook.*{stage.folder}"], capture_output=True, text=True, check=False

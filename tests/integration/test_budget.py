@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training with a budget on two local nodes: what the plan says before, status during and after it, and what is refused."""
+"""A training with a budget on two local nodes: the plan before it, the status during and after it, and refused budgets."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, of_stage
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, ansible_processes
 
 HOSTS = 4
 ALL = range(HOSTS)
@@ -30,7 +30,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 class Following:
-    """A playbook that goes on, and what it has told."""
+    """A playbook that runs in the background, and its output so far."""
 
     def __init__(self, stage: Stage, play: list | str, forks: int, **more: str) -> None:
         self.path = stage.folder / "told"
@@ -45,7 +45,7 @@ class Following:
         return self.path.read_text()
 
     def hosts(self) -> set[str]:
-        """Those whose lines have come."""
+        """The hosts whose log lines it has printed."""
         return set(re.findall(r"^(node\d) \| step", self.told, re.MULTILINE))
 
     def interrupt(self) -> None:
@@ -76,7 +76,7 @@ def watching(stage: Stage, ranks: Callable[..., None], following: Callable[..., 
     """The playbook itself, two processes of Ansible's, and one more for each of the other hosts."""
     ranks(steps=LONG, of=ALL)
     started = following(WATCH, forks=2)
-    until(lambda: "step " in started.told and len(of_stage(stage)) == 1 + HOSTS)
+    until(lambda: "step " in started.told and len(ansible_processes(stage)) == 1 + HOSTS)
     return started
 
 
@@ -91,7 +91,7 @@ def test_all_logs_are_followed_while_the_runs_go_on(
     until(lambda: logs.told[seen:].count("node4 | step") > 1)
     assert logs.process.poll() is None
     logs.interrupt()
-    until(lambda: not of_stage(stage))
+    until(lambda: not ansible_processes(stage))
 
 
 @pytest.mark.parametrize(("display", "forks"), [("default", 1), ("nanochat.ddp.story", 3)])
@@ -196,12 +196,12 @@ def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Call
 def test_a_controller_that_is_killed_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.process.kill()
     watching.process.wait()
-    until(lambda: not of_stage(stage), 60)
+    until(lambda: not ansible_processes(stage), 60)
 
 
 def test_an_interrupted_watching_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.interrupt()
-    until(lambda: not of_stage(stage))
+    until(lambda: not ansible_processes(stage))
     assert watching.process.returncode != 0 and "Training continues in the background" in watching.told
     found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
     assert {run["state"] for run in found["hosts"].values()} == {"running"}

@@ -82,7 +82,7 @@ class Run:
         return dict(json.loads((Path(self.play.hosts[host]["run_dir"]) / "session.json").read_text()))
 
     def shut_down(self, host: str) -> None:
-        """As an init does it: all processes at once."""
+        """Signal all processes at once, like init."""
         told = self.record(host)
         session = reaper.Session(told["id"], os.getuid(), (told["pid"], told["pid_start"]))
         pids = [told["pid"], *reaper.members(session)]
@@ -113,7 +113,7 @@ def run(tmp_path):
     yield made
     for node in made.play.hosts.values():
         subprocess.run(["tmux", "kill-session", "-t", f"={node['session']}"], check=False, capture_output=True)
-    # What is left of a test that failed would be found by others: torchrun's stand-in names the folder of this one.
+    # Processes left by a failed test would disturb other tests; torchrun's stand-ins name this test's folder.
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and f"PYTHONPATH={tmp_path}/fake".encode() in (entry / "environ").read_bytes():

@@ -42,7 +42,7 @@ def test_field_01_only_the_narrowed_ports_are_opened_and_reset_gives_all_back(la
     assert "40000-40999" in opened and "29500" in opened and "32768" not in opened
     assert network(lan, "40000-40999").count("changed=0") == 2
 
-    # Another range: what was before the first is what comes back.
+    # Another range: a reset still restores the one before the first.
     network(lan, "41000-41999")
     assert local_ports(lan) == [["41000", "41999"]] * 2
     kept = (tmp_path / "sysctl0/90-nanochat-ddp.conf").read_text()

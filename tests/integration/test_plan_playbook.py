@@ -30,7 +30,7 @@ trainers:
 
 @pytest.fixture
 def inventory(tmp_path):
-    """Two nodes on this machine; what is extra goes to the end of the file."""
+    """Two nodes on this machine; `extra` is appended to the file."""
 
     def write(extra: str = "") -> Path:
         file = tmp_path / "hosts.yml"
@@ -74,7 +74,7 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
 
 
 def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
-    """On a busy host it is not kept in a file, and this start goes by it all the same; the facts of the hosts stay as they are."""
+    """A busy host keeps no file of it, but this start still uses it; the facts of the hosts stay unchanged."""
     hosts, kept = inventory(), tmp_path / "plan.json"
     assert plan(hosts, "-e", f"ddp_plan_file={kept}").returncode == 0
     before = json.loads(kept.read_text())["plan"]
@@ -95,7 +95,7 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
 
 
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
-    """As where pyenv has a shim for every version that some environment of it has."""
+    """pyenv has such shims for every version that any of its environments has."""
     made = plan(nameless(inventory()), PATH=shims(tmp_path))
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Run d4 on 2 hosts" in made.stdout
@@ -111,14 +111,14 @@ def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_
 
 
 def nameless(hosts: Path) -> Path:
-    """The inventory without a word of which Python to take."""
+    """The inventory without ansible_python_interpreter."""
     named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
     hosts.write_text("\n".join(named) + "\n")
     return hosts
 
 
 def shims(folder: Path) -> str:
-    """A PATH on which no Python that comes first runs."""
+    """A PATH that begins with Pythons that do not run."""
     place = folder / "shims"
     place.mkdir()
     for name in ("python", *(f"python3.{minor}" for minor in range(7, 20))):

@@ -120,7 +120,7 @@ def desk(folder: Path) -> Seen:
 
 @pytest.fixture(scope="module")
 def steps(folder: Path) -> list[dict[str, Any]]:
-    """Rank 0's steps as they stand in its metrics."""
+    """Rank 0's steps, read from its metrics."""
     lines = (folder / "d8" / "node1" / "metrics-rank0.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == "step"]
 
@@ -223,7 +223,7 @@ frame.onload = () => setTimeout(() => {
 
 
 def now(**changed: Any) -> dict[str, Any]:
-    """A look at two hosts, one of which tells things that are no text."""
+    """The state of two hosts, and of one that sends markup instead of text."""
     run = {
         **EMPTY,
         "state": "running",

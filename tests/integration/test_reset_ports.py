@@ -118,7 +118,7 @@ def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
 
 
 def test_nobody_becomes_root_but_for_the_firewall(lan, tmp_path):
-    """A `sudo` that notes who asks for it; the user is root here, so no task needs it at all."""
+    """`sudo` logs its callers here; the user is root, so no task may call it."""
     log = tmp_path / "asked"
     sudo = tmp_path / "sudo"
     sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')

@@ -56,7 +56,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def on_screen(stream: str) -> list[str]:
-    """The lines as they stay on a terminal: what is drawn over is gone."""
+    """The lines that remain on a terminal, without those that were drawn over."""
     lines = [CODES.sub("", line.rpartition("\x1b[K")[2]).rstrip("\r") for line in stream.split("\n")]
     return [line for line in lines if line.strip()]
 

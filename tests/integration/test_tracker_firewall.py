@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan, can_make_namespaces
 from ansible_collections.nanochat.ddp.tests.integration.test_tracker_mlflow import mlflow_venv, trainer_python
 
 __all__ = ["mlflow_venv", "trainer_python"]
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not able(), reason="making network namespaces takes root"),
+    pytest.mark.skipif(not can_make_namespaces(), reason="making network namespaces takes root"),
     pytest.mark.skipif(not shutil.which("tmux") or not shutil.which("nft"), reason="tmux or nft is not installed"),
 ]
 

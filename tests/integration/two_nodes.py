@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two nodes on this machine for whole plays; they share the environment of the trainer's tests, as it is."""
+"""Two nodes on this machine for whole plays; they share the unchanged environment of the trainer's tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(inventory: Path, playbook: str, *words: str) -> list[str | Path]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of a playbook, whose sessions are those of this folder alone."""
+    """The environment of a playbook; its sessions are kept apart in this folder."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     return {**env, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(folder), "NO_COLOR": "1"}
 

@@ -8,7 +8,7 @@ need_venv tools "$ROOT/tools/requirements/dev.txt"
 export PATH=$VENV/bin:$PATH
 export CONTAINERS_CONF=$MOLECULE/containers.conf
 
-# Whoever runs another scenario at the same time makes the same image and the same key.
+# Scenarios that run at the same time share the image and the key.
 once() { flock --close "$CACHE/image.lock" "$@"; }
 TEST_IMAGE=$(once "$MOLECULE/image.sh")
 TEST_SSH_KEY=$CACHE/molecule-key

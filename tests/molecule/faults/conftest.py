@@ -21,9 +21,9 @@ from hosts import BASE, RUN, USER, Lab, Training, on, set_flag
 from load import Load
 
 FOUND: list[dict] = []
-# FAULTS_LOAD=24 makes so many processes compute beside the hosts all the time.
+# FAULTS_LOAD=24 runs this many computing processes beside the hosts all the time.
 LOAD = int(os.environ.get("FAULTS_LOAD", "0"))
-# Within which every fault of a run that is watched has to be named.
+# Seconds within which every fault of a watched run must be named.
 LIMIT = 180.0 if LOAD else 120.0
 LONGEST = 4 * 3600.0
 
@@ -44,7 +44,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def busy_machine(lab):
-    """From when the hosts are set up."""
+    """The load of FAULTS_LOAD, from the set-up of the hosts to the end."""
     load = Load(LOAD, LONGEST)
     load.begin()
     yield

@@ -112,7 +112,7 @@ class Lab:
         return Played(done.returncode, done.stdout + done.stderr, time.monotonic() - begun)
 
     def preflight(self, *words: str, **settings: Any) -> tuple[dict[str, dict[str, Any]], Played]:
-        """The findings by code, and what was said."""
+        """The findings by code, and the playbook's output."""
         settings = {"ddp_json": True, "preflight_measure_seconds": 0, **settings}
         played = self.play("nanochat.ddp.preflight", *words, **settings)
         findings = played.document()["findings"]
@@ -176,7 +176,7 @@ class Training:
         return int(self.heartbeat(host)["pid"])
 
     def fault(self) -> None:
-        """From now on the seconds count."""
+        """Count the seconds until the verdict from now on."""
         self.fault_at = time.monotonic()
 
     def verdict(self, seconds: float = 120.0) -> tuple[dict[str, Any], float]:

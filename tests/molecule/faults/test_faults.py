@@ -152,7 +152,7 @@ def test_field_07_a_shard_that_is_gone_is_named_before_the_start(other_files, fo
     found("a shard is gone from the worker's store", one["code"], other_files["seconds"])
 
 
-# On a machine that others use, too, it may take long until PyTorch is loaded; that is no part of any verdict.
+# On a busy machine PyTorch may load slowly; that time is no part of any verdict.
 STARTING = 240.0
 
 
@@ -298,7 +298,7 @@ def test_field_17_a_limit_that_holds_a_rank_back_is_named(lab, alive, found):
         limit_cores("laptop", 0)
     assert played.code == 0, played.output
     assert one["code"] in ("healthy-slow", "rank-slow")
-    # On a machine that others use, too, it may get so little of the processors that the limit itself is never met.
+    # On a busy machine it may get so little CPU time that it never reaches the limit.
     reason = r"its cgroup's CPU limit throttles it|it waits for a core"
     assert re.search(rf"rank 1 \(laptop\).*({reason}) .*%", one["seen"]), one
     goes_on(alive)
@@ -309,7 +309,7 @@ def test_field_22_of_a_healthy_run_the_doctor_says_so_in_one_sentence(lab, alive
     one, played = examined(lab)
     assert played.code == 0, played.output
     assert one["seen"].startswith("All ranks make progress (at step ")
-    # On a machine that others use, too, a rank may wait for a core; that is said then, and nothing else.
+    # On a busy machine a rank may wait for a core; the doctor then says that, and nothing else.
     assert one["code"] == "healthy" or (one["code"] == "healthy-slow" and "waits for a core" in one["seen"]), one
     assert one["seen"].count(". ") == 0 and one["seen"].endswith(".")
     found("nothing: the doctor is called on a healthy run", one["code"], played.seconds, "doctor")

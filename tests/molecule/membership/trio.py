@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three containers of the scenarios membership and evening, what is done to them, and what their run says of it."""
+"""The three containers of the scenarios membership and evening: changes to them, and the files of their run."""
 
 from __future__ import annotations
 
