@@ -22,7 +22,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port, until
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, messages
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import write_trainer
 
@@ -72,10 +72,10 @@ class Run:
         return None, []
 
     def wait_for_training(self, host: str, *members: str) -> None:
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while self.state(host) != ("training", list(members)):
             logs = [path.read_text()[-2000:] for path in self.play.folder.glob("*/runs/d4/log/*.log")]
-            assert time.monotonic() < until, (self.state(host), logs)
+            assert time.monotonic() < deadline, (self.state(host), logs)
             time.sleep(0.2)
 
     def record(self, host: str) -> dict[str, Any]:
@@ -90,10 +90,7 @@ class Run:
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
-        until = time.monotonic() + PATIENCE
-        while any(processes.alive(pid, None) for pid in pids):
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        until(lambda: not any(processes.alive(pid, None) for pid in pids), PATIENCE)
 
     def rank_of(self, host: str) -> int:
         """The pid of the stand-in."""
@@ -133,9 +130,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     assert secrets.pop() not in json.dumps(account)
 
     os.kill(run.rank_of("laptop"), signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while "generation 3" not in run.book("status"):
-        assert time.monotonic() < deadline
+    until(lambda: "generation 3" in run.book("status"), PATIENCE)
     run.wait_for_training("desktop", "desktop", "laptop")
 
     # Taken out by hand, and let in again.

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd
 
@@ -33,7 +34,7 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
         events = [event for event in fake_run.history(rank, 2, STEPS, begun, 1.0) if event["kind"] != "end"]
         fake_run.write_history(run, events[:-LEFT], rank)
         # The run's process: this one lives as long as the test.
-        alive = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid())}
+        alive = {"pid": os.getpid(), "pid_start": start_ticks(os.getpid())}
         fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
     own = {"ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}")}
     path = tmp_path / "hosts.json"
