@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd
+from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, listening_sshd
 
 STEPS, LEFT = 5000, 1000
 
@@ -48,14 +48,11 @@ def play(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedPro
     home = inventory.parent / "second-controller"
     home.mkdir(exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment |= {
-        "HOME": str(home), "ANSIBLE_HOME": str(home / ".ansible"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
-        "ANSIBLE_STDOUT_CALLBACK": "nanochat.ddp.story", "ANSIBLE_PIPELINING": "true", "NO_COLOR": "1",
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets),
-    }  # fmt: skip
-    argv = ["ansible-playbook", f"nanochat.ddp.{playbook}", "-i", str(inventory), *words]
-    done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = ansible(
+        "ansible-playbook", f"nanochat.ddp.{playbook}", "-i", inventory, *words, cwd=home,
+        HOME=str(home), ANSIBLE_HOME=str(home / ".ansible"), ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".ansible" / "collections"),
+        ANSIBLE_STDOUT_CALLBACK="nanochat.ddp.story", ANSIBLE_PIPELINING="true", ANSIBLE_SSH_CONTROL_PATH_DIR=str(sockets),
+    )  # fmt: skip
     shutil.rmtree(sockets, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
