@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, freeze, limit_link, on
+from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, SLOW, Hosts, cable, command, container, freeze, limit_link, on
 from plays import PLAY_SECONDS
 
 
@@ -64,7 +64,7 @@ def stop_and_continue(scene: Scene) -> Iterator[str]:
 def freeze_host(scene: Scene) -> Iterator[str]:
     freeze(scene.host)
     yield f"{scene.host} is frozen, and goes on"
-    command("podman", "unpause", f"{NETWORK}-{scene.host}")
+    command("podman", "unpause", container(scene.host))
 
 
 def cut_link(scene: Scene) -> Iterator[str]:
