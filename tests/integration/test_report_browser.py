@@ -233,9 +233,6 @@ def now(**changed: Any) -> dict[str, Any]:
         "steps": 9000,
         "loss": 3.02,
         "eta_seconds": 720.0,
-    }
-    run = {
-        **run,
         "started": time.time() - 600,
         "tokens_per_second": 4096.0,
         "tokens_per_second_mean": 4090.0,
