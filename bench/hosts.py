@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
@@ -44,19 +44,21 @@ SETTINGS = {
     "ddp_threads": 1,
 }
 RESTART = ["train.yml", "--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=1000000"]
-HEAD = (
-    "hosts",
-    "what",
-    "seconds",
-    "CPU s",
-    "of them on hosts",
-    "tasks",
-    "executed",
-    "modules on hosts",
-    "looks without a module",
-    "largest process",
-    "all processes",
-)
+# Time and memory of a playbook: key in the file of --write, heading and format of the column.
+COLUMNS = {
+    "hosts": ("hosts", "{}"),
+    "what": ("what", "{}"),
+    "seconds": ("seconds", "{:.1f}"),
+    "cpu": ("CPU s", "{:.1f}"),
+    "on_hosts": ("of them on hosts", "{:.1f}"),
+    "tasks": ("tasks", "{}"),
+    "executions": ("executed", "{}"),
+    "modules": ("modules on hosts", "{}"),
+    "looks": ("looks without a module", "{}"),
+    "largest_mb": ("largest process", "{} MB"),
+    "together_mb": ("all processes", "{} MB"),
+}
+Cost = dict[str, Any]
 SAMPLE_SECONDS = 0.5
 # Replaces the hosts' Python, to log every module and every look without one (plugin_utils/_look.py) with its CPU time: `times` prints
 # user and system time of the shell, then of its children.
@@ -67,37 +69,6 @@ code=$?
 {{ echo $what; times; }} >>{counts}
 exit $code
 """
-
-
-class Cost(NamedTuple):
-    """Time and memory of one playbook."""
-
-    hosts: int
-    what: str
-    seconds: float
-    cpu: float
-    on_hosts: float
-    tasks: int
-    executions: int
-    modules: int
-    looks: int
-    largest_mb: int
-    together_mb: int
-
-    def row(self) -> tuple[str, ...]:
-        return (
-            str(self.hosts),
-            self.what,
-            f"{self.seconds:.1f}",
-            f"{self.cpu:.1f}",
-            f"{self.on_hosts:.1f}",
-            str(self.tasks),
-            str(self.executions),
-            str(self.modules),
-            str(self.looks),
-            f"{self.largest_mb} MB",
-            f"{self.together_mb} MB",
-        )
 
 
 def seconds_of(word: str) -> float:
@@ -188,20 +159,21 @@ class Bench:
             raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
         tasks = json.loads(self.tasks.read_text(encoding="utf-8"))
         started = self.modules.read_text(encoding="ascii").split()
-        cost = Cost(
-            self.hosts,
-            what,
-            seconds,
-            used.ru_utime + used.ru_stime,
-            sum(seconds_of(word) for word in started if word[0].isdigit()),
-            len(tasks),
-            sum(runs for dummy, runs, dummy_seconds in tasks),
-            started.count("module"),
-            started.count("look"),
-            memory.largest // 1024,
-            memory.together // 1024,
-        )
-        print("| " + " | ".join(cost.row()) + " |", flush=True)
+        cost = {
+            "hosts": self.hosts,
+            "what": what,
+            "seconds": seconds,
+            "cpu": used.ru_utime + used.ru_stime,
+            "on_hosts": sum(seconds_of(word) for word in started if word[0].isdigit()),
+            "tasks": len(tasks),
+            "executions": sum(runs for dummy, runs, dummy_seconds in tasks),
+            "modules": started.count("module"),
+            "looks": started.count("look"),
+            "largest_mb": memory.largest // 1024,
+            "together_mb": memory.together // 1024,
+        }
+        cells = [form.format(cost[key]) for key, (dummy, form) in COLUMNS.items()]
+        print("| " + " | ".join(cells) + " |", flush=True)
         for name, runs, took in tasks if self.each_task else ():
             print(f"    {took:6.2f} s {runs:4} {name}")
         return cost
@@ -231,26 +203,25 @@ class Bench:
         return costs
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("hosts", nargs="+", type=int)
     parser.add_argument("--look", action="store_true", help="plan, preflight and status only")
     parser.add_argument("--tasks", action="store_true", help="each task with its seconds and executions")
     parser.add_argument("--venv", type=Path, default=HOME / "trainer-venv", help="the trainer's environment")
     parser.add_argument("--write", type=Path, help="file for the figures as JSON")
-    given = parser.parse_args(words)
+    given = parser.parse_args()
     costs: list[Cost] = []
     print(f"{os.cpu_count()} cores for all hosts and the controller; load before: {os.getloadavg()[0]:.1f}")
-    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+    heads = [head for head, dummy in COLUMNS.values()]
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for hosts in given.hosts:
         with tempfile.TemporaryDirectory(prefix="ddp-hosts-") as name:
             bench = Bench(Path(name), hosts, given.venv, given.tasks)
             costs += bench.look() if given.look else bench.whole()
     if given.write:
-        measured: list[dict[str, Any]] = [cost._asdict() for cost in costs]
-        given.write.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    return 0
+        given.write.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

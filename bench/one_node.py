@@ -97,7 +97,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _like(self, arg: Any, place: int | str) -> Any:
-        """A stand-in tensor of the same shape, type and layout, shared by all alike; other values are returned as they are."""
+        """A stand-in tensor of the same shape, type and layout, shared by all of the same kind; other values are returned unchanged."""
         if not isinstance(arg, Tensor):
             return arg
         key = (place, arg.shape, arg.stride(), arg.dtype)
@@ -183,11 +183,11 @@ def work(size: str, variant: str, threads: int) -> None:
 
 
 class Worker:
-    """One variant's process, started on first use."""
+    """One variant's process; its first two steps are made at once."""
 
-    def __init__(self, size: str, variant: str, threads: int) -> None:
+    def __init__(self, size: str, variant: str, threads: int, **options: Any) -> None:
         command = [sys.executable, __file__, "--worker", size, variant, "--threads", str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
         self.steps: list[dict[str, float]] = [self.step()]
         self.step()
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Helpers shared by several measurements; standard library only."""
+"""Helpers shared by several measurements; importing this file loads nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a rank of one thread on this machine."""
     paths = {"NANOCHAT_BASE_DIR": str(folder), "NANOCHAT_DATA_DIR": str(folder / "data"), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **paths, "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR", **more}
+
+
+def train_step(sync: Any, rows: Any, schedule: Any) -> None:
+    """One step of a rank as in scripts.base_train, over these rows by pass."""
+    from torch import as_tensor
+
+    ids, targets = rows[..., :-1].contiguous(), rows[..., 1:].contiguous()
+    sync.offer_ids(list(ids))
+    token_ids = sync.take_ids()[0]
+    sync.optimizer.prepare(token_ids)
+    sync.training.start_step(token_ids)
+    sync.start_step(token_ids)
+    loss, last, scale = 0.0, len(ids) - 1, 1 / (ids.numel() * sync.comm.world)
+    for number in range(len(ids)):
+        on_ready = sync.on_ready if number == last else None
+        loss += sync.training.forward_backward(ids[number], targets[number], scale, on_ready)
+    sync.step(as_tensor(loss), schedule)
 
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -26,10 +25,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / ".ansible" / "collections"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".ansible" / "collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.priority import yield_to_others  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.priority import yield_to_others
+from one_node import Worker
 
 COMPILED = 60  # library files per process
 REQUESTS, EVERY = 150, 0.02
@@ -46,23 +45,16 @@ for line in sys.stdin:
 """
 
 
-class Trainer:
-    """A trainer in a separate process."""
+class Trainer(Worker):
+    """A trainer in a separate session."""
 
     def __init__(self, size: str, polite: bool) -> None:
-        words = [sys.executable, str(HERE / "one_node.py"), "--worker", size, "fp32", "--threads", str(os.cpu_count())]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-            preexec_fn=yield_to_others if polite else None,
-        )  # fmt: skip
-        for dummy in range(3):
-            self.step()
+        yielding = yield_to_others if polite else None
+        super().__init__(size, "fp32", os.cpu_count() or 1, start_new_session=True, preexec_fn=yielding)
+        self.step()
 
-    def step(self) -> float:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        return float(json.loads(self.process.stdout.readline())["seconds"])
+    def seconds(self) -> float:
+        return self.step()["seconds"]
 
     def go_on(self) -> None:
         """Make steps until the end."""
@@ -125,7 +117,7 @@ def pairs(load: Callable[[], float], trainer: Trainer, rounds: int) -> tuple[flo
 
 def measure(trainers: dict[bool, Trainer], rounds: int) -> None:
     """Measure and print each figure."""
-    steps = [[trainers[polite].step() for polite in (False, True)] for dummy in range(3 * rounds)]
+    steps = [[trainers[polite].seconds() for polite in (False, True)] for dummy in range(3 * rounds)]
     ordinary, own = (statistics.median(one) for one in zip(*steps, strict=True))
     ratio = statistics.median(polite / normal for normal, polite in steps)
     print("                         alone    beside   x")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curves import draw
-from pieces import TRAINER, Results, environment, free_port, prepare
+from pieces import TRAINER, Results, environment, free_port, prepare, train_step
 
 if TYPE_CHECKING:
     import torch
@@ -136,14 +136,7 @@ def train(comm: Comm, one: Json, size: Size, data: tuple[torch.Tensor, torch.Ten
     for step in range(steps):
         starts = torch.randint(0, len(tokens) - size.length, (comm.world * size.rows,), generator=generator)
         rows = torch.stack([tokens[start : start + size.length + 1] for start in starts.tolist()])[mine]
-        ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        sync.offer_ids([ids])
-        token_ids = sync.take_ids()[0]
-        sync.optimizer.prepare(token_ids)
-        sync.training.start_step(token_ids)
-        sync.start_step(token_ids)
-        loss = sync.training.forward_backward(ids, targets, 1 / batch, sync.on_ready)
-        sync.step(loss, StepSchedule.at(plan, step))
+        train_step(sync, rows[None], StepSchedule.at(plan, step))
         if (step + 1) % one["every"] == 0 or step + 1 == steps:
             losses[step + 1] = held_out_loss(sync, held_out)
     return losses

@@ -87,9 +87,9 @@ class Faults:
         self.lab.mend(host)
 
     def cut_off(self, host: str) -> Iterator[str]:
-        self.lab.on(host, "ip", "link", "set", "eth0", "down")
+        self.lab.cable(host, "down")
         yield "the cable is out (cut both ways)"
-        self.lab.on(host, "ip", "link", "set", "eth0", "up")
+        self.lab.cable(host, "up")
 
     def pair_cut(self, host: str) -> Iterator[str]:
         other = self.another(host)
@@ -100,29 +100,15 @@ class Faults:
 
     def flaps(self, host: str) -> Iterator[str]:
         for dummy in range(FLAPS):
-            self.lab.on(host, "ip", "link", "set", "eth0", "down")
+            self.lab.cable(host, "down")
             time.sleep(self.chance.uniform(0, FLAP_SECONDS))
-            self.lab.on(host, "ip", "link", "set", "eth0", "up")
+            self.lab.cable(host, "up")
             time.sleep(self.chance.uniform(0, FLAP_SECONDS))
         yield "the link flaps"
 
     def slow(self, host: str) -> Iterator[str]:
-        self.lab.on(
-            host,
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            "eth0",
-            "root",
-            "tbf",
-            "rate",
-            "1mbit",
-            "burst",
-            "64kb",
-            "latency",
-            "400ms",
-        )
+        limit = ["rate", "1mbit", "burst", "64kb", "latency", "400ms"]
+        self.lab.on(host, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
         yield "a link of 1 Mbit/s"
         self.lab.on(host, "tc", "qdisc", "del", "dev", "eth0", "root")
 

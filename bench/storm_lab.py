@@ -205,9 +205,13 @@ class Lab:
     def on(self, host: str, *argv: str) -> None:
         subprocess.run(self.lan.inside(HOSTS.index(host), *argv), check=False, capture_output=True)
 
+    def cable(self, host: str, state: str) -> None:
+        """Pull the network cable (down) or plug it in (up)."""
+        self.on(host, "ip", "link", "set", "eth0", state)
+
     def power(self, host: str, on: bool) -> None:
         """Cut the power: the link dies before the processes."""
-        self.on(host, "ip", "link", "set", "eth0", "up" if on else "down")
+        self.cable(host, "up" if on else "down")
         if on:
             self.boot(host)
         else:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from delay_line import MTU, delayed
-from pieces import TRAINER, write_list
+from pieces import TRAINER, train_step, write_list
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
@@ -245,24 +245,11 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
 
 def one_step(sync: Any, rows: Any) -> dict[str, float]:
     """One step over these rows by pass; returns seconds, seconds waited for the other rank, CPU seconds and bytes sent."""
-    from torch import as_tensor
-
     from nanochat.rules.schedule import StepSchedule
 
     sync.comm.take_counters()
     begun, worked = time.perf_counter(), time.process_time()
-    ids, targets = rows[..., :-1].contiguous(), rows[..., 1:].contiguous()
-    sync.offer_ids(list(ids))
-    token_ids = sync.take_ids()[0]
-    sync.optimizer.prepare(token_ids)
-    sync.training.start_step(token_ids)
-    sync.start_step(token_ids)
-    loss, last = 0.0, len(ids) - 1
-    for number in range(len(ids)):
-        on_ready = sync.on_ready if number == last else None
-        scale = 1 / (ids.numel() * sync.comm.world)
-        loss += sync.training.forward_backward(ids[number], targets[number], scale, on_ready)
-    sync.step(as_tensor(loss), StepSchedule(0.5, 0.9, 0.01))
+    train_step(sync, rows, StepSchedule(0.5, 0.9, 0.01))
     seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
     waited, sent = sync.comm.take_counters()
     return {"seconds": seconds, "cpu": cpu, "waited": waited, "bytes": sent}
@@ -296,7 +283,7 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def label_of(rate: str, delay: float, times: float, passes: int) -> str:
-    """The link as it would be on the foreseen hosts, and the passes of a step."""
+    """The link of the foreseen hosts, and the passes of a step."""
     told = [rate] + [f"{delay:g} ms"] * bool(delay) + [f"hosts {times:g} times as fast"] * (times != 1)
     return ", ".join(told + [f"{passes} passes"] * (passes != 1))
 

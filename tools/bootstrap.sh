@@ -18,7 +18,7 @@ as_root() {
 # need_packages NAME...: Debian packages, installed only if they are missing.
 need_packages() {
     local missing=() name
-    # Whoever installs them is asked once, so Python is named along with the first that are missing.
+    # Users are asked to install packages only once, so Python is named with the first missing ones.
     find_python || set -- "$@" python3 python3-venv
     for name in "$@"; do
         dpkg-query -W -f '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")

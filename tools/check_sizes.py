@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finds what in plugins/ no longer fits on a screen: tools/check_sizes.py [FILE...].
+"""Finds files and functions in plugins/ that no longer fit on a screen: tools/check_sizes.py [FILE...].
 
-What has grown too long has two things in it, and each of them a name.
+A function that has grown too long does two things, and each of them has a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE, FUNCTION, MAIN = 450, 50, 35  # lines at most
 
 
 def problems(text: str) -> Iterator[tuple[int, str]]:
-    """(line, what is too long there) of a Python file."""
+    """(line, problem) of everything too long in a Python file."""
     if (lines := len(text.splitlines())) > FILE:
         yield 1, f"the file has {lines} lines, more than {FILE}"
     for node in ast.walk(ast.parse(text)):
@@ -29,7 +29,7 @@ def problems(text: str) -> Iterator[tuple[int, str]]:
 
 
 def main(names: list[str]) -> int:
-    """Print what was found; 1 if there was anything."""
+    """Print all problems; 1 if there are any."""
     bad = 0
     for path in [Path(name) for name in names] or sorted(PLUGINS.rglob("*.py")):
         for number, problem in problems(path.read_text(encoding="utf-8")):

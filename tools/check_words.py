@@ -5,10 +5,13 @@
 
 Texts say NIC, OOM, heartbeat and stuck, like the rest of the world. Checks everything that people read: plugins, roles, playbooks,
 the trainer, docs, the inventory. Mark a line that needs such a word with a comment `words: ok`.
+
+Without a FILE it also finds class names that stand for two things in the collection and the trainer.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -70,6 +73,9 @@ CLAUSES = {
     re.compile(r'"""By (which|what)\b'): "Sort key: ..., The id of ...",
 }
 WITHOUT_CLAUSES = ("plugins", "tests/unit", "tests/integration", "bench", "tools")
+WITH_CLASSES = ("plugins", "trainer")
+# Class names that Ansible prescribes.
+PRESCRIBED = {"ActionModule", "CallbackModule", "FilterModule", "InventoryModule", "LookupModule", "ModuleDocFragment"}
 
 
 def problems(text: str, patterns: dict[re.Pattern[str], str] = PATTERNS) -> Iterator[tuple[int, str, str]]:
@@ -79,6 +85,28 @@ def problems(text: str, patterns: dict[re.Pattern[str], str] = PATTERNS) -> Iter
             for pattern, usual in patterns.items():
                 if found := pattern.search(line):
                     yield number, found[0], usual
+
+
+def classes(path: Path) -> Iterator[ast.ClassDef]:
+    """The classes of a file, without the documents of the contract, which are named like their keys."""
+    documents = {"TypedDict"} if path.parent.name == "_contract" else set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            if documents & {base.id for base in node.bases if isinstance(base, ast.Name)}:
+                documents.add(node.name)
+            else:
+                yield node
+
+
+def doubles(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
+    """(file, line, problem) of every class whose name an earlier class has."""
+    first: dict[str, str] = {}
+    for path in paths:
+        # The rules of the collection are links to those of the trainer.
+        for node in () if path.suffix != ".py" or path.is_symlink() else classes(path):
+            place = first.setdefault(node.name, f"{path}:{node.lineno}")
+            if place != f"{path}:{node.lineno}" and node.name not in PRESCRIBED:
+                yield path, node.lineno, f"the class {node.name} has the name of that of {place}"
 
 
 def files(folders: Iterable[str] = FOLDERS) -> list[Path]:
@@ -106,6 +134,9 @@ def main(names: list[str]) -> int:
         for number, found, usual in problems(path.read_text(encoding="utf-8"), patterns):
             print(f"{path}:{number}: {found!r}; say: {usual}")
             bad = 1
+    for path, number, problem in doubles(files(WITH_CLASSES)) if not names else ():
+        print(f"{path}:{number}: {problem}")
+        bad = 1
     return bad
 
 

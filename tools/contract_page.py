@@ -195,21 +195,20 @@ def kind(annotation: ast.expr) -> str:
     return plain.get(name, f"[{name}](#{name.lower()})")
 
 
+def all_fields(document: Document, of_file: dict[str, Document]) -> Iterator[Field]:
+    """The keys of a type, those of its bases first."""
+    for name in document.bases:
+        if name in of_file:
+            yield from all_fields(of_file[name], of_file)
+    yield from document.fields
+
+
 def table(document: Document, of_file: dict[str, Document]) -> Iterator[str]:
-    """A section for a type; keys of its parts are its own."""
+    """A section for a type."""
     yield from (f"### {document.name}", "", document.about, "", "| key | is | |", "|---|---|---|")
-    for base in [*(of_file[name] for name in document.bases if name in of_file), document]:
-        inherited = [
-            *(
-                field
-                for name in base.bases
-                if base is not document and name in of_file
-                for field in of_file[name].fields
-            )
-        ]
-        for field in [*inherited, *base.fields]:
-            name = f"*{field.name}*" if field.optional else field.name
-            yield f"| {name} | {field.kind} | {field.note} |"
+    for field in all_fields(document, of_file):
+        name = f"*{field.name}*" if field.optional else field.name
+        yield f"| {name} | {field.kind} | {field.note} |"
     yield ""
 
 
@@ -222,7 +221,7 @@ def of_types(file: str, *names: str) -> Iterator[str]:
 
 
 def facts() -> Iterator[str]:
-    """Who sets which fact; one that is set and not described is an error."""
+    """The facts and the roles that set them; a fact without a description is an error."""
     told: dict[str, set[str]] = {}
     for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
         for task in yaml.safe_load(path.read_text(encoding="utf-8")):

@@ -186,7 +186,7 @@ def sample(page: str, begin: str) -> str:
 
 
 def seeing_page() -> str:
-    """docs/seeing.md, with what was recorded last in its samples."""
+    """docs/seeing.md, with the newest recordings as its samples."""
     page, recorded = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("seeing.md", "transcript.md"))
     for here, there in SAMPLES.items():
         page = page.replace(here + sample(page, here), here + sample(recorded, there).rstrip() + "\n")

@@ -31,9 +31,9 @@ COLLECTIONS=$ROOT/.ansible/collections
 (cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)
 
 step "mypy: trainer"
-# One -p an entry: the trainer is found from its own folder, as it is when it runs.
+# From its own folder, in which the trainer is found when it runs.
 (cd trainer && "$TRAINER_VENV/bin/python" -m mypy --config-file ../pyproject.toml nanochat scripts)
-# Of its tests, that what they call exists and takes what they give it: a call that cannot work may look like one that is refused.
+# Its tests: functions that they call exist and take their arguments; else a call that cannot work may look like a refused one.
 loose=$(printf -- '--disable-error-code=%s ' arg-type assignment attr-defined comparison-overlap import-not-found index list-item no-any-return \
   no-untyped-def operator type-arg union-attr unused-ignore var-annotated)
 # shellcheck disable=SC2086
@@ -74,7 +74,7 @@ step "ansible-galaxy collection build"
 ansible-galaxy collection build --force --output-path "$CACHE/build" . >/dev/null
 
 step "galaxy-importer"
-# What was checked above is not checked again; the rest is what Galaxy refuses or remarks on when the artifact is uploaded.
+# Only the checks of an upload to Galaxy that were not made above.
 printf '%s\n' '[galaxy-importer]' 'RUN_ANSIBLE_LINT = False' 'RUN_ANSIBLE_TEST = False' 'RUN_FLAKE8 = False' 'CHECK_CHANGELOG = True' >"$CACHE/importer.cfg"
 artifact=$CACHE/build/nanochat-ddp-$(sed -n 's/^version: //p' galaxy.yml).tar.gz
 failed() { tail -n 20 "$CACHE/importer.log" >&2; exit 1; }

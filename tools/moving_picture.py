@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records commands in a terminal and writes what was seen as one animated SVG file.
+"""Records the screen while commands run in a terminal, and writes it as one animated SVG file.
 
     python tools/moving_picture.py docs/images/storm.svg './demo.sh --storm'
 
@@ -53,17 +53,8 @@ class Screen:
         self.socket, self.prompted = folder / "tmux", folder / "prompted"
         settings = folder / "bashrc"
         settings.write_text(f"PS1='$ '\nPROMPT_COMMAND='echo >>{shlex.quote(str(self.prompted))}'\n", encoding="utf-8")
-        self.tmux(
-            "-f",
-            "/dev/null",
-            "new-session",
-            "-d",
-            "-x",
-            str(COLUMNS),
-            "-y",
-            str(ROWS),
-            f"exec bash --rcfile {settings}",
-        )
+        size = ["-x", str(COLUMNS), "-y", str(ROWS)]
+        self.tmux("-f", "/dev/null", "new-session", "-d", *size, f"exec bash --rcfile {settings}")
 
     def tmux(self, *words: str) -> str:
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}

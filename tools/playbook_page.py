@@ -37,10 +37,10 @@ def heading(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Options stand out."""
+    """Set the options in the text as code."""
     value = r"""[\w.,/"-]*[\w/"-]"""
     option = re.compile(rf"-e (?:'[^']*'|\w+={value})(?: -e \w+={value})*")
-    # What is set as code already stays as it is.
+    # Text that is code already stays unchanged.
     parts = text.split("`")
     return "`".join(part if at % 2 else option.sub(r"`\g<0>`", part) for at, part in enumerate(parts))
 
@@ -71,7 +71,7 @@ def section(name: str) -> Iterator[str]:
 
 
 def page() -> str:
-    """All of them; one that nobody put in order is an error."""
+    """docs/playbooks.md; a playbook that ORDER lacks is an error."""
     there = {path.stem for path in PLAYBOOKS.glob("*.yml")}
     if there != set(ORDER):
         raise SystemExit(

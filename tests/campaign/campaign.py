@@ -134,7 +134,7 @@ class Campaign:
         chance = random.Random(f"{self.seed}/{number}")
         words, state = drawn(PLAYS, f"{self.seed}/playbook", number)
         name = drawn(list(FAULTS), f"{self.seed}/fault", number)
-        share, lasts = chance.random(), 0.0 if FAULTS[name] in INSTANT else chance.uniform(2.0, 40.0)
+        share, lasts = chance.random(), 0.0 if name in INSTANT else chance.uniform(2.0, 40.0)
         after = share * (self.seconds if words[0] == "train" else self.seconds / 3)
         told: list[str] = []
         moment = lasted = repaired = ""
@@ -162,7 +162,7 @@ class Campaign:
         )
 
     def disturb(self, play: Play, fault: Any, after: float, lasts: float) -> tuple[str, str, str]:
-        """Make the fault after so many seconds of the play, for so many seconds."""
+        """Make the fault `after` seconds into the play, for `lasts` seconds."""
         end = time.monotonic() + after
         while time.monotonic() < end and play.process.poll() is None:
             time.sleep(0.1)
@@ -209,7 +209,7 @@ class Campaign:
 
 
 def campaign_of(given: argparse.Namespace, hosts: Hosts, seed: int, rounds: list[Round]) -> str:
-    """Play the rounds; what is wrong in the end, or nothing."""
+    """Play the rounds; returns what is wrong in the end, or an empty text."""
     campaign, end = Campaign(hosts, seed, given.log or hosts.folder / "log"), time.monotonic() + 60 * given.minutes
     hosts.make()
     before = hosts.rulesets(), hosts.processes()
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="folder in which what every playbook printed is kept")
     parser.add_argument("--report", type=Path, help="page in Markdown to whose table the rounds are added")
     given = parser.parse_args()
-    # Whoever is started in the background ignores Ctrl-C, and so would the playbooks.
+    # A process started in the background ignores Ctrl-C, and its playbooks would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     hosts = Hosts(Path(tempfile.mkdtemp(prefix="nanochat-ddp-campaign-")))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, NETWORK, SLOW, Hosts, cable, command, freeze, limit_link, on
+from hosts import ADDRESS, BASE, DISK_MEGABYTES, NAMES, SLOW, Hosts, cable, command, container, freeze, limit_link, on
 from plays import PLAY_SECONDS
 
 
@@ -27,11 +27,11 @@ class Scene:
     def __init__(self, hosts: Hosts, run: str, steps: int, chance: random.Random, play: Any) -> None:
         self.hosts, self.run, self.steps, self.play = hosts, run, steps, play
         self.host = chance.choice(NAMES)
-        # How long a rank that had to be waited for has run when the fault meets it.
+        # Seconds for which a rank that had to be waited for has run before the fault.
         self.into_start = chance.uniform(0.0, 15.0)
 
     def pid(self) -> int | None:
-        """The rank on the host; where there is none yet, that which the playbook starts."""
+        """The rank on the host; if there is none yet, wait for the one that the playbook starts."""
         pid = self.hosts.trainer(self.host, self.run)
         if pid is not None:
             return pid
@@ -64,7 +64,7 @@ def stop_and_continue(scene: Scene) -> Iterator[str]:
 def freeze_host(scene: Scene) -> Iterator[str]:
     freeze(scene.host)
     yield f"{scene.host} is frozen, and goes on"
-    command("podman", "unpause", f"{NETWORK}-{scene.host}")
+    command("podman", "unpause", container(scene.host))
 
 
 def cut_link(scene: Scene) -> Iterator[str]:
@@ -100,7 +100,7 @@ def spoil(scene: Scene, hosts: tuple[str, ...], how: str) -> str:
     said = []
     for host in hosts:
         folder = f"{BASE}/runs/{scene.run}/base_checkpoints/{scene.run}"
-        # That of the last step is what is compared in the end; who damages it has lost it.
+        # Not the last step's: it is compared in the end, and nothing could restore it.
         newest = on(host, f"ls {folder}/model_*.pt | grep -v {scene.steps:06d} | sort | tail -n 1", check=False).strip()
         if not newest:
             said.append(f"no checkpoint on {host}")
@@ -113,20 +113,11 @@ def spoil(scene: Scene, hosts: tuple[str, ...], how: str) -> str:
     return "; ".join(said)
 
 
-def torn_checkpoint(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, (scene.host,), "torn")
+def spoilt_checkpoint(how: str, on_both: bool = False) -> Fault:
+    def fault(scene: Scene) -> Iterator[str]:
+        yield spoil(scene, NAMES if on_both else (scene.host,), how)
 
-
-def torn_checkpoint_on_both(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, NAMES, "torn")
-
-
-def flipped_checkpoint(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, (scene.host,), "flipped")
-
-
-def flipped_checkpoint_on_both(scene: Scene) -> Iterator[str]:
-    yield spoil(scene, NAMES, "flipped")
+    return fault
 
 
 def interrupt_controller(scene: Scene) -> Iterator[str]:
@@ -151,12 +142,15 @@ def power_cut(scene: Scene) -> Iterator[str]:
     scene.hosts.power_on(scene.host)
 
 
-# What is over as soon as it was done.
-INSTANT = (
-    kill_rank, torn_checkpoint, torn_checkpoint_on_both, flipped_checkpoint, flipped_checkpoint_on_both, interrupt_controller,
-    two_controllers,
-)  # fmt: skip
-FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (*INSTANT, stop_and_continue, freeze_host, cut_link, pull_cable, slow_link, full_disk, power_cut)
-}  # fmt: skip
+# Faults without a duration.
+INSTANT: dict[str, Fault] = {
+    "kill_rank": kill_rank,
+    "torn_checkpoint": spoilt_checkpoint("torn"),
+    "torn_checkpoint_on_both": spoilt_checkpoint("torn", on_both=True),
+    "flipped_checkpoint": spoilt_checkpoint("flipped"),
+    "flipped_checkpoint_on_both": spoilt_checkpoint("flipped", on_both=True),
+    "interrupt_controller": interrupt_controller,
+    "two_controllers": two_controllers,
+}
+LASTING = (stop_and_continue, freeze_host, cut_link, pull_cable, slow_link, full_disk, power_cut)
+FAULTS = INSTANT | {fault.__name__: fault for fault in LASTING}

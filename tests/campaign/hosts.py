@@ -75,9 +75,13 @@ def as_root(*argv: str, check: bool = True) -> str:
     return command(*([] if os.getuid() == 0 else ["sudo", "-n"]), *argv, check=check)
 
 
+def container(host: str) -> str:
+    return f"{NETWORK}-{host}"
+
+
 def on(host: str, script: str, check: bool = True) -> str:
     """A shell script as root of the host, past ssh and past whatever fault is on its network."""
-    return command("podman", "exec", f"{NETWORK}-{host}", "bash", "-c", script, check=check)
+    return command("podman", "exec", container(host), "bash", "-c", script, check=check)
 
 
 def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -93,11 +97,10 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 def freeze(host: str) -> None:
     """The container's runtime refuses as long as something is being started in there."""
-    container = f"{NETWORK}-{host}"
 
     def frozen() -> bool:
-        command("podman", "pause", container, check=False)
-        return command("podman", "inspect", "-f", "{{.State.Status}}", container).strip() == "paused"
+        command("podman", "pause", container(host), check=False)
+        return command("podman", "inspect", "-f", "{{.State.Status}}", container(host)).strip() == "paused"
 
     until(f"{host} is frozen", frozen)
 
@@ -137,7 +140,7 @@ class Hosts:
         disk.mkdir()
         as_root("mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m,mode=0755", "nanochat-ddp-campaign", str(disk))
         command(
-            "podman", "run", "-d", "--init", "--name", f"{NETWORK}-{host}", "--hostname", host,
+            "podman", "run", "-d", "--init", "--name", container(host), "--hostname", host,
             "--network", f"{NETWORK}:ip={ADDRESS[host]},interface_name=eth0", "--cap-add", "NET_ADMIN,NET_RAW,SYS_PTRACE,AUDIT_WRITE",
             "--volume", f"{disk}:{BASE}", self.image,
         )  # fmt: skip
@@ -149,7 +152,7 @@ class Hosts:
             f"mkdir {TEXT} && cat /usr/lib/python3.11/[a-d]*.py | split -l 12 -a 4 --additional-suffix=.py - {TEXT}/part-",
         )
         (self.folder / "digest.py").write_text(DIGEST, encoding="ascii")
-        command("podman", "cp", str(self.folder / "digest.py"), f"{NETWORK}-{host}:/opt/digest.py")
+        command("podman", "cp", str(self.folder / "digest.py"), f"{container(host)}:/opt/digest.py")
         if host == "desktop":  # the laptop's user has no sudo
             on(host, "ufw allow 22/tcp && ufw --force enable")
         limit_link(host)
@@ -165,7 +168,7 @@ class Hosts:
         (self.inventory / "group_vars" / "trainers.yml").write_text(json.dumps(values), encoding="ascii")
 
     def remove(self) -> None:
-        command("podman", "rm", "-f", "-i", "-t", "1", *(f"{NETWORK}-{host}" for host in NAMES), check=False)
+        command("podman", "rm", "-f", "-i", "-t", "1", *(container(host) for host in NAMES), check=False)
         command("podman", "network", "rm", "-f", NETWORK, check=False)
         for host in NAMES:
             disk = self.folder / f"disk-{host}"
@@ -175,11 +178,11 @@ class Hosts:
     # -- power
 
     def power_off(self, host: str) -> None:
-        command("podman", "kill", "--signal", "KILL", f"{NETWORK}-{host}")
+        command("podman", "kill", "--signal", "KILL", container(host))
 
     def power_on(self, host: str) -> None:
-        """As after a restart of the machine: its disk is there, what was in memory is not."""
-        command("podman", "start", f"{NETWORK}-{host}")
+        """Like a restart of the machine: its disk survives, its memory does not."""
+        command("podman", "start", container(host))
         until(f"{host} is up", lambda: on(host, "pgrep -x sshd && echo up", check=False))
         on(host, "find /tmp -mindepth 1 -delete; rm -rf /dev/shm/*", check=False)
         limit_link(host)
@@ -203,7 +206,7 @@ class Hosts:
         """End what a failed round left."""
         for host in NAMES:
             for word in ("unpause", "kill"):  # whether it is frozen, off or neither
-                command("podman", word, f"{NETWORK}-{host}", check=False)
+                command("podman", word, container(host), check=False)
             self.power_on(host)
 
     # -- what is looked at

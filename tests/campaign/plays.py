@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks run as a user runs them, and what is read out of their words: the messages, and what these advise."""
+"""Runs playbooks like a user, and reads the messages in their output and the playbooks that these advise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=5
 PLAY_SECONDS = 600.0
 INTERRUPTED = (-signal.SIGINT, 99, 130)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# The first line of a message; the lines that are indented deeper belong to it.
+# The first line of a message; deeper indented lines belong to it.
 MESSAGE = re.compile(r"(FAILED|error|ERROR|\[ERROR\]:?|fatal:|Interrupted|Ctrl-C)\b")
 STEP = re.compile(r"FAILED \w+ +[\d.]+ (s|min|h)\b")  # closes a step; what failed stands above it
 VERDICT_OF = "doctor"  # the line above the doctor's verdict
@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 def interrupted_early(said: str) -> bool:
-    """Whether Ctrl-C met Ansible while it was still being loaded, which shows Python's own words before anything of ours is there."""
+    """Whether Ctrl-C interrupted Ansible while it was still loading: Python then prints a traceback before our code runs."""
     return said.lstrip().startswith(TRACEBACK) and said.rstrip().endswith("KeyboardInterrupt")
 
 
@@ -78,7 +78,7 @@ class Play:
         return code, said
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -93,7 +93,7 @@ class Play:
 def messages(said: str) -> list[str]:
     """A playbook's errors and its doctor's findings, one line each."""
     found: list[list[str]] = []
-    inside, above = -1, ""  # how far the message is indented in which we are
+    inside, above = -1, ""  # indentation of the current message
     for line in filter(str.strip, said.splitlines()):
         text, depth = line.strip(), len(line) - len(line.lstrip())
         if STEP.match(text):
@@ -111,7 +111,7 @@ def messages(said: str) -> list[str]:
 
 
 def advised(said: str) -> list[list[str]]:
-    """The playbooks that the messages of a failed one name, as they are to be typed, and then the training itself."""
+    """The command lines of the playbooks that a failed one's messages name, and then of the training itself."""
     text = " ".join(messages(said))
     named = [["train", *tags.split()] if tags else [verb] for tags, verb in ADVICE.findall(text)]
     plays = [list(words) for words in dict.fromkeys(map(tuple, named))]

@@ -1,8 +1,45 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules run here as in the unit tests, but against the real tools."""
+"""Fixtures of several tests: modules run as in the unit tests, but against the real tools; stand-ins for ranks; hosts in namespaces."""
 
+from __future__ import annotations
+
+import pytest
+from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, can_make_namespaces
+from ansible_collections.nanochat.ddp.tests.integration.stage import start_ranks
 from ansible_collections.nanochat.ddp.tests.unit.conftest import run_module
 
 __all__ = ["run_module"]
+
+
+@pytest.fixture
+def ranks(stage):
+    """`ranks(*words, steps=6, of=(0, 1))` starts stand-ins for the trainers of the test's stage, which end with the test."""
+    started = []
+    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def make_lan(tmp_path):
+    """`make_lan(count=2, mtu=1500)` returns a Lan that is closed after the test."""
+    if not can_make_namespaces():
+        pytest.skip("needs the right to make network namespaces")
+    made = []
+
+    def make(*options, **more):
+        made.append(Lan(tmp_path, *options, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def lan(make_lan):
+    """Two hosts."""
+    return make_lan()

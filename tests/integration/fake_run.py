@@ -17,13 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import boot_id, start_ticks
 
 
 def step_event(step: int, rank: int, at: float, seconds: float = 0.5, batch: int = 2048) -> dict[str, Any]:
@@ -199,18 +193,8 @@ def main() -> int:
                 if event["step"] == options.fail_at:
                     message = "RuntimeError: [enforce fail at alloc_cpu.cpp:114] cannot allocate memory"
                     log.write(f"Traceback (most recent call last):\n{message}\n")
-                    metrics.write(
-                        json.dumps(
-                            {
-                                "kind": "end",
-                                "time": time.time(),
-                                "step": event["step"],
-                                "reason": "error",
-                                "error": message,
-                            }
-                        )
-                        + "\n"
-                    )
+                    failed = {"kind": "end", "step": event["step"], "reason": "error", "error": message}
+                    metrics.write(json.dumps({**failed, "time": time.time()}) + "\n")
                     code = 1
                     break
                 while event["step"] == options.freeze_at:

@@ -9,6 +9,7 @@ Ansible reaches them with a local connection whose Python runs inside the namesp
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -25,9 +26,20 @@ from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansib
 
 COLLECTIONS = ROOT / ".ansible" / "collections"
 SAVED_RULES = Path("/etc/nftables.conf")
+# Rules of a host's owner, who lets nobody in.
+WALL = """
+table inet owner {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iif lo accept
+    ct state established,related accept
+  }
+}
+"""
 
 
-def able() -> bool:
+@functools.cache
+def can_make_namespaces() -> bool:
     """Whether this user may make network namespaces here."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return False
@@ -52,7 +64,7 @@ class Lan:
         for number in range(count):
             (folder / f"tmux{number}").mkdir(parents=True, exist_ok=True)
             if SAVED_RULES.exists():
-                # Where this machine loads it at boot a firewall's rules would be saved there.
+                # If this machine loads the file at boot, a firewall's rules would be saved there.
                 shutil.copy(SAVED_RULES, folder / f"nftables{number}.conf")
                 self.preludes[number] += f"mount --bind {folder}/nftables{number}.conf {SAVED_RULES};"
         self._do("ip", "netns", "add", self.switch)
@@ -68,13 +80,13 @@ class Lan:
         port, name = f"p{number}{nic}", self.names[number]
         self._in(self.switch, "ip", "link", "add", port, "type", "veth", "peer", "name", nic, "netns", name)
         self._in(self.switch, "ip", "link", "set", port, "master", "br0", "up")
-        # A card cuts what it sends into packets of its MTU; this one would pass on larger ones and let the switch pass them, too.
+        # A real NIC splits data into packets of its MTU; without this, a virtual one would pass larger packets on to the switch.
         cut = ["gso_max_segs", "1"] if mtu > 1500 else []
         self._in(name, "ip", "link", "set", nic, "mtu", str(mtu), *cut, "up")
         self._in(name, "ip", "addr", "add", address, "dev", nic)
 
     def close(self) -> None:
-        """Whatever still runs in these namespaces was started by the test."""
+        """Kill all processes in the namespaces, which the test started, and remove these."""
         for name in [*self.names, self.switch]:
             done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
             for pid in done.stdout.split():
@@ -119,7 +131,7 @@ class Lan:
         return ansible("ansible-playbook", playbook, "-i", inventory, *words, ANSIBLE_STDOUT_CALLBACK="default")
 
     def inside(self, number: int, *argv: str) -> list[str]:
-        """The words that run a command on a host."""
+        """The command line that runs a command on a host."""
         words = ["ip", "netns", "exec", self.names[number]]
         prelude = self.preludes[number]
         return [*words, "sh", "-c", f'{prelude} exec "$@"', "sh", *argv]

@@ -1,14 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A load of so many processes that do nothing but compute, for tests of what is told on a busy machine."""
+"""Processes that only compute, for tests on a busy machine."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Ends with the test, too, if that is killed.
+# Also ends if the test is killed.
 SPIN = """
 import os, sys, time
 end, parent = time.monotonic() + float(sys.argv[1]), os.getppid()
@@ -18,7 +18,7 @@ while time.monotonic() < end and os.getppid() == parent:
 
 
 class Load:
-    """They end by themselves after so many seconds, or with end()."""
+    """This many processes, which end after this many seconds, or with end()."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self.count, self.seconds = count, seconds

@@ -38,13 +38,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def ansible(program: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """One of Ansible's programs in the checkout, whose ansible.cfg it takes."""
+def ansible(program: str, *words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Ansible's programs, by default in the checkout and so with its ansible.cfg."""
     tools = Path(sys.executable).parent
     surroundings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NO_COLOR": "1"}
     return subprocess.run(
-        [str(tools / program), *map(str, words)], cwd=ROOT, env=surroundings | environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        [str(tools / program), *map(str, words)], cwd=cwd, env=surroundings | environment, capture_output=True, text=True,
+        timeout=600, check=False,
     )  # fmt: skip
 
 

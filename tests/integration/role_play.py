@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -87,7 +85,6 @@ class Play:
         (self.folder / "play.json").write_text(json.dumps([play]))
         (self.folder / "ansible.cfg").write_text("[defaults]\n")
         environment = {
-            **os.environ,
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections",
             "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
@@ -95,15 +92,8 @@ class Play:
             "PYTHONDONTWRITEBYTECODE": "1",
             **self.environment,
         }
-        done = subprocess.run(
-            ["ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *arguments],
-            env={**environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        argv = ["-i", self.folder / "inventory.json", self.folder / "play.json", *arguments]
+        done = ansible("ansible-playbook", *argv, cwd=self.folder, **environment)
         begin = done.stdout.find("{")
         assert begin >= 0, done.stdout + done.stderr
         return json.loads(done.stdout[begin:])

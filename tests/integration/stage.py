@@ -11,12 +11,30 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+
+FLAKY = """
+DOCUMENTATION = '''
+name: flaky
+short_description: local, unless a file says that the host is down
+description: local, unless a file says that the host is down
+extends_documentation_fragment: [connection_pipelining]
+'''
+import os
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+class Connection(Local):
+    transport = "flaky"
+    def exec_command(self, *args, **kwargs):
+        if os.path.exists(DOWN):
+            raise AnsibleConnectionFailure("the cable is out")
+        return super().exec_command(*args, **kwargs)
+"""
 
 
 class Stage:
@@ -55,6 +73,18 @@ class Stage:
         path = self.folder / "roles" / name / "tasks"
         path.mkdir(parents=True)
         (path / "main.yml").write_text(yaml.safe_dump(tasks))
+
+    def flaky(self, host: str, down: Path, more: str = "") -> dict[str, str]:
+        """Connect to a host by a plugin that fails while a file exists; returns the environment in which Ansible finds it."""
+        self.hosts[host]["ansible_connection"] = "flaky"
+        return self.plugin("ANSIBLE_CONNECTION_PLUGINS", "flaky", FLAKY.replace("DOWN", repr(str(down))) + more)
+
+    def plugin(self, setting: str, name: str, text: str) -> dict[str, str]:
+        """Write a plugin; returns the setting by which Ansible finds it."""
+        folder = self.folder / setting.lower()
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        return {setting: str(folder)}
 
     def argv(self, plays: list[dict[str, Any]] | str, *words: str) -> list[str]:
         (self.folder / "hosts.yml").write_text(
@@ -130,38 +160,10 @@ def start_ranks(stage: Stage, *words: str, steps: int = 6, of: Iterable[int] = (
     return started
 
 
-def ranks_of(stage: Stage) -> Iterator[Callable[..., None]]:
-    """start_ranks for this stage; whatever still runs is ended with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield lambda *words, **more: started.extend(start_ranks(stage, *words, **more))
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 WATCH: list[dict[str, Any]] = [{"roles": [{"role": "nanochat.ddp.watch", "watch_doctor": ""}]}]
 
 
-FLAKY = """
-DOCUMENTATION = '''
-name: flaky
-short_description: local, unless a file says that the host is down
-description: local, unless a file says that the host is down
-extends_documentation_fragment: [connection_pipelining]
-'''
-import os
-from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.connection.local import Connection as Local
-class Connection(Local):
-    transport = "flaky"
-    def exec_command(self, *args, **kwargs):
-        if os.path.exists(DOWN):
-            raise AnsibleConnectionFailure("the cable is out")
-        return super().exec_command(*args, **kwargs)
-"""
-
-
-def of_stage(stage: Stage) -> list[int]:
+def ansible_processes(stage: Stage) -> list[int]:
     """The processes of Ansible that play for this stage."""
     found = subprocess.run(
         ["pgrep", "-f", f"ansible-playbook.*{stage.folder}"], capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ddp_sync auto from a rehearsal to a run: what was measured is kept, decides the next plan, and a run keeps its way."""
+"""ddp_sync auto from a rehearsal to a run: measurements are kept and decide the next plan, and a run keeps its way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_rehearsal_decides_and_a_run_keeps_its_way(play, tmp_path):
     known = subject(plan["model"], plan["training"]["device_batch"])
     for host in ("one", "two"):
         file = tmp_path / host / "measured.json"
-        # Of a machine that is busy nothing is kept.
+        # A busy machine keeps no measurements.
         kept = json.loads(file.read_text()) if file.exists() else {**STEP, "link": {"mbit": 1.0}, "subject": known}
         assert kept["link"]["mbit"] > 0 and kept["subject"] == known
         # As over a link that carries next to nothing.

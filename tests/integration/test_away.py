@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run that finished without a host that is off: watching it ends well, and the results of those who are there are collected."""
+"""A run that finished while one host was off: watching it succeeds, and the results of the other hosts are collected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, c
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Play:
-    """Two hosts of which the second is off, and the run that the first one has finished."""
+    """Two hosts; the first has finished the run, the second is off."""
     plan = {
         "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "training": {}, "data_ports": {"low": 32768, "high": 60999},
         "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
@@ -66,7 +66,7 @@ def test_field_35_a_run_that_finished_without_a_host_is_collected(stage: Play) -
 
 
 def play(stage: Play, book: str, *words: str, **environment: str) -> str:
-    """The output of a playbook of the collection on the same hosts, of which one is off."""
+    """The output of a playbook of the collection on the same two hosts."""
     inventory = stage.folder / "hosts.json"
     inventory.write_text(json.dumps({"trainers": {"hosts": {"desktop": LOCAL, "laptop": OFF}}}))
     settings = {

@@ -61,6 +61,6 @@ def test_chat_takes_the_model_that_has_come_furthest(tmp_path: Path, local: bool
     }
     argv = ["-i", inventory, "playbooks/chat.yml", "-v", "-e", json.dumps(settings)]
     done = ansible("ansible-playbook", *argv, ANSIBLE_STDOUT_CALLBACK="default", ANSIBLE_CALLBACK_RESULT_FORMAT="json")
-    # There is no plan that says how to start it, so this is as far as it comes.
+    # Without a plan it does not know how to start the trainer, so it ends here.
     chosen = f"{tmp_path}/runs/d4/b" if local else f"{tmp_path}/b/runs/d4"
     assert f'"chat_run_dir": "{chosen}"' in done.stdout, done.stdout

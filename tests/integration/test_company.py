@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import FLAKY, WATCH, Stage, of_stage, ranks_of
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage, ansible_processes
 
 HOSTS = 4
 ALL = range(HOSTS)
@@ -29,13 +29,8 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path, HOSTS)
 
 
-@pytest.fixture
-def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
-    yield from ranks_of(stage)
-
-
 class Following:
-    """A playbook that goes on, and what it has told."""
+    """A playbook that runs in the background, and its output so far."""
 
     def __init__(self, stage: Stage, play: list | str, forks: int, **more: str) -> None:
         self.path = stage.folder / "told"
@@ -50,7 +45,7 @@ class Following:
         return self.path.read_text()
 
     def hosts(self) -> set[str]:
-        """Those whose lines have come."""
+        """The hosts whose log lines it has printed."""
         return set(re.findall(r"^(node\d) \| step", self.told, re.MULTILINE))
 
     def interrupt(self) -> None:
@@ -81,7 +76,7 @@ def watching(stage: Stage, ranks: Callable[..., None], following: Callable[..., 
     """The playbook itself, two processes of Ansible's, and one more for each of the other hosts."""
     ranks(steps=LONG, of=ALL)
     started = following(WATCH, forks=2)
-    until(lambda: "step " in started.told and len(of_stage(stage)) == 1 + HOSTS)
+    until(lambda: "step " in started.told and len(ansible_processes(stage)) == 1 + HOSTS)
     return started
 
 
@@ -96,7 +91,7 @@ def test_all_logs_are_followed_while_the_runs_go_on(
     until(lambda: logs.told[seen:].count("node4 | step") > 1)
     assert logs.process.poll() is None
     logs.interrupt()
-    until(lambda: not of_stage(stage))
+    until(lambda: not ansible_processes(stage))
 
 
 @pytest.mark.parametrize(("display", "forks"), [("default", 1), ("nanochat.ddp.story", 3)])
@@ -132,13 +127,11 @@ def test_the_display_counts_hosts_beyond_the_forks(stage: Stage, ranks: Callable
 def test_a_host_that_does_not_answer_holds_up_nobody(
     stage: Stage, ranks: Callable[..., None], following: Callable[..., Following]
 ) -> None:
-    plugins, down = stage.folder / "connections", stage.folder / "down"
-    plugins.mkdir()
-    (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
-    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    down = stage.folder / "down"
     down.touch()
+    flaky = stage.flaky("node3", down)
     ranks(steps=LONG, of=ALL)
-    watching = following(WATCH, forks=1, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    watching = following(WATCH, forks=1, **flaky)
     until(lambda: "node3 does not answer" in watching.told and "step " in watching.told)
     down.unlink()
     seen = len(watching.told)
@@ -148,21 +141,13 @@ def test_a_host_that_does_not_answer_holds_up_nobody(
 def test_a_host_that_only_a_module_can_ask_is_followed_later_and_told_of(
     stage: Stage, ranks: Callable[..., None]
 ) -> None:
-    plugins = stage.folder / "connections"
-    plugins.mkdir()
-    text = FLAKY.replace("DOWN", "'/nowhere'").replace(
-        'transport = "flaky"', 'transport = "flaky"\n    has_pipelining = False'
-    )
-    (plugins / "flaky.py").write_text(text)
-    stage.hosts["node3"]["ansible_connection"] = "flaky"
+    flaky = stage.flaky("node3", Path("/nowhere"), "    has_pipelining = False\n")
     ranks(of=ALL)
-    argv, environment = stage.argv(LOGS, "--forks", "1"), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0
-    assert "node3 is followed only after others have ended: it can be asked by a module only" in done.stderr
-    assert done.stderr.count("forks = 4 (or once: --forks 4)") == 1
+    told = stage.play(LOGS, "--forks", "1", **flaky)
+    assert "node3 is followed only after others have ended: it can be asked by a module only" in stage.errors
+    assert stage.errors.count("forks = 4 (or once: --forks 4)") == 1
     for name in stage.hosts:
-        assert len(re.findall(rf"{name} \| step", done.stdout)) == 6
+        assert len(re.findall(rf"{name} \| step", told)) == 6
 
 
 ASKED = """
@@ -190,11 +175,9 @@ class Connection(Local):
 
 
 def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Callable[..., None]) -> None:
-    plugins = stage.folder / "connections"
-    plugins.mkdir()
     written = stage.folder / "written"
     written.mkdir()
-    (plugins / "asked.py").write_text(ASKED.replace("FOLDER", repr(str(written))))
+    asked = stage.plugin("ANSIBLE_CONNECTION_PLUGINS", "asked", ASKED.replace("FOLDER", repr(str(written))))
     (stage.folder / "secret").write_text("common")
     del stage.variables["ansible_connection"]
     stage.hosts["node1"]["ansible_port"] = 22
@@ -204,7 +187,7 @@ def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Call
     words = ("-c", "asked", "-u", "me", "-T", "77", "--connection-password-file", str(stage.folder / "secret"))
     told = {}
     for forks in ("1", "4"):
-        stage.play(LOGS, *words, "--forks", forks, ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+        stage.play(LOGS, *words, "--forks", forks, **asked)
         told[forks] = [(written / name).read_text() for name in ("node1", "address2", "node3", "node4")]
     assert told["1"] == told["4"]
     assert told["1"][1:] == ["address2 2001 her common 77", "node3 None me own 77", "node4 None me common 77"]
@@ -213,12 +196,12 @@ def test_connections_are_those_that_ansible_would_make(stage: Stage, ranks: Call
 def test_a_controller_that_is_killed_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.process.kill()
     watching.process.wait()
-    until(lambda: not of_stage(stage), 60)
+    until(lambda: not ansible_processes(stage), 60)
 
 
 def test_an_interrupted_watching_leaves_nobody_behind(stage: Stage, watching: Following) -> None:
     watching.interrupt()
-    until(lambda: not of_stage(stage))
+    until(lambda: not ansible_processes(stage))
     assert watching.process.returncode != 0 and "Training continues in the background" in watching.told
     found = json.loads(stage.play("nanochat.ddp.status", "-e", "ddp_json=true"))
     assert {run["state"] for run in found["hosts"].values()} == {"running"}

@@ -63,6 +63,6 @@ def test_field_33_each_set_is_timed_for_a_moment_and_the_fastest_is_kept(tmp_pat
     ]
     assert (found["cores"], found["cores_name"], found["tokens_per_second"]) == ([0, 2, 4, 5], "all cores", 150)
     assert found["sets"] == {"fast cores": 100, "all cores": 150}
-    # What was measured is not measured again.
+    # A second call measures nothing again.
     assert measure(tmp_path, found) == found
     assert len((tmp_path / "log").read_text().splitlines()) == 3

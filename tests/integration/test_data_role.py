@@ -64,8 +64,8 @@ def test_field_07_master_with_201_shards_and_worker_with_4(play, home):
     assert counts(second, "changed") == {"a": 0, "b": 0, "c": 0}
     assert not list(play.folder.glob("*/data/*/.share"))
 
-    # Broken in three ways on three hosts, the first among them: each has what another lacks. A copy in place of the
-    # link into the home folder, since that one stays as it is.
+    # Broken in three ways on three hosts, the first among them: each has what another lacks. A copy replaces the
+    # link into the home folder, which must not change.
     broken = Path(play.hosts["a"]["data_dir"], "shard_00002.parquet")
     broken.unlink()
     broken.write_bytes(b"X" + wanted["shard_00002.parquet"][1:])

@@ -21,7 +21,7 @@ PRESENT = [shell for shell in SHELLS if shutil.which(shell[0])]
 # The shell has no PATH here, so that nothing of the surroundings can get mixed in.
 ENV_PROGRAM = shutil.which("env")
 
-# Bytes of which shells are fond, among all others.
+# Bytes with a meaning for shells, drawn more often than the others.
 FOND = st.sampled_from(
     [b"'", b'"', b"\\", b"$", b"`", b"\n", b"\r", b"\t", b" ", b"!", b"#", b"=", b"~", b"\x01", b"\x7f"]
 )

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""peer_firewall on the real firewalls: blocked before, open to the peer and closed to others after, as it was at the end.
+"""peer_firewall on the real firewalls: blocked at first, then open to the peer and closed to others, and restored at the end.
 
 ufw and firewalld, which no machine gets for a test's sake, are tried in containers (molecule:firewalls)."""
 
@@ -11,9 +11,6 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
-
-pytestmark = pytest.mark.skipif(not able(), reason="making network namespaces takes root")
 
 SERVER = """
 import socket, sys
@@ -51,7 +48,7 @@ IPTABLES = [
 OPEN = {"name": "d4", "peers": ["10.9.0.2", "fd09::2"], "ports": ["29500-29510"]}
 
 
-# What is told of them, in their own words: what ends the peer's packets, and not the rest.
+# The rules that the module reports, as the tools print them: only those that block the peer.
 BLOCKING = {
     "nftables": ["inet filter input: policy drop", "ip late input: policy drop"],
     "iptables": ["-P INPUT DROP", "-A INPUT -p tcp -m tcp --dport 29000:60000 -j REJECT"],
@@ -59,9 +56,9 @@ BLOCKING = {
 
 
 @pytest.fixture
-def lan(tmp_path):
+def lan(make_lan):
     """h0 has the firewall, h1 is the peer, h2 anybody else."""
-    made = Lan(tmp_path, 3)
+    made = make_lan(3)
     servers = []
     try:
         for number, name in enumerate(made.names):
@@ -77,7 +74,6 @@ def lan(tmp_path):
         for server in servers:
             server.kill()
             server.communicate()
-        made.close()
 
 
 def reaches(lan, number, prefix="10.9.0."):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import MARK
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
+from ansible_collections.nanochat.ddp.tests.integration.role_play import results
 
 OBEYED = "\x1b]52;c;ZXZpbA==\x07\x1b]0;evil\x07\x9b\u202e"
 
@@ -97,6 +98,12 @@ def test_facts_that_cannot_be_make_no_plan(evil):
     ), said
 
 
+def result(said: str, task: str) -> dict[str, Any]:
+    """The host's result of a task in Ansible's JSON account."""
+    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    return results(account, task)["evil"]
+
+
 def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
     folder = tmp_path / "runs/d4/evil/base_checkpoints/d4"
     folder.mkdir(parents=True)
@@ -108,12 +115,7 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
         "nanochat.ddp.chat", told(), "--check", "-e", "local=true", XDG_CACHE_HOME=str(tmp_path / "cache"),
         ANSIBLE_STDOUT_CALLBACK="ansible.posix.json",
     )  # fmt: skip
-    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    (made,) = [
-        one["hosts"]["evil"]["invocation"]["module_args"]
-        for one in account["plays"][0]["tasks"]
-        if one["task"]["name"] == "Create a Python environment here"
-    ]
+    made = result(said, "Create a Python environment here")["invocation"]["module_args"]
     ours = (ROOT / "trainer/requirements.txt").read_text().splitlines()
     assert made["requirements"] == [line for line in ours if not line.startswith("#")] and made["torch_index"] == "auto"
     assert "evil-package" not in said and "evil.example.org" not in said
@@ -129,10 +131,5 @@ def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil):
         "stop_seconds": float("inf"),
     }
     said = evil("nanochat.ddp.stop", told(run=run), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
-    account = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    (facts,) = [
-        one["hosts"]["evil"]["ansible_facts"]
-        for one in account["plays"][0]["tasks"]
-        if one["task"]["name"].endswith("Calculate the stop timeout")
-    ]
+    facts = result(said, "Calculate the stop timeout")["ansible_facts"]
     assert int(facts["__launch_grace"]) <= 86400

@@ -22,12 +22,9 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port, until
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, messages
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import (
-    free_port,
-    write_trainer,
-)
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import write_trainer
 
 PATIENCE = 600
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -59,12 +56,11 @@ class Run:
 
     def book(self, name: str, *arguments: str) -> str:
         """Play a playbook of the collection; its output."""
-        done = subprocess.run(
-            ["ansible-playbook", "-i", self.play.folder / "inventory.json", ROOT / f"playbooks/{name}.yml",
-             "-e", '{"ddp_base_dir": "' + str(self.play.folder) + '/{{ inventory_hostname }}", "target": "all"}', *arguments],
-            env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT}/.ansible/collections", "PYTHONDONTWRITEBYTECODE": "1",
-                 "ANSIBLE_CONFIG": str(self.play.folder / "ansible.cfg"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        settings = {"ddp_base_dir": f"{self.play.folder}/{{{{ inventory_hostname }}}}", "target": "all"}
+        done = ansible(
+            "ansible-playbook", f"playbooks/{name}.yml", "-i", self.play.folder / "inventory.json", "-e", json.dumps(settings), *arguments,
+            ANSIBLE_COLLECTIONS_PATH=f"{ROOT}/.ansible/collections", ANSIBLE_CONFIG=str(self.play.folder / "ansible.cfg"),
+            PYTHONDONTWRITEBYTECODE="1",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -76,17 +72,17 @@ class Run:
         return None, []
 
     def wait_for_training(self, host: str, *members: str) -> None:
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while self.state(host) != ("training", list(members)):
             logs = [path.read_text()[-2000:] for path in self.play.folder.glob("*/runs/d4/log/*.log")]
-            assert time.monotonic() < until, (self.state(host), logs)
+            assert time.monotonic() < deadline, (self.state(host), logs)
             time.sleep(0.2)
 
     def record(self, host: str) -> dict[str, Any]:
         return dict(json.loads((Path(self.play.hosts[host]["run_dir"]) / "session.json").read_text()))
 
     def shut_down(self, host: str) -> None:
-        """As an init does it: all processes at once."""
+        """Signal all processes at once, like init."""
         told = self.record(host)
         session = reaper.SessionIdentity(told["id"], os.getuid(), (told["pid"], told["pid_start"]))
         pids = [told["pid"], *reaper.members(session)]
@@ -94,10 +90,7 @@ class Run:
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
-        until = time.monotonic() + PATIENCE
-        while any(processes.alive(pid, None) for pid in pids):
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        until(lambda: not any(processes.alive(pid, None) for pid in pids), PATIENCE)
 
     def rank_of(self, host: str) -> int:
         """The pid of the stand-in."""
@@ -117,7 +110,7 @@ def run(tmp_path):
     yield made
     for node in made.play.hosts.values():
         subprocess.run(["tmux", "kill-session", "-t", f"={node['session']}"], check=False, capture_output=True)
-    # What is left of a test that failed would be found by others: torchrun's stand-in names the folder of this one.
+    # Processes left by a failed test would disturb other tests; torchrun's stand-ins name this test's folder.
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and f"PYTHONPATH={tmp_path}/fake".encode() in (entry / "environ").read_bytes():
@@ -137,9 +130,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     assert secrets.pop() not in json.dumps(account)
 
     os.kill(run.rank_of("laptop"), signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while "generation 3" not in run.book("status"):
-        assert time.monotonic() < deadline
+    until(lambda: "generation 3" in run.book("status"), PATIENCE)
     run.wait_for_training("desktop", "desktop", "laptop")
 
     # Taken out by hand, and let in again.

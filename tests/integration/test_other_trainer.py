@@ -6,12 +6,11 @@ one with its modules and calls as well (tests/stand_in), whose ranks are joined.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.two_nodes import ROOT, two_nodes
+from ansible_collections.nanochat.ddp.tests.integration.two_nodes import ROOT, events, two_nodes
 
 # It knows its folders by nanochat's names alone and prints on the first rank only.
 TRAINER = """
@@ -70,11 +69,6 @@ def test_field_21_it_trains_to_its_end_and_what_it_does_not_do_is_told(play, tmp
 
     code, told = play("--tags", "launch")
     assert code == 0 and "changed: nothing" in told, told
-
-
-def events(folder, kind):
-    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
-    return [event for event in lines if event["kind"] == kind]
 
 
 @pytest.fixture

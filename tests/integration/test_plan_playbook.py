@@ -30,7 +30,7 @@ trainers:
 
 @pytest.fixture
 def inventory(tmp_path):
-    """Two nodes on this machine; what is extra goes to the end of the file."""
+    """Two nodes on this machine; `extra` is appended to the file."""
 
     def write(extra: str = "") -> Path:
         file = tmp_path / "hosts.yml"
@@ -46,6 +46,12 @@ def plan(
     return ansible(
         "ansible-playbook", playbook, "-i", inventory, *arguments, **{"ANSIBLE_STDOUT_CALLBACK": "default", **environ}
     )
+
+
+def write_play(folder: Path, tasks: list[dict]) -> str:
+    file = folder / "play.json"
+    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
+    return str(file)
 
 
 def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(inventory, tmp_path):
@@ -68,7 +74,7 @@ def test_the_plan_for_people_and_as_json_is_the_same_twice_and_touches_nothing(i
 
 
 def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
-    """On a busy host it is not kept in a file, and this start goes by it all the same; the facts of the hosts stay as they are."""
+    """A busy host keeps no file of it, but this start still uses it; the facts of the hosts stay unchanged."""
     hosts, kept = inventory(), tmp_path / "plan.json"
     assert plan(hosts, "-e", f"ddp_plan_file={kept}").returncode == 0
     before = json.loads(kept.read_text())["plan"]
@@ -84,14 +90,12 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
         {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
         {"debug": {"msg": said}},
     ]
-    file = tmp_path / "play.json"
-    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
-    done = plan(hosts, playbook=str(file))
+    done = plan(hosts, playbook=write_play(tmp_path, tasks))
     assert f"sync {list(WAYS)[-1]}, probe empty" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inventory, tmp_path):
-    """As where pyenv has a shim for every version that some environment of it has."""
+    """pyenv has such shims for every version that any of its environments has."""
     made = plan(nameless(inventory()), PATH=shims(tmp_path))
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Run d4 on 2 hosts" in made.stdout
@@ -99,24 +103,22 @@ def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inven
 
 def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_modules(inventory, tmp_path):
     tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
-    file = tmp_path / "play.json"
-    file.write_text(json.dumps([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]))
     # Where Ansible is started, the Python of its folder is first: a host lacks it.
     path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
-    done = plan(nameless(inventory()), playbook=str(file), PATH=path, ANSIBLE_PIPELINING="true")
+    done = plan(nameless(inventory()), playbook=write_play(tmp_path, tasks), PATH=path, ANSIBLE_PIPELINING="true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok=2 ") == 2
 
 
 def nameless(hosts: Path) -> Path:
-    """The inventory without a word of which Python to take."""
+    """The inventory without ansible_python_interpreter."""
     named = [line for line in hosts.read_text().splitlines() if "ansible_python_interpreter" not in line]
     hosts.write_text("\n".join(named) + "\n")
     return hosts
 
 
 def shims(folder: Path) -> str:
-    """A PATH on which no Python that comes first runs."""
+    """A PATH that begins with Pythons that do not run."""
     place = folder / "shims"
     place.mkdir()
     for name in ("python", *(f"python3.{minor}" for minor in range(7, 20))):

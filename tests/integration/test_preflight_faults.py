@@ -5,21 +5,11 @@
 
 from __future__ import annotations
 
-import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able, json_of
-
-pytestmark = pytest.mark.skipif(not able(), reason="making network namespaces takes root")
+from ansible_collections.nanochat.ddp.tests.integration.lan import json_of
 
 # Tests run beside other load, whose findings are not theirs.
 SURROUNDINGS = {"host-busy", "other-training", "memory-tight", "name-is-loopback", "link-slow"}
 NOTES = {"gloo-not-tried"}
-
-
-@pytest.fixture
-def lan(tmp_path):
-    made = Lan(tmp_path)
-    yield made
-    made.close()
 
 
 def preflight(lan, *words, **settings):
@@ -73,15 +63,11 @@ def test_field_01_a_dropped_data_port_is_named_with_its_firewall_and_the_command
     assert "nanochat" not in lan.run(1, "nft", "list", "ruleset")
 
 
-def test_packets_that_are_too_large_for_the_way_are_found(tmp_path):
-    made = Lan(tmp_path, mtu=9000)
-    try:
-        code, found, _document = preflight(made)
-        assert code != 0
-        assert "mtu-too-large" in found
-        assert "mtu 1500" in found["mtu-too-large"]["remedy"]
-    finally:
-        made.close()
+def test_packets_that_are_too_large_for_the_way_are_found(make_lan):
+    code, found, _document = preflight(make_lan(mtu=9000))
+    assert code != 0
+    assert "mtu-too-large" in found
+    assert "mtu 1500" in found["mtu-too-large"]["remedy"]
 
 
 AHEAD = "import time\nright = time.time\ntime.time = lambda: right() + 90\n"

@@ -9,21 +9,11 @@ import getpass
 import os
 import shutil
 
-import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
 from ansible_collections.nanochat.ddp.tests.integration.local import one_line
 
-pytestmark = pytest.mark.skipif(not able(), reason="needs the right to make network namespaces")
 
-
-@pytest.fixture
-def lan(tmp_path):
-    made = Lan(tmp_path, count=3)
-    yield made
-    made.close()
-
-
-def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_changed(lan, tmp_path):
+def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_changed(make_lan, tmp_path):
+    lan = make_lan(3)
     for number in (0, 1, 2):
         (tmp_path / f"h{number}").mkdir()
     (tmp_path / "empty").mkdir()

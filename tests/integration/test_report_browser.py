@@ -22,8 +22,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STEPS = 5000
 
@@ -61,24 +61,26 @@ frame.onload = () => {
 </script>"""
 
 
-def browse(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def browse(folder: Path, looking: str, *options: str) -> tuple[Any, str]:
+    """The findings of a page that looks at the report, and the messages of the browser."""
     assert CHROMIUM is not None
+    (folder / "look.html").write_text(looking)
     flags = "headless no-sandbox disable-gpu disable-dev-shm-usage no-first-run enable-logging=stderr allow-file-access-from-files"
     argv = [CHROMIUM, *(f"--{flag}" for flag in flags.split())]
-    argv += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", *options]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=400, check=True)
+    argv += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", *options]
+    argv.append(f"file://{folder}/look.html")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=True)
+    found = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.S)
+    assert found is not None, done.stdout[:2000] + done.stderr[-2000:]
+    return json.loads(html.unescape(found[1])), done.stderr
 
 
 class Seen:
     """A page as the browser shows it."""
 
     def __init__(self, folder: Path, width: int, *options: str) -> None:
-        (folder / "look.html").write_text(LOOK.replace("WIDTH", str(width)))
-        done = browse(folder, "--dump-dom", *options, f"file://{folder}/look.html")
-        found = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.S)
-        assert found is not None, done.stdout[:2000] + done.stderr[-2000:]
-        self.found: dict[str, Any] = json.loads(html.unescape(found[1]))
-        self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        self.found, said = browse(folder, LOOK.replace("WIDTH", str(width)), *options)
+        self.console = [line for line in said.splitlines() if "CONSOLE" in line]
         self.charts = {chart["title"]: chart for chart in self.found["charts"]}
 
     @property
@@ -97,12 +99,16 @@ def collected(folder: Path, run: str, steps: int) -> Path:
     return folder / run
 
 
+def write_report(folder: Path, *runs: Path, live: dict[str, Any] | None = None) -> None:
+    files = str(ROOT / "roles" / "collect" / "files")
+    (folder / "report.html").write_text(make_report([str(run) for run in runs], files, live=live))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 5000-step run with its report, compared with a shorter one."""
     folder = tmp_path_factory.mktemp("report")
-    runs = [str(collected(folder, "d8", STEPS)), str(collected(folder, "d8-before", 3000))]
-    (folder / "report.html").write_text(make_report(runs, str(ROOT / "roles" / "collect" / "files")))
+    write_report(folder, collected(folder, "d8", STEPS), collected(folder, "d8-before", 3000))
     return folder
 
 
@@ -114,7 +120,7 @@ def desk(folder: Path) -> Seen:
 
 @pytest.fixture(scope="module")
 def steps(folder: Path) -> list[dict[str, Any]]:
-    """Rank 0's steps as they stand in its metrics."""
+    """Rank 0's steps, read from its metrics."""
     lines = (folder / "d8" / "node1" / "metrics-rank0.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == "step"]
 
@@ -217,7 +223,7 @@ frame.onload = () => setTimeout(() => {
 
 
 def now(**changed: Any) -> dict[str, Any]:
-    """A look at two hosts, one of which tells things that are no text."""
+    """The state of two hosts, and of one that sends markup instead of text."""
     run = {
         **EMPTY,
         "state": "running",
@@ -227,9 +233,6 @@ def now(**changed: Any) -> dict[str, Any]:
         "steps": 9000,
         "loss": 3.02,
         "eta_seconds": 720.0,
-    }
-    run = {
-        **run,
         "started": time.time() - 600,
         "tokens_per_second": 4096.0,
         "tokens_per_second_mean": 4090.0,
@@ -247,17 +250,12 @@ def now(**changed: Any) -> dict[str, Any]:
 
 
 def live_page(folder: Path, live: dict[str, Any]) -> Path:
-    run = collected(folder, "d8", 400)
-    (folder / "report.html").write_text(make_report([str(run)], str(ROOT / "roles" / "collect" / "files"), live=live))
+    write_report(folder, collected(folder, "d8", 400), live=live)
     return folder
 
 
 def loads(folder: Path) -> list[dict[str, Any]]:
-    (folder / "look.html").write_text(LOADS)
-    done = browse(folder, "--dump-dom", f"file://{folder}/look.html")
-    found = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.S)
-    assert found is not None, done.stdout[:2000] + done.stderr[-2000:]
-    told: list[dict[str, Any]] = json.loads(html.unescape(found[1]))
+    told: list[dict[str, Any]] = browse(folder, LOADS)[0]
     return told
 
 
@@ -307,7 +305,7 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, kept: int) -> None:
         metrics = run / f"node{rank + 1}" / f"metrics-rank{rank}.jsonl"
         metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:kept]))
         fake_run.write_json(run / f"node{rank + 1}" / "session.json", fake_run.session_of(rank, 1.7e9))
-    (tmp_path / "report.html").write_text(make_report([str(run)], str(ROOT / "roles" / "collect" / "files")))
+    write_report(tmp_path, run)
     seen = Seen(tmp_path, 800)
     assert seen.console == []
     assert "still running when this was collected" in seen.text

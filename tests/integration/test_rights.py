@@ -29,7 +29,7 @@ PATH=@FOLDER@:$PATH exec "$@"
 
 @pytest.fixture
 def rights(tmp_path):
-    """`rights(password)` plays the tasks on two hosts, of which the second has sudo without a password; returns Ansible's account."""
+    """`rights(password)` plays the tasks on two hosts; the second has sudo without a password. It returns Ansible's account."""
     sudo, who = tmp_path / "sudo", tmp_path / "id"
     sudo.write_text(SUDO.replace("@FOLDER@", str(tmp_path)))
     who.write_text("#!/bin/sh\necho 0\n")
@@ -37,7 +37,7 @@ def rights(tmp_path):
     who.chmod(0o755)
 
     def play(password=None):
-        # Who plays the tests may be root already, for whom Ansible would leave sudo out.
+        # If the tests run as root, Ansible would skip sudo.
         plan = Play(tmp_path, ["desk", "free"], {"data": {"id": "none"}}, {"ANSIBLE_BECOME_ALLOW_SAME_USER": "1"})
         plan.variables = {
             "ansible_become_exe": str(sudo),

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.two_nodes import two_nodes
+from ansible_collections.nanochat.ddp.tests.integration.two_nodes import events, two_nodes
 
 MODEL = {
     "ddp_depth": 2, "ddp_aspect_ratio": 32, "ddp_head_dim": 32, "ddp_sequence": 64, "ddp_total_batch": 512, "ddp_device_batch": 4,
@@ -28,11 +27,6 @@ def talk(question: str, answer: str) -> str:
 def play(tmp_path):
     with two_nodes(tmp_path, **MODEL) as run:
         yield run
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
-    return [event for event in lines if event["kind"] == kind]
 
 
 def last_digests(tmp_path: Path, run: str) -> set[str]:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd
+from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, listening_sshd
 
 STEPS, LEFT = 5000, 1000
 
@@ -33,7 +34,7 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
         events = [event for event in fake_run.history(rank, 2, STEPS, begun, 1.0) if event["kind"] != "end"]
         fake_run.write_history(run, events[:-LEFT], rank)
         # The run's process: this one lives as long as the test.
-        alive = {"pid": os.getpid(), "pid_start": fake_run.start_ticks(os.getpid())}
+        alive = {"pid": os.getpid(), "pid_start": start_ticks(os.getpid())}
         fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
     own = {"ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}")}
     path = tmp_path / "hosts.json"
@@ -47,14 +48,11 @@ def play(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedPro
     home = inventory.parent / "second-controller"
     home.mkdir(exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment |= {
-        "HOME": str(home), "ANSIBLE_HOME": str(home / ".ansible"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
-        "ANSIBLE_STDOUT_CALLBACK": "nanochat.ddp.story", "ANSIBLE_PIPELINING": "true", "NO_COLOR": "1",
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets),
-    }  # fmt: skip
-    argv = ["ansible-playbook", f"nanochat.ddp.{playbook}", "-i", str(inventory), *words]
-    done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = ansible(
+        "ansible-playbook", f"nanochat.ddp.{playbook}", "-i", inventory, *words, cwd=home,
+        HOME=str(home), ANSIBLE_HOME=str(home / ".ansible"), ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".ansible" / "collections"),
+        ANSIBLE_STDOUT_CALLBACK="nanochat.ddp.story", ANSIBLE_PIPELINING="true", ANSIBLE_SSH_CONTROL_PATH_DIR=str(sockets),
+    )  # fmt: skip
     shutil.rmtree(sockets, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done

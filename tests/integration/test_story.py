@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.callback import story
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
-from ansible_collections.nanochat.ddp.tests.integration.stage import FLAKY, WATCH, Stage, ranks_of
+from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FINDING = {
@@ -28,6 +28,26 @@ FINDING = {
     "seen": "94 Mbit/s",
     "remedy": "use the cable",
 }
+# Modules and an action.
+FOUND = """
+from ansible.module_utils.basic import AnsibleModule
+m = AnsibleModule(argument_spec=dict(findings=dict(type='list', elements='dict')))
+m.exit_json(findings=m.params['findings'])
+"""
+WARNS = """
+from ansible.module_utils.basic import AnsibleModule
+m = AnsibleModule(argument_spec={})
+m.warn('the disk is nearly full')
+m.exit_json()
+"""
+PRINTS = """
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        Display().display(TEXT)
+        return {}
+"""
 
 
 @pytest.fixture
@@ -36,7 +56,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def on_screen(stream: str) -> list[str]:
-    """The lines as they stay on a terminal: what is drawn over is gone."""
+    """The lines that remain on a terminal, without those that were drawn over."""
     lines = [CODES.sub("", line.rpartition("\x1b[K")[2]).rstrip("\r") for line in stream.split("\n")]
     return [line for line in lines if line.strip()]
 
@@ -51,11 +71,6 @@ def debug(text: str, **more: Any) -> dict[str, Any]:
 
 def set_fact(**facts: Any) -> dict[str, Any]:
     return task("Note", "ansible.builtin.set_fact", facts)
-
-
-@pytest.fixture
-def ranks(stage: Stage) -> Iterator[Callable[..., None]]:
-    yield from ranks_of(stage)
 
 
 def test_steps_get_one_line_each_with_mark_time_and_changes(stage: Stage) -> None:
@@ -97,15 +112,7 @@ def test_a_terminal_gets_marks_and_colours_and_no_task_list(stage: Stage) -> Non
 
 def test_findings_are_told_once_as_they_come(stage: Stage) -> None:
     stage.role("preflight", [set_fact(findings=[FINDING]), task("Check", "ansible.builtin.set_fact", {"a": 1})])
-    # Any result with findings will do; an action that returns its arguments is at hand in debug's var.
-    module = stage.folder / "library" / "found.py"
-    module.parent.mkdir()
-    module.write_text(
-        "from ansible.module_utils.basic import AnsibleModule\n"
-        "m = AnsibleModule(argument_spec=dict(findings=dict(type='list', elements='dict')))\n"
-        "m.exit_json(findings=m.params['findings'])\n"
-    )
-    library = {"ANSIBLE_LIBRARY": str(module.parent)}
+    library = stage.plugin("ANSIBLE_LIBRARY", "found", FOUND)
     told = stage.play([{"tasks": [task("Find", "found", {"findings": [FINDING]})]}], **library)
     assert told.count("warning slow-link  node1, node2: 94 Mbit/s") == 1
     assert "  do: use the cable" in told
@@ -184,37 +191,24 @@ def test_check_mode_lists_what_would_change_and_diff_shows_it(stage: Stage) -> N
     assert not (stage.folder / "node1.txt").exists()
 
 
-def prints(stage: Stage, text: str) -> str:
-    """A folder with an action called `prints`, which shows a text through Ansible's display as some of ours do."""
-    folder = stage.folder / "actions"
-    folder.mkdir()
-    action = [
-        "from ansible.plugins.action import ActionBase",
-        "from ansible.utils.display import Display",
-        "class ActionModule(ActionBase):",
-        "    def run(self, tmp=None, task_vars=None):",
-        f"        Display().display({text!r})",
-        "        return {}",
-    ]
-    (folder / "prints.py").write_text("\n".join(action) + "\n")
-    return str(folder)
+def prints(stage: Stage, text: str) -> dict[str, str]:
+    """Write an action called `prints`, which shows a text through Ansible's display as some of ours do."""
+    return stage.plugin("ANSIBLE_ACTION_PLUGINS", "prints", PRINTS.replace("TEXT", repr(text)))
 
 
 def test_what_an_action_prints_falls_under_its_step(stage: Stage) -> None:
     actions = prints(stage, "\nthe plan\n  of two lines\n")
     stage.role("plan", [task("Plan", "prints", run_once=True)])
-    lines = stage.play([{"roles": ["plan"]}], ANSIBLE_ACTION_PLUGINS=actions).splitlines()
+    lines = stage.play([{"roles": ["plan"]}], **actions).splitlines()
     assert lines[:3] == ["plan", "  the plan", "    of two lines"]
-    screen = on_screen(stage.terminal([{"roles": ["plan"]}], ANSIBLE_ACTION_PLUGINS=actions))
+    screen = on_screen(stage.terminal([{"roles": ["plan"]}], **actions))
     assert screen[:3] == ["▸ plan", "  the plan", "    of two lines"]
 
 
 def test_for_programs_nothing_but_the_document_is_printed(stage: Stage) -> None:
     actions = prints(stage, '{"a": 1}')
     stage.role("plan", [task("Plan", "prints", run_once=True)])
-    assert json.loads(stage.play([{"roles": ["plan"]}], "-e", "ddp_json=true", ANSIBLE_ACTION_PLUGINS=actions)) == {
-        "a": 1
-    }
+    assert json.loads(stage.play([{"roles": ["plan"]}], "-e", "ddp_json=true", **actions)) == {"a": 1}
 
 
 def test_a_step_in_which_nothing_was_done_has_no_line(stage: Stage) -> None:
@@ -226,16 +220,9 @@ def test_a_step_in_which_nothing_was_done_has_no_line(stage: Stage) -> None:
 
 
 def test_warnings_are_shown(stage: Stage) -> None:
-    module = stage.folder / "library" / "warns.py"
-    module.parent.mkdir()
-    module.write_text(
-        "from ansible.module_utils.basic import AnsibleModule\n"
-        "m = AnsibleModule(argument_spec={})\nm.warn('the disk is nearly full')\nm.exit_json()\n"
-    )
-    argv = stage.argv([{"hosts": "node1", "tasks": [task("Warn", "warns")]}])
-    environment = stage.environment(ANSIBLE_LIBRARY=str(module.parent))
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert "the disk is nearly full" in done.stderr + done.stdout
+    library = stage.plugin("ANSIBLE_LIBRARY", "warns", WARNS)
+    told = stage.play([{"hosts": "node1", "tasks": [task("Warn", "warns")]}], **library)
+    assert "the disk is nearly full" in stage.errors + told
 
 
 def test_v_brings_ansibles_own_output_back_and_so_does_the_setting(stage: Stage) -> None:
@@ -324,12 +311,10 @@ def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[.
 
 
 def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stage, ranks: Callable[..., None]) -> None:
-    plugins, down = stage.folder / "connections", stage.folder / "down"
-    plugins.mkdir()
-    (plugins / "flaky.py").write_text(FLAKY.replace("DOWN", repr(str(down))))
-    stage.hosts["node2"]["ansible_connection"] = "flaky"
+    down = stage.folder / "down"
+    flaky = stage.flaky("node2", down)
     ranks(steps=40)
-    argv, environment = stage.argv(WATCH), stage.environment(ANSIBLE_CONNECTION_PLUGINS=str(plugins))
+    argv, environment = stage.argv(WATCH), stage.environment(**flaky)
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         told = ""

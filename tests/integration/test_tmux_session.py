@@ -28,7 +28,7 @@ from ansible_collections.nanochat.ddp.tests.integration.test_env_file import env
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
 
 SLEEP = "import time; time.sleep(600)"
-# Says in its log who it is, for the tests to look after.
+# Logs its pid for the tests.
 SAY = "import os; os.write(1, b'%d\\n' % os.getpid())\n"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 

@@ -9,19 +9,19 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, able
+from ansible_collections.nanochat.ddp.tests.integration.lan import WALL, Lan, can_make_namespaces
 from ansible_collections.nanochat.ddp.tests.integration.test_tracker_mlflow import mlflow_venv, trainer_python
 
 __all__ = ["mlflow_venv", "trainer_python"]
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not able(), reason="making network namespaces takes root"),
+    pytest.mark.skipif(not can_make_namespaces(), reason="making network namespaces takes root"),
     pytest.mark.skipif(not shutil.which("tmux") or not shutil.which("nft"), reason="tmux or nft is not installed"),
 ]
 
@@ -32,24 +32,11 @@ import sys, urllib.request
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(opener.open(f"http://10.9.0.1:{sys.argv[1]}/health", timeout=1).status)
 """
-NFT = """
-table inet filter {
-  chain input {
-    type filter hook input priority 0; policy drop;
-    iif lo accept
-    ct state established,related accept
-  }
-}
-"""
 
 
 @pytest.fixture
-def lan(tmp_path: Path) -> Iterator[Lan]:
-    made = Lan(tmp_path, 4)
-    try:
-        yield made
-    finally:
-        made.close()
+def lan(make_lan: Callable[..., Lan]) -> Lan:
+    return make_lan(4)
 
 
 def play(lan: Lan, venv: Path, *words: str) -> str:
@@ -80,7 +67,7 @@ def reaches(lan: Lan, number: int) -> bool:
 
 
 def test_the_peers_and_chosen_clients_reach_it_and_nobody_else(lan: Lan, mlflow_venv: Path) -> None:
-    lan.run(MASTER, "nft", "-f", "-", text=NFT)
+    lan.run(MASTER, "nft", "-f", "-", text=WALL)
     before = lan.run(MASTER, "nft", "list", "ruleset")
     told = play(lan, mlflow_venv)
     assert [number for number in (MASTER, PEER, STRANGER, CLIENT) if reaches(lan, number)] == [MASTER, PEER, CLIENT]

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -21,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
 VERSION = yaml.safe_load((ROOT / "roles/tracker/defaults/main.yml").read_text())["tracker_requirements"][0].split("==")[
     1
@@ -76,9 +75,7 @@ class Server:
     """The tracker of one test job."""
 
     def __init__(self, folder: Path, venv: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         training = {"tracker": "mlflow", "tracker_bind": "127.0.0.1", "tracker_port": self.port}
@@ -108,9 +105,10 @@ class Server:
         (folder / "play.yml").write_text(yaml.safe_dump(play))
 
     def play(self, *words: str, book: str = "play.yml") -> str:
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(self.folder)}
-        argv = ["ansible-playbook", "-i", self.folder / "hosts.yml", self.folder / book, *words]
-        return output(*argv, cwd=ROOT, env=environment)
+        argv = ["-i", self.folder / "hosts.yml", self.folder / book, *words]
+        done = ansible("ansible-playbook", *argv, TMUX_TMPDIR=str(self.folder))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def ask(self, path: str, body: dict[str, Any] | None = None, host: str | None = None) -> dict[str, Any]:
         data = json.dumps(body).encode() if body is not None else None

@@ -41,7 +41,7 @@ def publish(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def index(tmp_path):
-    """A folder of wheels that pip takes for the package index; pip itself is in it too."""
+    """A folder of wheels, pip's own among them, that serves as the package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     publish(folder, "1.0")
@@ -160,7 +160,7 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert counts(second, "changed") == {"a": 0, "b": 0}
 
-    # What was handed on to b before is of other requirements.
+    # The packages that b got before belong to other requirements.
     publish(index, "1.1")
     play.environments = {"b": {"PIP_FIND_LINKS": str(index / "nothing")}}
     play.plan["trainer"]["requirements"] = ["tiny-thing==1.1"]

@@ -1,14 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two nodes on this machine for whole plays; they share the environment of the trainer's tests, as it is."""
+"""Two nodes on this machine for whole plays; they share the unchanged environment of the trainer's tests."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("TRAINER_VENV") or Path.home() / ".cache/nanochat-ddp/tests-venv")
 STAMP = VENV / ".nanochat-ddp.json"
 Play = Callable[..., tuple[int, str]]
@@ -34,15 +33,13 @@ def write_inventory(folder: Path, **settings: Any) -> Path:
     (folder / "text").mkdir()
     for number in range(40):
         (folder / f"text/{number}.txt").write_text("".join(f"line {number} {row}\n" for row in range(200)))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ddp_base_dir": f"{folder}/{{{{ inventory_hostname }}}}",
         "ddp_venv_dir": str(VENV),
         "ddp_python": os.path.realpath(VENV / "bin/python"),
-        "ddp_port": port,
+        "ddp_port": free_port(),
         "trainer_requirements": json.loads(STAMP.read_text())["requirements"],
         "ddp_data_paths": [f"{folder}/text"],
         "ddp_vocab_size": 300,
@@ -61,13 +58,19 @@ def command(inventory: Path, playbook: str, *words: str) -> list[str | Path]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of a playbook, whose sessions are those of this folder alone."""
+    """The environment of a playbook; its sessions are kept apart in this folder."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     return {**env, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "TMUX_TMPDIR": str(folder), "NO_COLOR": "1"}
 
 
 def end_sessions(folder: Path) -> None:
     subprocess.run(["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, check=False)
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind in the metrics of a run folder."""
+    lines = [json.loads(line) for path in folder.glob("metrics-rank*.jsonl") for line in path.read_text().splitlines()]
+    return [event for event in lines if event["kind"] == kind]
 
 
 @contextlib.contextmanager

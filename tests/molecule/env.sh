@@ -1,11 +1,14 @@
 # shellcheck shell=bash
-# Sourced by run.sh and measure_rerun.sh: the image of a host, and the key and settings by which ssh reaches one.
+# Sourced behind tools/bootstrap.sh: the tools, the image of a host, and the key and settings by which ssh reaches one.
 MOLECULE=$ROOT/tests/molecule
 
 need_packages podman runc catatonit netavark aardvark-dns debootstrap openssh-client
+need_python
+need_venv tools "$ROOT/tools/requirements/dev.txt"
+export PATH=$VENV/bin:$PATH
 export CONTAINERS_CONF=$MOLECULE/containers.conf
 
-# Whoever runs another scenario at the same time makes the same image and the same key.
+# Scenarios that run at the same time share the image and the key.
 once() { flock --close "$CACHE/image.lock" "$@"; }
 TEST_IMAGE=$(once "$MOLECULE/image.sh")
 TEST_SSH_KEY=$CACHE/molecule-key

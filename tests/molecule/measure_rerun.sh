@@ -7,9 +7,6 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tools/bootstrap.sh
 . "$ROOT/tools/bootstrap.sh"
-need_python
-need_venv tools "$ROOT/tools/requirements/dev.txt"
-export PATH=$VENV/bin:$PATH
 # shellcheck source=tests/molecule/env.sh
 . "$ROOT/tests/molecule/env.sh"
 export ANSIBLE_CONFIG=$ROOT/ansible.cfg ANSIBLE_SSH_ARGS="-F $TEST_SSH_CONFIG -o ControlMaster=auto -o ControlPersist=60s" NO_COLOR=1

@@ -5,9 +5,6 @@
 # shellcheck source=tools/bootstrap.sh
 . "$ROOT/tools/bootstrap.sh"
 need_packages bsdutils
-need_python
-need_venv tools "$ROOT/tools/requirements/dev.txt"
-export PATH=$VENV/bin:$PATH
 # shellcheck source=tests/molecule/env.sh
 . "$ROOT/tests/molecule/env.sh"
 
@@ -27,7 +24,7 @@ remove_hosts() {
 
 write() { printf '%s\n' "$@" >>"$WRITTEN"; }
 
-# shown FILE: what is left on a terminal after everything was printed. A line that was drawn anew shows its last state.
+# shown FILE: the final state of the terminal; a redrawn line shows its last state.
 shown() {
     sed -e 's/\r$//' -e 's/.*\r\x1b\[K//' -e 's/\x1b\[[0-9;?]*[A-Za-z]//g' -e "s#$ROOT#~/nanochat.ddp#g" -e "s#$SITE#inventory#g" -e '/^Script \(started\|done\) on/d' "$1"
 }
@@ -35,10 +32,10 @@ shown() {
 # on_terminal FILE COMMAND: runs it as in a terminal of 150 columns; all that was printed goes into the file.
 on_terminal() { (cd "$ROOT" && script -q -f -e -c "stty cols 150 rows 50; ${2//-i inventory/-i $SITE}" "$1" >/dev/null </dev/null); }
 
-# block PAGE COMMAND FILE: what was typed and seen, as a part of the page.
+# block PAGE COMMAND FILE: appends the command and its output to the page.
 block() { { printf '```console\n$ %s\n' "$2"; shown "$3"; printf '```\n\n'; } >>"$1"; }
 
-# enter_into PAGE COMMAND [CODE]: runs it, which is to end with that code, and writes down what was typed and seen.
+# enter_into PAGE COMMAND [CODE]: runs the command, expects this exit code (0), and appends the command and its output to the page.
 enter_into() {
     local screen=$FOLDER/last.screen code=0
     say "\$ $2"

@@ -1,4 +1,4 @@
-"""Four firewalls between the hosts of one job: closed before, open to the job's hosts and to nobody else, as they were after."""
+"""Four firewalls between the hosts of one job: closed at first, then open to the job's hosts only, and restored at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hosts without root rights: what only their owner can do is said in his words, and all else works."""
+"""Two hosts without root rights: the commands that only their owner can run are printed, and everything else works."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_shards_of_a_url_are_fetched_once(lab):
     assert all(line.startswith("10.89.74.11 ") for line in asked), (
         "only the master asks, and the others have it from hosts of the job"
     )
-    # What is there needs no web server any more.
+    # Shards that are there need no web server any more.
     lab.on("mirror", "kill $(cat /tmp/http.pid)")
     assert "changed: nothing" in lab.play(*words)
 

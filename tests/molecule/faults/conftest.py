@@ -17,13 +17,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "integration")]
 
-from hosts import BASE, RUN, USER, Lab, Training, on
+from hosts import BASE, RUN, USER, Lab, Training, on, set_flag
 from load import Load
 
 FOUND: list[dict] = []
-# FAULTS_LOAD=24 makes so many processes compute beside the hosts all the time.
+# FAULTS_LOAD=24 runs this many computing processes beside the hosts all the time.
 LOAD = int(os.environ.get("FAULTS_LOAD", "0"))
-# Within which every fault of a run that is watched has to be named.
+# Seconds within which every fault of a watched run must be named.
 LIMIT = 180.0 if LOAD else 120.0
 LONGEST = 4 * 3600.0
 
@@ -44,7 +44,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def busy_machine(lab):
-    """From when the hosts are set up."""
+    """The load of FAULTS_LOAD, from the set-up of the hosts to the end."""
     load = Load(LOAD, LONGEST)
     load.begin()
     yield
@@ -63,9 +63,8 @@ def short_plan(lab):
 def endless(short_plan):
     """The same for a run that does not end by itself."""
     changed = copy.deepcopy(short_plan)
-    for node in changed["nodes"]:
-        node["argv"] = [re.sub(r"^(--num-iterations)=.*", r"\1=1000000", word) for word in node["argv"]]
-        node["argv"] = [re.sub(r"^(--(?:eval|save)-every)=.*", r"\1=-1", word) for word in node["argv"]]
+    for flag, value in {"num-iterations": 1000000, "eval-every": -1, "save-every": -1}.items():
+        set_flag(changed, flag, value)
     return changed
 
 

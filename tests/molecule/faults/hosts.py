@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,19 +20,24 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
+from ansible_collections.nanochat.ddp.tests.integration.lan import json_of
 
+SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "faults")
 USER = {"desktop": "lzw", "laptop": "xiaoxin"}
 BASE = {"desktop": "/home/lzw/nanochat", "laptop": "/home/xiaoxin/projects/nanochat"}
 ADDRESS = {"desktop": "10.89.75.11", "laptop": "10.89.75.12"}
 RUN = "d2"
 
 
+def name(host: str) -> str:
+    """The container of a host."""
+    return f"ddp-{SCENARIO}-{host}"
+
+
 def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
     """A shell script on a host, past ssh and whatever fault is on the network."""
-    done = subprocess.run(
-        ["podman", "exec", "-i", "--user", user, f"ddp-faults-{host}", "sh", "-c", script],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    argv = ["podman", "exec", "-i", "--user", user, name(host), "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0 or not check, f"{host}: {script}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -46,7 +50,7 @@ def podman(*argv: str) -> None:
 
 def limit_cores(host: str, cores: float) -> None:
     """Limit the CPU of the host's processes; 0 for all. A limit cannot be removed later, only raised."""
-    podman("update", "--cpus", str(cores or os.cpu_count()), f"ddp-faults-{host}")
+    podman("update", "--cpus", str(cores or os.cpu_count()), name(host))
 
 
 def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -60,6 +64,12 @@ def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
+def set_flag(plan: dict[str, Any], flag: str, value: int) -> None:
+    """Change what a plan passes to every rank."""
+    for node in plan["nodes"]:
+        node["argv"] = [f"--{flag}={value}" if word.startswith(f"--{flag}=") else word for word in node["argv"]]
+
+
 class Played:
     """A playbook's output, and the time it took."""
 
@@ -68,9 +78,7 @@ class Played:
 
     def document(self) -> dict[str, Any]:
         """The JSON document that it printed."""
-        match = re.search(r"^\{\n.*?^\}$", self.output, re.S | re.M)
-        assert match, self.output
-        return dict(json.loads(match.group(0)))
+        return json_of(self.output)
 
 
 class Lab:
@@ -92,7 +100,7 @@ class Lab:
 
     def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
         given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
-        return ["ansible-playbook", playbook, "-i", str(HERE / "inventory"), "-e", given, *words]
+        return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
 
     def play(self, playbook: str, *words: str, **settings: Any) -> Played:
         """A playbook to its end."""
@@ -104,7 +112,7 @@ class Lab:
         return Played(done.returncode, done.stdout + done.stderr, time.monotonic() - begun)
 
     def preflight(self, *words: str, **settings: Any) -> tuple[dict[str, dict[str, Any]], Played]:
-        """The findings by code, and what was said."""
+        """The findings by code, and the playbook's output."""
         settings = {"ddp_json": True, "preflight_measure_seconds": 0, **settings}
         played = self.play("nanochat.ddp.preflight", *words, **settings)
         findings = played.document()["findings"]
@@ -168,7 +176,7 @@ class Training:
         return int(self.heartbeat(host)["pid"])
 
     def fault(self) -> None:
-        """From now on the seconds count."""
+        """Count the seconds until the verdict from now on."""
         self.fault_at = time.monotonic()
 
     def verdict(self, seconds: float = 120.0) -> tuple[dict[str, Any], float]:

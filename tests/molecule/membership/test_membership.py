@@ -37,10 +37,8 @@ def trio(tmp_path_factory):
 def test_a_host_that_joins_anew(trio):
     trio.played("nanochat.ddp.train", "-e", "watch=false", target="desktop,laptop")
     trio.wait_for("desktop", "laptop")
-    begun = time.time()
-    trio.played("nanochat.ddp.train", "-e", "watch=false")
-    trio.wait_for(*ALL)
-    trio.note("a host joins that the inventory did not have (train.yml)", begun, "desktop")
+    joins = "a host joins that the inventory did not have (train.yml)"
+    trio.happen(joins, lambda: trio.played("nanochat.ddp.train", "-e", "watch=false"), *ALL)
 
 
 def test_a_second_play_changes_nothing(trio):
@@ -48,58 +46,32 @@ def test_a_second_play_changes_nothing(trio):
 
 
 def test_field_35_kill_9_of_a_rank(trio):
-    begun = time.time()
-    on("laptop", f"kill -9 {trio.pid('laptop')}")
-    trio.wait_for(*ALL)
-    trio.note("kill -9 of a rank", begun, "desktop")
+    trio.happen("kill -9 of a rank", lambda: on("laptop", f"kill -9 {trio.pid('laptop')}"), *ALL)
 
 
 def test_field_35_a_host_that_freezes_is_done_without_and_comes_back(trio):
-    begun = time.time()
-    podman("pause", name("laptop"))
-    trio.wait_for("desktop", "attic")
-    trio.note("a host freezes", begun, "desktop")
+    trio.happen("a host freezes", lambda: podman("pause", name("laptop")), "desktop", "attic")
     assert "laptop left at" in trio.played("nanochat.ddp.status", target="desktop,attic")
-    begun = time.time()
-    podman("unpause", name("laptop"))
-    trio.wait_for(*ALL)
-    trio.note("it wakes up", begun, "desktop")
+    trio.happen("it wakes up", lambda: podman("unpause", name("laptop")), *ALL)
     assert ", back at" in trio.played("nanochat.ddp.status")
 
 
 def test_field_35_a_link_that_is_cut_in_one_direction(trio):
-    begun = time.time()
-    cut("attic", "desktop")
     # Each of the two is enough with the laptop.
-    trio.wait_for("desktop", "laptop")
-    trio.note("a link is cut in one direction", begun, "desktop")
-    begun = time.time()
-    mend("attic")
-    trio.wait_for(*ALL)
-    trio.note("it is whole again", begun, "desktop")
+    trio.happen("a link is cut in one direction", lambda: cut("attic", "desktop"), "desktop", "laptop")
+    trio.happen("it is whole again", lambda: mend("attic"), *ALL)
 
 
 def test_field_35_the_master_reboots(trio):
-    begun = time.time()
-    podman("stop", "-t", "0", name("desktop"))
-    trio.wait_for("laptop", "attic")
-    trio.note("the master is switched off", begun, "laptop")
-    begun = time.time()
+    off = "the master is switched off"
+    trio.happen(off, lambda: podman("stop", "-t", "0", name("desktop")), "laptop", "attic", witness="laptop")
     # Nobody types anything: a unit of the user's own systemd starts its keeper.
-    boot("desktop")
-    trio.wait_for(*ALL)
-    trio.note("it boots, and takes part again by itself", begun, "laptop")
+    trio.happen("it boots, and takes part again by itself", lambda: boot("desktop"), *ALL, witness="laptop")
 
 
 def test_field_35_a_host_that_is_shut_down_in_order_comes_back_by_itself(trio):
-    begun = time.time()
-    shut_down("laptop")
-    trio.wait_for("desktop", "attic")
-    trio.note("a host is shut down", begun, "desktop")
-    begun = time.time()
-    boot("laptop")
-    trio.wait_for(*ALL)
-    trio.note("it boots, and takes part again by itself (laptop)", begun, "desktop")
+    trio.happen("a host is shut down", lambda: shut_down("laptop"), "desktop", "attic")
+    trio.happen("it boots, and takes part again by itself (laptop)", lambda: boot("laptop"), *ALL)
 
 
 def test_field_35_a_keeper_that_is_killed_is_started_again(trio):
@@ -123,13 +95,14 @@ def test_field_35_short_absences_end_nothing(trio):
 def test_field_35_a_split_of_two_and_its_healing(trio):
     trio.played("nanochat.ddp.leave", target="attic")
     trio.wait_for("desktop", "laptop")
-    begun = time.time()
-    cut("desktop", "laptop")
-    cut("laptop", "desktop")
+
+    def split() -> None:
+        cut("desktop", "laptop")
+        cut("laptop", "desktop")
+
     # With ddp_min_hosts 1 each goes on by itself.
-    trio.wait_for("desktop")
+    trio.happen("two hosts are split, and each goes on", split, "desktop")
     trio.wait_for("laptop")
-    trio.note("two hosts are split, and each goes on", begun, "desktop")
     begun = time.time()
     mend("desktop")
     mend("laptop")
@@ -139,10 +112,8 @@ def test_field_35_a_split_of_two_and_its_healing(trio):
         key=lambda host: max(step["step"] for step in trio.events(host, "step") if step["time"] < begun),
     )
     trio.note("they meet again", begun, winner)
-    begun = time.time()
-    trio.played("nanochat.ddp.join", target="attic")
-    trio.wait_for(*ALL)
-    trio.note("a host that was taken out by hand is let in", begun, "desktop")
+    joins = "a host that was taken out by hand is let in"
+    trio.happen(joins, lambda: trio.played("nanochat.ddp.join", target="attic"), *ALL)
 
 
 def test_a_host_that_was_off_during_a_stop_does_not_begin_again(trio):
@@ -161,7 +132,7 @@ def test_a_host_that_was_off_during_a_stop_does_not_begin_again(trio):
 
 
 def test_in_the_end_all_have_the_same_weights_and_a_loss_like_that_of_an_undisturbed_run(trio):
-    trio.stop()
+    trio.played("nanochat.ddp.stop")
     ends = [trio.events(host, "end")[-1] for host in HOSTS]
     assert [(end["reason"], end["identical"]) for end in ends] == [("stopped", True)] * 3
     digests = {trio.events(host, "digest")[-1]["digest"] for host in HOSTS}

@@ -1,43 +1,29 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three containers of the scenarios membership, storm and evening, what is done to them, and what their run says of it."""
+"""The three containers of the scenarios membership and evening: changes to them, and the files of their run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
-from hosts import Lab, podman, until
+from hosts import SCENARIO, Lab, name, on, podman, until
 
-SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
-SUBNET = {"membership": "10.89.78", "storm": "10.89.84", "evening": "10.89.85"}[SCENARIO]
+__all__ = ["name", "on", "podman", "until"]
+SUBNET = {"membership": "10.89.78", "evening": "10.89.85"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
 ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
 RUN = "d2"
 PATIENCE = 300
-
-
-def name(host: str) -> str:
-    return f"ddp-{SCENARIO}-{host}"
-
-
-def on(host: str, script: str, user: str = "root", check: bool = True) -> str:
-    """A shell script on a host, past ssh and whatever was done to the network."""
-    argv = ["podman", "exec", "-i", "--user", user, name(host), "sh", "-c", script]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 or not check, f"{host}: {script}: {done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def cut(host: str, *sources: str) -> None:
@@ -82,10 +68,6 @@ class Trio(Lab):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.table: list[dict[str, Any]] = []
-
-    def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
-        given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
-        return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
 
     def played(self, playbook: str, *words: str, **settings: Any) -> str:
         """The output of a playbook, which must succeed."""
@@ -138,7 +120,14 @@ class Trio(Lab):
 
         until(f"step {step} of {run}", made, 2 * PATIENCE)
 
-    def note(self, what: str, begun: float, witness: str) -> dict[str, Any]:
+    def happen(self, what: str, do: Callable[[], object], *members: str, witness: str = "desktop") -> None:
+        """Do something, wait until these train together, and note what it cost."""
+        begun = time.time()
+        do()
+        self.wait_for(*members)
+        self.note(what, begun, witness)
+
+    def note(self, what: str, begun: float, witness: str) -> None:
         """Seconds from an event to the first step after it in a new generation, and the steps that were lost, as a host saw it."""
         starts = [event for event in self.events(witness, "start") if event["time"] > begun]
         steps = self.events(witness, "step")
@@ -152,25 +141,3 @@ class Trio(Lab):
             "of": before[-1] + 1,
         }
         self.table.append(row)
-        return row
-
-    def stop(self) -> None:
-        self.played("nanochat.ddp.stop")
-
-
-__all__ = [
-    "ADDRESS",
-    "HOSTS",
-    "PATIENCE",
-    "RUN",
-    "Trio",
-    "boot",
-    "cut",
-    "mend",
-    "name",
-    "on",
-    "podman",
-    "prepare",
-    "shut_down",
-    "until",
-]

@@ -5,16 +5,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "check_sizes.py"
-SPEC = importlib.util.spec_from_file_location("check_sizes", TOOL)
-assert SPEC and SPEC.loader
-check_sizes = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(check_sizes)
+from ansible_collections.nanochat.ddp.tools import check_sizes
 
 
 def function(name, lines):

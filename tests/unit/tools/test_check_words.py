@@ -5,16 +5,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "check_words.py"
-SPEC = importlib.util.spec_from_file_location("check_words", TOOL)
-assert SPEC and SPEC.loader
-check_words = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(check_words)
+from ansible_collections.nanochat.ddp.tools import check_words
 
 
 @pytest.mark.parametrize(
@@ -69,6 +61,23 @@ def test_a_docstring_that_begins_with_a_clause_is_found():
     lines = ["What git knows.", "Tracked files.", "What is a room?", "By which figures are ordered."]
     text = "\n".join(f"{quotes}{line}{quotes}" for line in lines)
     assert [number for number, *dummy in check_words.problems(text, check_words.CLAUSES)] == [1, 4]
+
+
+def test_a_class_name_that_stands_for_two_things_is_found(tmp_path):
+    contract = tmp_path / "_contract"
+    contract.mkdir()
+    texts = {
+        "a.py": "class Seen: pass\nclass ActionModule: pass\nclass Plan: pass\n",
+        "b.py": "\nclass Seen: pass\nclass ActionModule: pass\n",
+        "_contract/c.py": "class Plan(TypedDict): pass\nclass Whole(Plan): pass\nclass Seen(Exception): pass\n",
+        "d.py": "class Whole: pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    found = list(check_words.doubles(tmp_path / name for name in [*texts, "link.py"]))
+    assert [(path.name, line) for path, line, dummy in found] == [("b.py", 2), ("c.py", 3)]
+    assert found[0][2] == f"the class Seen has the name of that of {tmp_path}/a.py:1"
 
 
 def test_the_tree_has_none_of_them(capsys):

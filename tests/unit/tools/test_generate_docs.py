@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
+from ansible_collections.nanochat.ddp.tools import generate_docs
 
 ROOT = Path(__file__).resolve().parents[3]
-SPEC = importlib.util.spec_from_file_location("generate_docs", ROOT / "tools" / "generate_docs.py")
-assert SPEC and SPEC.loader
-generate_docs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(generate_docs)
 
 
 @pytest.mark.parametrize("name", list(generate_docs.PAGES))

@@ -114,7 +114,7 @@ def test_the_demo_uses_the_configuration_of_the_checkout_wherever_it_lies():
 
 
 def test_packages_and_python_that_are_missing_are_named_in_one_sentence():
-    """Whoever has no sudo goes to the administrator once."""
+    """A user without sudo has to ask the administrator only once."""
     nothing_there = "find_python() { return 1; }; dpkg-query() { return 1; }; apt-get() { :; }"
     no_root = "id() { echo 1000; }; sudo() { return 1; }"
     script = f". tools/bootstrap.sh; {nothing_there}; {no_root}; need_packages tmux iproute2"

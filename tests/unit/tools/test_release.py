@@ -5,24 +5,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-TOOLS = Path(__file__).resolve().parents[3] / "tools"
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from ansible_collections.nanochat.ddp.tools import release, site_links
 
 
 def members(packed: bytes) -> list[tarfile.TarInfo]:
@@ -31,7 +20,6 @@ def members(packed: bytes) -> list[tarfile.TarInfo]:
 
 
 def test_the_order_of_files_does_not_change_the_bytes() -> None:
-    release = tool("release")
     files = {"FILES.json": b"{}", "MANIFEST.json": b"{}", "a/b.py": b"1", "a.sh": b"2"}
     packed = release.pack(files, {"a.sh"}, 1_700_000_000)
     assert packed == release.pack(dict(reversed(list(files.items()))), {"a.sh"}, 1_700_000_000)
@@ -39,14 +27,13 @@ def test_the_order_of_files_does_not_change_the_bytes() -> None:
 
 
 def test_nothing_of_the_machine_is_in_the_artifact() -> None:
-    packed = tool("release").pack({"FILES.json": b"", "MANIFEST.json": b"", "a/b.sh": b"1"}, {"a/b.sh"}, 5)
+    packed = release.pack({"FILES.json": b"", "MANIFEST.json": b"", "a/b.sh": b"1"}, {"a/b.sh"}, 5)
     found = {one.name: one for one in members(packed)}
     assert all((one.uid, one.gid, one.uname, one.gname, one.mtime) == (0, 0, "", "", 5) for one in found.values())
     assert (found["a"].mode, found["a/b.sh"].mode, found["FILES.json"].mode) == (0o755, 0o755, 0o644)
 
 
 def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = tool("release")
     (tmp_path / "galaxy.yml").write_text("name: ddp\nversion: 1.2.3\n")
     (tmp_path / "CHANGELOG.md").write_text("# Notes\n\n## v1.2.3\n")
     fragments = tmp_path / "changelogs" / "fragments"
@@ -72,20 +59,19 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
 
 
 def test_links_of_the_repository_lead_somewhere_on_the_site() -> None:
-    links = tool("site_links")
-    fitted = links.fitted(
+    fitted = site_links.fitted(
         "[a](docs/settings.md#x) [b](CHANGELOG.md) [c](trainer) [d](https://example.com) [e](#here)", "README.md"
     )
     assert fitted == (
-        f"[a](settings.md#x) [b](changelog.md) [c]({links.repository()}/tree/main/trainer) [d](https://example.com) [e](#here)"
+        f"[a](settings.md#x) [b](changelog.md) [c]({site_links.repository()}/tree/main/trainer) [d](https://example.com) [e](#here)"
     )
     with pytest.raises(SystemExit, match="leads nowhere"):
-        links.fitted("[a](no/such/page.md)", "README.md")
+        site_links.fitted("[a](no/such/page.md)", "README.md")
 
 
 def test_every_page_names_the_repository_as_galaxy_yml_does() -> None:
-    root = TOOLS.parent
-    address = tool("site_links").repository()
+    root = release.ROOT
+    address = site_links.repository()
     pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob(".github/**/*.yml"), root / "galaxy.yml"]
     named = {
         f"{page.relative_to(root)}: {found}"

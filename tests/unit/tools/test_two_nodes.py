@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parents[3] / "bench"
-sys.path.insert(0, str(BENCH))
-SPEC = importlib.util.spec_from_file_location("two_nodes", BENCH / "two_nodes.py")
-assert SPEC and SPEC.loader
-two_nodes = importlib.util.module_from_spec(SPEC)
-sys.modules["two_nodes"] = two_nodes
-SPEC.loader.exec_module(two_nodes)
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
+
+import two_nodes
 
 SPEED = {"pass_seconds": 0.2, "adamw_seconds": 0.02, "muon_seconds": 0.05}
 
