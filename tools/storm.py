@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".ansible/collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import marked, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import processes
 
 PATIENCE_SECONDS = 300
 FROZEN_SECONDS = 15
@@ -64,7 +64,8 @@ class Node:
 
     def processes(self) -> list[int]:
         """Every process of the session: keeper, torchrun and rank."""
-        return sorted(marked(processes(), str(read(self.folder / "session.json").get("id"))))
+        session = str(read(self.folder / "session.json").get("id"))
+        return sorted(pid for pid, process in processes().items() if process.marker == session)
 
     def send(self, number: signal.Signals) -> None:
         for pid in self.processes():

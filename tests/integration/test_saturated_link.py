@@ -71,7 +71,7 @@ while now < begun + float(sys.argv[1]):
 
 @pytest.fixture
 def hosts(tmp_path, lan):
-    made = Hosts(tmp_path, min_hosts=1)
+    made = Hosts(tmp_path)
     for number, node in enumerate(made.plan["nodes"]):
         node["address"] = f"10.9.0.{number + 1}"
     for number, host in enumerate(("desktop", "laptop")):

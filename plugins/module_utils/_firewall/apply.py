@@ -161,7 +161,7 @@ def _carry_out(
     )
 
 
-def _first_lines(listings: list[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
+def _first_lines(listings: Sequence[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
     """The first rules that block; only reported, so a tool that cannot list them is no error."""
     try:
         return [line for list_rules in listings for line in list_rules(wanted)][:MOST_BLOCKING]

@@ -120,7 +120,9 @@ def fewer(team: Optional[Team], now: PredictedStep) -> Optional[Dict[str, object
     return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
-def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Dict[str, Dict[str, float]]:
+def ways(
+    job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
+) -> Dict[str, Dict[str, float]]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None or job.sync not in WAYS:
         return {}

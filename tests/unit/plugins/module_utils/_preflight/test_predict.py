@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, head_work
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, Speed, Step, job_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, PredictedStep, Speed, job_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict, rates
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
@@ -51,7 +51,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
     return [Speed(host, seconds, 0.02, 0.1) for host, seconds in zip(HOSTS, pass_seconds, strict=False)]
 
 
-def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> Step:
+def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> PredictedStep:
     """A step with the plan's rows."""
     return step_model.predict(job_of(document), each, link, [node["rows"] for node in document["nodes"]], kind)
 
@@ -410,7 +410,7 @@ def test_each_precision_of_products_is_kept_by_itself_with_its_own_processors():
     }
     # One that could not be measured is no choice.
     best = measured.best_of_all([timed("fast", 100), timed("fast", 150, rc=1, matmul="bf16")], "k")
-    assert list(best["products"]) == ["fp32"]
+    assert list(best["products"]) == ["fp32"]  # type: ignore[call-overload]
     assert "products" not in measured.best_of_all([timed("fast", 100)], "k")
 
 

@@ -179,8 +179,8 @@ def look_everywhere(base: Path) -> None:
     ServedFiles(run).offer()
     share.running(run)
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
-    reading.innermost(found)
-    reading.recorded(found)
+    reading.innermost_frame(found)
+    reading.last_collective(found)
     rows = rows_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
     closing_table({"node1": {"run": seen}})
     json.dumps(table.status_data(rows))
