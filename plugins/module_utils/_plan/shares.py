@@ -86,7 +86,7 @@ def capability_of(host: Host) -> str:
 def listed(text: str) -> list[int]:
     """The numbers in a list such as 0-7,16, without duplicates."""
     pairs = [part.partition("-") for part in text.split(",")]
-    return sorted({number for low, dummy, high in pairs for number in range(int(low), min(int(high or low), 8191) + 1)})
+    return sorted({number for low, dummy, high in pairs for number in range(int(low), int(high or low) + 1)})
 
 
 def weights_of(split: str, hosts: Sequence[Host]) -> Weights:

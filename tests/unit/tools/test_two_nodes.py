@@ -28,7 +28,7 @@ def test_hosts_eight_times_as_fast_are_a_link_eight_times_as_slow_in_an_eighth_o
     shaped = []
     monkeypatch.setattr(two_nodes, "command", lambda *argv: shaped.append(" ".join(argv[8:])))
     two_nodes.shape(["a"], "100mbit", 8)
-    assert shaped == ["tbf rate 12.5mbit burst 25kb latency 400ms"]
+    assert shaped == ["tbf rate 12.5mbit burst 68kb latency 400ms"]
     assert two_nodes.label_of("100mbit", 2.0, 8, 4) == "100mbit, 2 ms, hosts 8 times as fast, 4 passes"
     told = [{**SPEED, "tokens_per_second": 3}, {"exact": [{"seconds": 4.0, "cpu": 2.0, "waited": 1.0, "bytes": 7}]}]
     speed, steps = two_nodes.sped_up(told, 8)
