@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 import tiktoken
 import torch
-from golden_loader import replay
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import full, int32
@@ -31,6 +30,7 @@ from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
 from nanochat.rules.causes import Cause
+from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARDS = GOLDEN / "data/base_data_climbmix"
