@@ -52,7 +52,12 @@ def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
     enter_folder(folder, comm.rank)
     settings = parse(Job(Path(folder), comm.world).argv(flags)[2:])
     run = set_up(settings, comm, Journal(settings, Ranks(comm.rank, comm.rank, comm.world)))
-    atexit.register(lambda: run.feed.loader.close())
+
+    def close() -> None:
+        """Close the loader of that moment: dealing rows again replaces it."""
+        run.feed.loader.close()
+
+    atexit.register(close)
     return run
 
 

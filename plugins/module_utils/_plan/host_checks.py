@@ -226,7 +226,7 @@ def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
     if len(by_arch) > 1:
         groups = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()]
         seen = f"{' but '.join(groups)}: they round differently, so the ranks' weights would diverge"
-        first = next(iter(by_arch.values()))[0]
+        first = next((host.name for host in hosts if host.probe), "")
         yield finding("architecture-differs", first, seen, remedy="Use hosts of one architecture.")
 
 

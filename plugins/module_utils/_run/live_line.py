@@ -96,8 +96,8 @@ def _with_bar(line: str, progress: Tuple[int, int], width: int, unicode: bool) -
         return line
     room = length if unicode else length - 2
     full = min(room, room * done // total)
-    bar = "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
-    return "%s  %s" % (bar, line)
+    drawn = "█" * full + "░" * (room - full) if unicode else "[" + "#" * full + "." * (room - full) + "]"
+    return "%s  %s" % (drawn, line)
 
 
 def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
