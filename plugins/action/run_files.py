@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
@@ -19,10 +18,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import bare_answer, defaults_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, unexpanded
 
 ROUNDS = 1000
-DEFAULTS = defaults_of(files.OPTIONS)
 # Read once, before Ansible forks for each host.
 host_code.sources_text(files.__name__)
 
@@ -37,7 +36,7 @@ class ActionModule(ActionBase):
         """Copy new files."""
         variables = task_vars or {}
         result: dict[str, object] = super().run(tmp, variables)
-        arguments = dict(self._task.args)
+        arguments = dict(self.validate_argument_spec(unexpanded(files.OPTIONS), **ONE_RUN)[1])
         name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
         if not name:
             # Only the host knows its newest run.
@@ -63,10 +62,7 @@ class ActionModule(ActionBase):
         self, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
     ) -> dict[str, object]:
         asked = {**arguments, "have": have}
-        plain = {**DEFAULTS, **asked, "checkpoints": boolean(asked.get("checkpoints", False))}
-        # The module rejects invalid values.
-        is_one = bool(plain["run_dir"]) != bool(plain["base_dir"])
-        answer = bare_answer(self, files, plain, variables) if is_one else None
+        answer = code_answer(self, files, asked, variables)
         if answer is None:
             answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
         return answer

@@ -81,15 +81,13 @@ files:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import OPTIONS, CopyError, read_run_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BOUNDS, OPTIONS, CopyError, read_run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
 
 
 def main() -> None:
     """Answer with what the controller lacks."""
-    answer_read_only(
-        read_run_files, (RunNameError, CopyError), argument_spec=OPTIONS, bounds={"room": (0, 2**30)}, **ONE_RUN
-    )
+    answer_read_only(read_run_files, (RunNameError, CopyError), argument_spec=OPTIONS, bounds=BOUNDS, **ONE_RUN)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
     have=dict(type="dict", default={}),
     room=dict(type="int", default=4000000),
 )
+BOUNDS = {"room": (0, 2**30)}
 SMALL = (
     "plan.json",
     "session.json",
