@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,10 +63,12 @@ def ready(comm: Comm, folder: str | Path, *flags: str) -> Run:
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "TEST_ROUTE"):
-        monkeypatch.setenv(name, "")
-    return Job(tmp_path, 1)
+def alone(tmp_path: Path) -> Iterator[Job]:
+    # Not the test's own monkeypatch, which it may undo before the last run.
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "TEST_ROUTE"):
+            environment.setenv(name, "")
+        yield Job(tmp_path, 1)
 
 
 def run_alone(job: Job, *flags: str) -> Run:
