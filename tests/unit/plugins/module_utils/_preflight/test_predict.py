@@ -186,6 +186,7 @@ def test_field_16_a_link_that_does_not_pay_is_told_with_the_host_to_train_on():
     # Nobody is told to leave a machine that is the only one.
     for node in document["nodes"]:
         node["address"] = "127.0.0.1"
+    assert predict.outlook(document, each, link)["gain"] < predict.PAYS
     assert "not-worth-it" not in advised(document, each, link)
 
 

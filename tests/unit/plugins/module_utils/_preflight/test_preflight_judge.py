@@ -118,24 +118,25 @@ NFTABLES = {"backend": "nftables", "blocking": ["inet f i: tcp dport 32768-60999
         # field_01: dropped data ports
         ({}, True, {"rehearsal": False}, "port-blocked error", "on port 32768, 60999: no answer (dropped); ufw blocks on laptop",
          "train.yml opens them automatically; to do only that now, add --tags network. By hand: on laptop: sudo ufw prepend allow x"),
-        (NFTABLES, True, {}, "port-blocked error", "nftables blocks on laptop by `inet f i: tcp dport 32768-60999 drop`", ""),
-        ({}, True, {"before_network": True}, "port-to-be-opened info", "", ""),
+        (NFTABLES, True, {}, "port-blocked error", "nftables blocks on laptop by `inet f i: tcp dport 32768-60999 drop`", None),
+        ({}, True, {"before_network": True}, "port-to-be-opened info", "", None),
         # Still closed when it was to be open, or nobody is to open it: it is for the owner.
         ({}, True, {}, "port-blocked error", "", BY_HAND),
         ({}, False, {"rehearsal": False}, "port-blocked error", "", BY_HAND),
         ({}, False, {"before_network": True}, "port-blocked error", "", BY_HAND),
         # field_02: without sudo the owner gets the commands
         ({"needs_root": True}, True, {"before_network": True}, "no-sudo error", "we are not root there",
-         "Add -K (--ask-become-pass) if the user's password allows sudo; otherwise its owner can open them on laptop: sudo ufw prepend"),
+         "Add -K (--ask-become-pass) if the user's password allows sudo; otherwise its owner can open them on laptop: "
+         "sudo ufw prepend allow x"),
         # field_30: another program's rule
-        (FOREIGN, True, {}, "port-blocked error", "a rule of another program on laptop blocks it: iptables -A f2b-x", ""),
+        (FOREIGN, True, {}, "port-blocked error", "a rule of another program on laptop blocks it: iptables -A f2b-x", None),
     ],
 )  # fmt: skip
 def test_a_closed_port_names_direction_ports_firewall_and_remedy(firewall, manage, more, kind, seen, remedy):
     known = evidence(tried=BLOCKED, firewalls={"laptop": {**WALL, **firewall}}, **more)
     one = only(known._replace(plan={**known.plan, "manage_firewall": manage}))
     assert (f"{one['code']} {one['severity']}", one["host"], one["peer"]) == (kind, "laptop", "desktop")
-    assert seen in one["seen"] and one["remedy"].startswith(remedy)
+    assert seen in one["seen"] and remedy in (one["remedy"], None)
 
 
 def test_field_02_without_sudo_an_open_way_is_no_finding():

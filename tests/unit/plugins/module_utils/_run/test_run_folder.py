@@ -214,7 +214,8 @@ def test_an_older_training_under_other_settings_is_no_reason_to_refuse(tmp_path,
 @pytest.mark.parametrize(("goes_on", "checkpoint"), [("", None), (NEW, 10)])
 def test_a_training_without_an_id_stays_only_for_the_one_that_resumes_it(tmp_path, run_module, goes_on, checkpoint):
     train(tmp_path, 10)
-    assert prepared(run_module, tmp_path, launched(goes_on))["checkpoint"] == checkpoint
+    told = prepared(run_module, tmp_path, launched(goes_on))
+    assert told["checkpoint"] == checkpoint and bool(told["set_aside"]) == (checkpoint is not None)
     assert json.loads((tmp_path / "training.json").read_text())["id"] == NEW
 
 

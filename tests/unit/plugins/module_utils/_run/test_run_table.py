@@ -34,13 +34,19 @@ def test_a_length_of_time_is_rounded_before_it_is_split_into_units() -> None:
 
 
 def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
-    assert [" ".join(line.split()) for line in run_table.closing_table(finished()).splitlines()] == [
+    lines = run_table.closing_table(finished()).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
         "run d4",
         "host rank state steps first loss last loss val bpb tok/s waited",
         "a 0 finished 10/10 8.0000 5.2500 1.2500 1900 2.0 s (10 %)",
         "b 1 finished 10/10 8.0000 5.2500 - 1900 2.0 s (10 %)",
         "weights identical on both ranks (digest abcdef)",
     ]
+    assert (lines[0], lines[4]) == ("run d4", "  weights identical on both ranks (digest abcdef)")
+
+
+def test_the_status_has_no_column_of_which_nothing_is_known() -> None:
+    assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
 
 
 def test_a_host_without_which_the_run_finished_is_told_below_the_table() -> None:

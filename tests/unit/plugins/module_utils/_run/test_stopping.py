@@ -27,11 +27,11 @@ REPORTED = {"step_seconds": 3.0, "save_seconds": 40.0, "phase": "sync"}
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], float, float]] = {
     # This step, the next and the save, also where each takes twice as long as before.
     "field_44: slow steps and a slow disk": ([START, step(100.0), saved(80.0)], {}, 2 * (2 * 100 + 80), 3600),
-    "a quick run that hangs": ([START, step(0.5), saved(0.5)], {}, 30, 40),
-    "the slowest of the latest steps": ([START, step(1.0), step(60.0), step(1.0), saved(1)], {}, 120, 3600),
-    "an evaluation ends first": ([START, step(1.0), saved(1.0), {"kind": "eval", "seconds": 200.0}], {}, 200, 3600),
+    "a quick run that hangs": ([START, step(0.5), saved(0.5)], {}, 30, 39.99),
+    "the slowest of the latest steps": ([START, step(1.0), step(60.0), step(1.0), saved(1)], {}, 120.01, 3600),
+    "an evaluation ends first": ([START, step(1.0), saved(1.0), {"kind": "eval", "seconds": 200.0}], {}, 200.01, 3600),
     "before the first save its size counts": ([START, step(1.0)], {}, 50, 3600),
-    "the heartbeat is believed": ([START], REPORTED, 46, 140),
+    "the heartbeat is believed": ([START], REPORTED, 46, 139.99),
     "a first step that takes long": ([START], {"phase": "forward_backward"}, 300, 300),
     **{
         f"in phase {phase} nothing is saved": ([], {"phase": phase}, 10, 10)

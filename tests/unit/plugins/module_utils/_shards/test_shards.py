@@ -120,6 +120,19 @@ def test_damaged_memory_of_digests_is_no_memory(store):
     assert digests.hashed_bytes > 0
 
 
+def test_run_folder_holds_exactly_the_manifest(store, tmp_path):
+    run, wanted = tmp_path / "run", shards.entries(describe(store))
+    (run / "data").mkdir(parents=True)
+    (run / "data/shard_00009.parquet").write_bytes(b"of another plan")
+
+    links = shards.plan_links(str(store), str(run), wanted)
+
+    assert links.remove == ["data/shard_00009.parquet"]
+    assert shards.apply_links(str(store), str(run), links) == {"hard": 5, "symbolic": 0}
+    assert sorted(path.name for path in (run / "data").iterdir()) == [f"shard_0000{n}.parquet" for n in range(3)]
+    assert shards.plan_links(str(store), str(run), wanted) == ([], [])
+
+
 def test_mended_shard_is_linked_anew(store, tmp_path):
     manifest = describe(store)
     wanted = shards.entries(manifest)
@@ -154,6 +167,14 @@ def test_links_across_file_systems_are_symbolic(store, tmp_path, monkeypatch):
 )
 def test_last_shard_is_always_the_one_for_validation(count, chosen):
     assert shards.choose(["d", "b", "c", "a"], count) == chosen
+
+
+def test_full_disk_is_said_with_need_and_rest(monkeypatch):
+    monkeypatch.setattr(shards, "free_bytes", lambda folder: 1_500_000)
+
+    said = r"^laptop: /base/data needs 3.0 GB more, but its file system has 1.5 MB free"
+    with pytest.raises(ShardsError, match=said):
+        shards.check_space("/base/data", 3_000_000_000, "laptop")
 
 
 def test_folder_that_cannot_be_made_is_said(tmp_path):
