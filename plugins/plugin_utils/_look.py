@@ -27,6 +27,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
+# How the keys of a result begin that Ansible itself obeys, whatever its version.
+ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
 
 
 def defaults_of(options: Options) -> dict[str, object]:
@@ -90,13 +92,12 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
 
 
 def result_in(text: str) -> dict[str, object] | None:
-    """A host's answer without the keys that add hosts or set variables; None if invalid."""
+    """A host's answer without the keys by which Ansible adds hosts, sets variables or counts; None if invalid."""
     try:
         told = {"changed": False, **json.loads(text)}
     except (TypeError, ValueError, RecursionError):
         return None
-    orders = (*constants.INTERNAL_RESULT_KEYS, *constants.RESTRICTED_RESULT_KEYS, "ansible_facts")
-    return {key: value for key, value in told.items() if key not in orders and not key.startswith("_ansible")}
+    return {key: value for key, value in told.items() if not key.startswith(ORDERS)}
 
 
 def code_answer(

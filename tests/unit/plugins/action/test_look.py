@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import FOUND, discovered, python_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import FOUND, discovered, python_of, result_in
 
 ACTION: Any = SimpleNamespace(_templar=SimpleNamespace(template=lambda value: value))
 
@@ -70,3 +71,22 @@ def test_a_host_without_any_python_is_asked_by_the_module(tmp_path):
     argv = [*python_of(ACTION, {"ansible_interpreter_python_fallback": ["python3.13"]}), "-"]
     done = subprocess.run(["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, check=False)
     assert done.returncode == 127
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "add_host",
+        "add_group",
+        "ansible_facts",
+        "ansible_stats",
+        "ansible_playbook_python",
+        "_ansible_no_log",
+        "_ansible",
+    ],
+)
+def test_a_hosts_answer_gives_ansible_no_orders(key):
+    assert result_in(json.dumps({"state": "running", key: {"name": "elsewhere"}})) == {
+        "changed": False,
+        "state": "running",
+    }
