@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -27,6 +27,15 @@ def remote_command(options: Mapping[str, Any]) -> str:
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
     words = [options["python"], "-m", "scripts.chat_cli", *options["flags"]]
     return f"cd {shlex.quote(options['trainer_dir'])} && {environment} exec {shlex.join(words)}"
+
+
+def ssh_options(option: Callable[[str], Any]) -> list[str]:
+    """The documented options of Ansible's ssh connection as words for ssh."""
+    words = shlex.split(option("ssh_args") or "")
+    flags = {"-p": "port", "-l": "remote_user", "-i": "private_key_file"}
+    words += [word for flag, name in flags.items() if option(name) for word in (flag, str(option(name)))]
+    words += [] if option("host_key_checking") else ["-o", "StrictHostKeyChecking=no"]
+    return words + shlex.split(option("ssh_common_args") or "") + shlex.split(option("ssh_extra_args") or "")
 
 
 class ActionModule(ActionBase):
@@ -61,11 +70,13 @@ class ActionModule(ActionBase):
         if kind not in SSH:
             raise AnsibleError(f"A prompt needs ssh, but this host is reached by {kind}; run there: {command}")
         connection = self._connection
-        connection.host = connection.get_option("host") or self._play_context.remote_addr
-        # A password would be passed through a pipe that ends with this task; a person can type it.
+        host, program = connection.get_option("host"), connection.get_option("ssh_executable")
+        build = getattr(connection, "_build_command", None)
+        if build is None:
+            return [program, *ssh_options(connection.get_option), "-tt", host, command]
+        # Ansible's own way of calling ssh uses the connection that is open, and asks for no password again. The task's
+        # password would be passed through a pipe that ends with this task; a person can type it.
+        connection.host = host
         connection.set_option("password", None)
         self._play_context.password = None
-        built = connection._build_command(
-            connection.get_option("ssh_executable"), "ssh", "-tt", connection.host, command
-        )
-        return [to_text(word) for word in built]
+        return [to_text(word) for word in build(program, "ssh", "-tt", host, command)]

@@ -26,6 +26,63 @@ ROUNDS = 1000
 host_code.sources_text(files.__name__)
 
 
+def ask(
+    action: ActionBase, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
+) -> dict[str, object]:
+    """The host's answer."""
+    asked = {**arguments, "have": have}
+    answer = code_answer(action, files, asked, variables)
+    if answer is None:
+        answer = action._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
+    return answer
+
+
+def bring(
+    action: ActionBase, arguments: dict[str, object], folder: Path, variables: dict[str, object]
+) -> set[str] | None:
+    """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
+    written: set[str] = set()
+    for dummy in range(ROUNDS):
+        have = files.known_copies(str(folder)) if folder.is_dir() else {}
+        seen = ask(action, arguments, have, variables)
+        if seen.get("failed"):
+            raise CopyError(str(seen.get("msg")))
+        if seen.get("run") is None:
+            return None
+        pieces, whole = items(seen, "pieces"), items(seen, "whole")
+        for part, patterns in [*((part, SMALL) for part in pieces), *((part, BIG) for part in whole)]:
+            place_of(str(folder), part.get("path"), patterns)
+            written.add(str(part["path"]))
+        if action._task.check_mode:
+            return written
+        for part in pieces:
+            files.apply_piece(str(folder), part)
+        if not seen.get("more"):
+            for part in whole:
+                fetch(action, told.absolute_path(seen.get("run_dir")), part, folder)
+            for part in whole:
+                files.set_aside_beyond(str(folder), str(part["path"]))
+            return written
+    raise CopyError(f"it has more than {ROUNDS} chunks")
+
+
+def fetch(action: ActionBase, run_dir: str, part: Document, folder: Path) -> None:
+    """Copy a big file with the connection plugin; it gets its name once complete."""
+    path = Path(place_of(str(folder), part["path"], BIG))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        action._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
+        if beside.stat().st_size != part.get("size"):
+            raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
+        # The host's own stamp; while it is the same, so is the file.
+        stamp = number(part, "mtime")
+        os.utime(beside, (stamp, stamp))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 class ActionModule(ActionBase):
     """Repeats the module of the same name."""
 
@@ -40,7 +97,7 @@ class ActionModule(ActionBase):
         name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
         if not name:
             # Only the host knows its newest run.
-            seen = self._ask({**arguments, "room": 0}, {}, variables)
+            seen = ask(self, {**arguments, "room": 0}, {}, variables)
             if seen.get("failed"):
                 return {**result, **seen}
             name = arguments["run"] = seen.get("run")
@@ -50,61 +107,10 @@ class ActionModule(ActionBase):
             # It becomes a folder here, from an untrusted source.
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
             folder = runs / host_folder(variables["inventory_hostname"])
-            written = self.bring(arguments, folder, variables)
+            written = bring(self, arguments, folder, variables)
         except (CopyError, RunNameError, told.Untrue, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be copied from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
         there = written is not None
         result.update(changed=bool(written), run=name if there else None, folder=str(folder) if there else None)
         return {**result, "files": sorted(written or ())}
-
-    def _ask(
-        self, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
-    ) -> dict[str, object]:
-        asked = {**arguments, "have": have}
-        answer = code_answer(self, files, asked, variables)
-        if answer is None:
-            answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
-        return answer
-
-    def bring(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
-        """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
-        written: set[str] = set()
-        for dummy in range(ROUNDS):
-            have = files.known_copies(str(folder)) if folder.is_dir() else {}
-            seen = self._ask(arguments, have, variables)
-            if seen.get("failed"):
-                raise CopyError(str(seen.get("msg")))
-            if seen.get("run") is None:
-                return None
-            pieces, whole = items(seen, "pieces"), items(seen, "whole")
-            for part, patterns in [*((part, SMALL) for part in pieces), *((part, BIG) for part in whole)]:
-                place_of(str(folder), part.get("path"), patterns)
-                written.add(str(part["path"]))
-            if self._task.check_mode:
-                return written
-            for part in pieces:
-                files.apply_piece(str(folder), part)
-            if not seen.get("more"):
-                for part in whole:
-                    self._fetch(told.absolute_path(seen.get("run_dir")), part, folder)
-                for part in whole:
-                    files.set_aside_beyond(str(folder), str(part["path"]))
-                return written
-        raise CopyError(f"it has more than {ROUNDS} chunks")
-
-    def _fetch(self, run_dir: str, part: Document, folder: Path) -> None:
-        """Copy a big file with the connection plugin; it gets its name once complete."""
-        path = Path(place_of(str(folder), part["path"], BIG))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.new-{os.getpid()}")
-        try:
-            self._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
-            if beside.stat().st_size != part.get("size"):
-                raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
-            # The host's own stamp; while it is the same, so is the file.
-            stamp = number(part, "mtime")
-            os.utime(beside, (stamp, stamp))
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ requirements:
 """
 
 import atexit
+import json
 import signal
 import time
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import
     unreachable_text,
 )
 
+display = Display()
 DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
 COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN, "info": C.COLOR_DEBUG}
 
@@ -72,8 +74,8 @@ class AnsiblesOwn(_Named):
 
     def __init__(self) -> None:
         super().__init__()
-        show = self._display.display
-        self._display.display = lambda msg, *args, **options: show(printable(msg, colors=True), *args, **options)
+        show = display.display
+        display.display = lambda msg, *args, **options: show(printable(msg, colors=True), *args, **options)
 
 
 class Story(_Named):
@@ -82,7 +84,7 @@ class Story(_Named):
     def __init__(self) -> None:
         super().__init__()
         self._checking = bool(context.CLIARGS.get("check"))
-        self._terminal = Terminal(self._display)
+        self._terminal = Terminal(display)
         self._steps = Steps(self._terminal, self._checking)
         self._run = RunProgress(self._terminal, self._steps)
         self._for_terminal: Mapping[str, Any] = {}
@@ -100,9 +102,21 @@ class Story(_Named):
         self._steps.tell(sentence(msg), color)
         return True
 
-    def _handle_exception(self, result: Any, use_stderr: bool = False) -> None:
-        """The error's text is complete; -v shows where in the playbooks it was raised."""
-        result.pop("exception", None)
+    def _warnings(self, result: Any) -> None:
+        """Ansible's warnings about a result."""
+        # The error's text is complete; -v shows where in the playbooks it was raised.
+        result.result.pop("exception", None)
+        show = getattr(super(), "_handle_warnings_and_exception", None)
+        if show is not None:
+            show(result)
+            return
+        for text in result.result.get("warnings") or []:
+            display.warning(str(text))
+
+    def _dumped(self, values: Mapping[str, Any]) -> str:
+        """Values in the chosen format."""
+        dump = getattr(super(), "_dump_results", None)
+        return str(dump(values) if dump is not None else json.dumps(values, indent=4, default=str))
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Nothing to show yet."""
@@ -112,24 +126,28 @@ class Story(_Named):
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play has no line of its own."""
-        self._play = play
-        extra = play.get_variable_manager().extra_vars
+        extra = getattr(play.get_variable_manager(), "extra_vars", {})
         self._terminal.quiet = boolean(extra.get("ddp_json", False), strict=False)
 
-    def _task_start(self, task: Any, prefix: str | None = None) -> None:
-        self._last_task_name = task.get_name().strip()
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """The live line shows the task."""
         self._steps.enter(task)
         if self._steps.current is not None and not self._run.rows:
             self._steps.start_task(task)
 
-    def _print_task_banner(self, task: Any) -> None:
-        """The live line shows the task."""
+    def v2_playbook_on_cleanup_task_start(self, task: Any) -> None:
+        """As any task."""
+        self.v2_playbook_on_task_start(task, False)
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """As any task."""
+        self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Count changes; show texts, findings and progress."""
         if result.task.action == "nanochat.ddp.chat":
             self._for_terminal = result.result
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         seen = result.result
         # Ansible checks the arguments of every role, even those that the tags exclude.
         self._steps.worked = self._steps.worked or not task_name(result.task).startswith(CHECKED_ARGUMENTS)
@@ -150,9 +168,9 @@ class Story(_Named):
                 for key, value in result.result.items()
                 if not key.startswith("_") and key not in ("changed", "failed")
             }
-            text = self._dump_results(shown)
+            text = self._dumped(shown)
         elif not isinstance(text, str):
-            text = self._dump_results({"msg": text})
+            text = self._dumped({"msg": text})
         self._steps.tell(sentence(text))
 
     def _changed(self, result: Any) -> None:
@@ -174,7 +192,7 @@ class Story(_Named):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error with its host; ignored ones are not shown."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         self._findings(result.result)
         if ignore_errors:
             return
@@ -186,7 +204,7 @@ class Story(_Named):
     def _error(self, result: Any, seen: Mapping[str, Any]) -> None:
         self._steps.failed = self._trouble = True
         host, mark = result.host.get_name(), self._terminal.mark("failed")
-        text = sentence(seen.get("msg")) or sentence(self._dump_results(dict(seen)))
+        text = sentence(seen.get("msg")) or sentence(self._dumped(dict(seen)))
         if not result.task.run_once:
             self._hosts_failed.add(host)
         same, self._last_error = text == self._last_error, text
@@ -194,7 +212,7 @@ class Story(_Named):
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """One sentence, and what to do."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         if not result.task.ignore_unreachable:
             self._steps.failed = self._trouble = True
             self._hosts_failed.add(result.host.get_name())
@@ -203,18 +221,18 @@ class Story(_Named):
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         """Nothing happened."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
         """One item of a loop: its findings, and what it would change."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         if result.task.action in DEBUG:
             self._debug_text(result)
         self._findings(result.result)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
         """One item of a loop that failed."""
-        self._handle_warnings_and_exception(result)
+        self._warnings(result)
         self._findings(result.result)
         if not result.task.ignore_errors:
             self._error(result, result.result)
@@ -231,7 +249,8 @@ class Story(_Named):
         parts = seen.get("results") if result.task.loop and "results" in seen else [seen]
         for part in parts:
             if isinstance(part, Mapping) and part.get("diff") and part.get("changed"):
-                diff = self._get_diff(part["diff"])
+                differences = getattr(super(), "_get_diff", self._dumped)
+                diff = differences(part["diff"])
                 if diff:
                     self._steps.tell(f"{result.host.get_name()}: {task_name(result.task)}", C.COLOR_CHANGED)
                     self._terminal.say(sentence(diff), colored=True)
@@ -283,4 +302,4 @@ class Story(_Named):
 
 
 # Ansible knows its verbosity before it loads its display.
-CallbackModule: type[DefaultCallback] = AnsiblesOwn if Display().verbosity > 0 else Story
+CallbackModule: type[DefaultCallback] = AnsiblesOwn if display.verbosity > 0 else Story

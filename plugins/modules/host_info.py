@@ -107,7 +107,8 @@ def main() -> None:
         return str(path) if path else None
 
     module.exit_json(
-        changed=False, probe=probe(run, find, **module.params, remote_tmp=module._remote_tmp or "~/.ansible/tmp")
+        changed=False,
+        probe=probe(run, find, **module.params, remote_tmp=getattr(module, "_remote_tmp", None) or "~/.ansible/tmp"),
     )
 
 

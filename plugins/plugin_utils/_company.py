@@ -25,12 +25,10 @@ from typing import IO, Any, ClassVar
 
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.playbook.play_context import PlayContext
 from ansible.plugins.action import ActionBase
 from ansible.plugins.connection import ConnectionBase
 from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
-from ansible.utils.multiprocessing import context
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
@@ -42,6 +40,7 @@ display = Display()
 
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
+PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password")
 COMPANY_SECONDS = 5.0  # how often to check the children when idle
 
 
@@ -116,7 +115,7 @@ def ledger_of(action: ActionBase, name: str) -> Ledger:
 
 def connection_to(host: str, known: Mapping[str, Any], action: ActionBase, password: str | None) -> ConnectionBase:
     """A connection to a host other than the action's, as Ansible would make it from that host's variables."""
-    play: PlayContext = action._play_context.copy()
+    play = action._play_context.copy()
     play.remote_addr, play.password = host, password
     connection = connection_loader.get(known.get("ansible_connection") or action._task.connection, play, new_stdin=None)
     # A task also has retries and timeout, with another meaning.
@@ -131,7 +130,7 @@ def connection_to(host: str, known: Mapping[str, Any], action: ActionBase, passw
 
 def common_password(action: ActionBase, variables: Mapping[str, Any]) -> str | None:
     """The password entered for all hosts, unless a host has its own."""
-    has_its_own = any(name in variables for name in constants.MAGIC_VARIABLE_MAPPING["password"])
+    has_its_own = any(name in variables for name in PASSWORDS)
     return None if has_its_own else action._play_context.password
 
 
@@ -198,7 +197,9 @@ class FollowingAction(ActionBase):
         with contextlib.suppress(AnsibleError, OSError):
             # A persistent connection would seem to work however long the host is frozen.
             self._connection.reset()
-        self._connection._shell.tmpdir = None
+        shell = getattr(self._connection, "_shell", None)
+        if shell is not None:
+            shell.tmpdir = None
 
     # -- accompanying hosts ------------------------------------------------------------------------------------------------
 
@@ -212,6 +213,7 @@ class FollowingAction(ActionBase):
 
     def _child(self, host: str, variables: Mapping[str, Any]) -> BaseProcess:
         """A process for another host; it exits with this one, and with its group at an interrupt."""
+        context = multiprocessing.get_context("fork")
         child: BaseProcess = context.Process(target=self._follow_other, args=(host, variables), daemon=True)
         child.start()
         return child

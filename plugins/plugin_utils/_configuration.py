@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 from ansible import constants, context
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
@@ -31,12 +32,12 @@ def shows_progress() -> bool:
 
 def display_is_chosen() -> bool:
     """Whether a display was chosen, ours or another."""
-    return bool(constants.config.get_config_value_and_origin("DEFAULT_STDOUT_CALLBACK")[1] != "default")
+    return constants.DEFAULT_STDOUT_CALLBACK != "default" or "ANSIBLE_STDOUT_CALLBACK" in os.environ
 
 
 def facts_are_variables() -> bool:
     """Whether facts from a host become variables, including those by which a play finds files of the controller."""
-    return bool(constants.config.get_config_value("INJECT_FACTS_AS_VARS"))
+    return bool(constants.INJECT_FACTS_AS_VARS)
 
 
 def _at_a_time(hosts: int, enough: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.run_files import ActionModule as RunFiles
+from ansible_collections.nanochat.ddp.plugins.action import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
@@ -34,12 +34,10 @@ SHARE = 0.1  # maximum fraction of the controller's time for the page of a long 
 
 def bring(action: ActionBase, run_dir: str, folder: Path, host: str, variables: Mapping[str, Any]) -> None:
     """Copy a host's new metrics and log through the action's connection."""
-    parts = (action._task, action._connection, action._play_context, action._loader, action._templar)
-    files = RunFiles(*parts, action._shared_loader_obj)
     place = folder / host_folder(host)
     # Invalid data from a host is rejected there and reported by collect; the page continues without it.
     with contextlib.suppress(CopyError):
-        files.bring({"run_dir": run_dir, "dest": str(folder.parent)}, place, dict(variables))
+        run_files.bring(action, {"run_dir": run_dir, "dest": str(folder.parent)}, place, dict(variables))
 
 
 def run_folder(results: str, run_dir: str) -> Path:

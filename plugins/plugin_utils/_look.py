@@ -60,7 +60,7 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
     known = next((str(one) for one in (named, found) if one and str(one).startswith("/")), None)
     if known:
         return [known]
-    names = constants.config.get_config_value("INTERPRETER_PYTHON_FALLBACK", variables=variables)
+    names: Any = variables.get("ansible_interpreter_python_fallback") or constants.INTERPRETER_PYTHON_FALLBACK
     return ["sh", "-c", FIRST.format(names=shlex.join(names), mark=FOUND), "sh"]
 
 
@@ -68,10 +68,11 @@ def bare_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
     """The program's answer; None if bare code cannot run there, and the module must be asked, which explains why."""
-    if not action._connection.has_pipelining:
+    execute = getattr(action, "_low_level_execute_command", None)
+    if execute is None or not action._connection.has_pipelining:
         return None
     argv = [*python_of(action, variables), "-I", "-S", "-"]
-    answer = action._low_level_execute_command(shlex.join(argv), in_data=program(code, params).encode())
+    answer = execute(shlex.join(argv), in_data=program(code, params).encode())
     lines = str(answer.get("stdout") or "").splitlines()
     for line in reversed(lines):
         if line.startswith(MARK):

@@ -20,6 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import
     task_name,
 )
 
+META = ("meta", "ansible.builtin.meta", "ansible.legacy.meta")
 LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and printed without one
 
 
@@ -109,4 +110,4 @@ class Steps:
 
 def _is_helper(task: Any) -> bool:
     """An include or setting between the tasks of a step does not end it."""
-    return task.get_name().startswith(("Gathering", "Validating")) or task.action in C._ACTION_META
+    return task.get_name().startswith(("Gathering", "Validating")) or task.action in META

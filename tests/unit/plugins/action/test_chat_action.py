@@ -54,6 +54,18 @@ def test_over_ssh_with_the_connections_own_options(monkeypatch):
     assert "secret" not in result["line"] and "sshpass" not in result["line"]
 
 
+def test_without_ansibles_own_command_its_documented_options_are_used(monkeypatch):
+    monkeypatch.delattr(type(connection_loader.get("ssh", PlayContext(), os.devnull)), "_build_command")
+    result = act(
+        monkeypatch, "ssh", private_key_file="/keys/my key", ssh_common_args="-J lzw@gate", host_key_checking=False
+    )
+    argv = result["terminal"]
+    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("cd /srv/trainer && ")
+    words = " ".join(argv[1:-3])
+    assert "-p 2222 -l xiaoxin -i /keys/my key -o StrictHostKeyChecking=no -J lzw@gate" in words
+    assert "secret" not in result["line"]
+
+
 def test_on_the_controller(monkeypatch):
     assert act(monkeypatch, "local")["terminal"][:2] == ["/bin/sh", "-c"]
 

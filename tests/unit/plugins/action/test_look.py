@@ -11,7 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import FOUND, discovered, python_of, result_in
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import (
+    FOUND,
+    bare_answer,
+    discovered,
+    python_of,
+    result_in,
+)
 
 ACTION: Any = SimpleNamespace(_templar=SimpleNamespace(template=lambda value: value))
 
@@ -90,3 +96,9 @@ def test_a_hosts_answer_gives_ansible_no_orders(key):
         "changed": False,
         "state": "running",
     }
+
+
+def test_without_ansibles_private_way_to_run_code_the_module_is_asked():
+    """None means so."""
+    action: Any = SimpleNamespace(_connection=SimpleNamespace(has_pipelining=True))
+    assert bare_answer(action, json, {}, {}) is None
