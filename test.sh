@@ -11,10 +11,18 @@ cd "$ROOT"
 COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
+# What is supported; README's table is checked against it (tests/unit/tools/test_matrix.py).
+# ansible-core, and the Pythons that run it: the first one that this machine has plays it. The first line is that of the oldest.
+CORES=("2.19 3.11 3.12 3.13" "2.20 3.12 3.13 3.14" "2.21 3.13 3.12 3.14" "2.22rc 3.13 3.14 3.15")
+# What runs on hosts.
+HOST_PYTHONS=(3.9 3.13)
+# Systems as debootstrap makes them.
+SYSTEMS=(bookworm trixie testing noble)
+
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site")
+EVERY_TIME=("trainer,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening")
+THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
 need_tools() {
     need_packages shellcheck tmux iproute2 procps rsync nftables iptables
@@ -30,7 +38,7 @@ need_trainer_venv() {
     local requirements
     requirements=$(grep -hv '^#' trainer/requirements.txt tools/requirements/trainer-tests.txt | "$VENV/bin/python" -c 'import json, sys; print(json.dumps(sys.stdin.read().split()))')
     ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
-        -a "{\"path\": \"$TRAINER_VENV\", \"requirements\": $requirements}" >"$CACHE/tests-venv.log" 2>&1 ||
+        -a "{\"path\": \"$TRAINER_VENV\", \"requirements\": $requirements, \"torch_index\": \"${TORCH_INDEX:-auto}\"}" >"$CACHE/tests-venv.log" 2>&1 ||
         { cat "$CACHE/tests-venv.log" >&2; die "The trainer's environment could not be made."; }
 }
 
@@ -73,10 +81,94 @@ run_long() {
 run_docs() {
     (
         need_venv docs-tools "$ROOT/docs/site/requirements.txt"
+        # shellcheck disable=SC2030
         export PATH=$VENV/bin:$PATH
         tools/docs.sh
         reuse lint --lines
     )
+}
+
+# played WHAT HOW: a line of the second table at the end.
+played() { printf '  %-36s %s\n' "$1" "$2" >>"$TABLE.played"; }
+
+# find_version VERSION...: sets PYTHON to the first of these versions that there is, also among those of pyenv.
+find_version() {
+    local version path
+    for version in "$@"; do
+        for path in "python$version" ~/.pyenv/versions/"$version".*/bin/python; do
+            if "$path" -c 'import venv, ensurepip' 2>/dev/null; then PYTHON=$path; return; fi
+        done
+    done
+    return 1
+}
+
+# tests_with NAME REQUIREMENT...: an environment of its own with pytest; sets VENV.
+tests_with() {
+    local requirements=$CACHE/$1.txt
+    # Made again once a week, for new releases.
+    printf '%s\n' "# $(date +%G-%V)" 'pytest>=8,<10' 'hypothesis>=6.100,<7' "${@:2}" >"$requirements"
+    need_venv "$1" "$requirements"
+}
+
+# core_tests VERSION TEST...: the tests under the newest release of an ansible-core; VERSION 2.22rc: also before there is one.
+core_tests() {
+    local version=${1%rc}
+    tests_with "core-$version" "ansible-core>=$1,<2.$((${version#2.} + 1))"
+    # shellcheck disable=SC2031
+    env PATH="$VENV/bin:$PATH" PYTHONPATH="$COLLECTIONS" TRAINER_VENV="$TRAINER_VENV" "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${@:2}"
+}
+
+# Every supported ansible-core that this machine can run imports all plugins and passes the tests of what it plays; the newest one also
+# trains, with `all` each does, and the next one that has no release yet. What runs on hosts passes its tests under the Pythons there.
+run_cores() (
+    need_trainer_venv
+    cd "$COLLECTION"
+    local line version pythons what newest=none
+    for line in "${CORES[@]}"; do
+        # shellcheck disable=SC2086
+        [[ $line == *rc* ]] || ! (find_version ${line#* }) || newest=${line%% *}
+    done
+    for line in "${CORES[@]}"; do
+        read -r version pythons <<<"$line"
+        [[ ${1:-} == all || $version != *rc ]] || continue
+        what="imports, actions, display, filters, inventory"
+        # shellcheck disable=SC2086
+        find_version $pythons || { played "ansible-core $version" "not here: no Python ${pythons// / or }"; continue; }
+        local tests=(tests/unit/plugins/{action,callback,filter,inventory,test_imports.py,test_private_names.py})
+        if [ "${1:-}" = all ] || [ "$version" = "$newest" ]; then
+            tests+=(tests/cores)
+            what+=", a training"
+        fi
+        core_tests "$version" "${tests[@]}"
+        played "ansible-core $("$CACHE/core-${version%rc}/bin/python" -c 'import platform, importlib.metadata as m; print(m.version("ansible-core"), "Python", platform.python_version())')" "$what"
+    done
+    for version in "${HOST_PYTHONS[@]}"; do
+        find_version "$version" || { played "hosts with Python $version" "not here: no such Python"; continue; }
+        host_tests "$version" "$newest"
+        played "hosts with Python $("$VENV/bin/python" -c 'import platform; print(platform.python_version())')" "modules and module_utils"
+    done
+)
+
+# host_tests VERSION CORE: what Ansible sends to a host, with that Python there. Of Ansible only its own part for hosts is imported.
+host_tests() {
+    local controllers
+    tests_with "host-$1" 'PyYAML>=6,<7'
+    mkdir -p "$CACHE/ansible-of-hosts"
+    ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
+    mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)' tests/unit/plugins/module{s,_utils})
+    SCHEDULES=100 PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
+        tests/unit/plugins/module{s,_utils}
+}
+
+# README's two commands in bare systems.
+run_systems() {
+    local system log
+    log=$(mktemp)
+    for system in "${@:-${SYSTEMS[@]}}"; do
+        tests/systems/run.sh "$system" | tee "$log"
+        played "$(sed -n 's/^PLAYED \([^:]*\):.*/\1/p' "$log")" "$(sed -n 's/^PLAYED [^:]*: //p' "$log")"
+    done
+    rm "$log"
 }
 
 # Ten rounds that are the same at every run; tests/campaign/run.sh tries others. On a machine with so much other work that an hour has gone by,
@@ -107,7 +199,7 @@ run_molecule() {
 
 run_part() {
     case $1 in
-        molecule:*) run_molecule "${1#molecule:}" ;;
+        *:*) "run_${1%%:*}" "${1#*:}" ;;
         *) "run_$1" ;;
     esac
 }
@@ -174,15 +266,16 @@ main() {
     [ ${#parts[@]} != 0 ] || parts=("${EVERY_TIME[@]}")
     [ "${parts[0]}" != all ] || parts=("${EVERY_TIME[@]}" "${THE_REST[@]}")
     TABLE=$(mktemp)
+    : >"$TABLE.played"
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | long | campaign | storm | ee | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, long, campaign, storm, ee, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | long | campaign | storm | ee | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, cores, cores:all, long, campaign, storm, ee, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
-    trap 'code=$?; cat "$TABLE" >&2; rm "$TABLE"; [ $code = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
+    trap 'code=$?; cat "$TABLE" "$TABLE.played" >&2; rm "$TABLE" "$TABLE.played"; [ $code = 0 ] || say "FAILED: ${part:-set-up}"' EXIT
     need_tools
     for part in "${parts[@]}"; do
         say "== $part"

@@ -303,7 +303,7 @@ def controller(job, *options):
 @pytest.mark.skipif(not HAS_SSHD, reason="needs root and openssh-server")
 def test_field_12_a_second_controller_finds_over_ssh_what_the_first_has_started(job, server, tmp_path):
     # By the oldest Python that a host may have, if there is one.
-    old = Path.home() / ".pyenv/versions/3.8.18/bin/python"
+    old = Path.home() / ".pyenv/versions/3.9.18/bin/python"
     python = str(old if old.exists() else "/usr/bin/python3")
     with listening_sshd(tmp_path, SetEnv=f"TMUX_TMPDIR={server}") as reached:
         options = ["-i", "127.0.0.1,", "-e", json.dumps({**reached, "ansible_python_interpreter": python})]

@@ -383,7 +383,7 @@ def rows() -> Mapping[str, Setting]:
     return _table(RunSettings, HostSettings)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _table(run: Any, host: Any) -> Mapping[str, Setting]:
     return MappingProxyType(
         {row.name: row for kind, scope in ((run, RUN), (host, HOST)) for row in _rows_of(kind, scope)}

@@ -50,7 +50,7 @@ def program(module: str, function: str, *arguments: Any) -> str:
     return _PROGRAM.format(sources=sources_text(module), function=function, arguments=json.dumps(arguments))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def sources_text(module: str) -> str:
     """The sources as the program contains them; cached, because a controller builds a program per host."""
     return json.dumps(sources(module))

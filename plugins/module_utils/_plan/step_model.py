@@ -130,7 +130,7 @@ def job_of(plan: Mapping[str, Any]) -> StepJob:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def touched_rows(vocab_size: int, tokens: int) -> int:
     """Expected number of distinct tokens in a text with Zipf-like frequencies."""
     weights = [1.0 / (rank + 2.7) for rank in range(vocab_size)]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs in a session's tmux pane: starts the run script, logs its output and records how it ended.
 
-Python 3.8 with the standard library, packed into one program with everything it imports. Its only argument is a folder:
+Python 3.9 with the standard library, packed into one program with everything it imports. Its only argument is a folder:
 it reads launch.json there and writes session.json (documented in docs/contract.md).
 Everything that the job starts stays below this process, or is reparented to it, so nothing
 outlives the job. SIGTERM, SIGHUP (shutdown, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second

@@ -158,9 +158,10 @@ def page_of(url: str, project: str, settings: Mapping[str, str]) -> str | None:
     try:
         page = f"{url.rstrip('/')}/{project}/"
         ca_path = bundle if bundle and os.path.isfile(bundle) else None
-        with proxied(settings.get("proxy")), open_url(
-            page, timeout=ANSWER_SECONDS, ca_path=ca_path, http_agent="nanochat.ddp"
-        ) as response:
+        with (
+            proxied(settings.get("proxy")),
+            open_url(page, timeout=ANSWER_SECONDS, ca_path=ca_path, http_agent="nanochat.ddp") as response,
+        ):
             return str(response.read(LONGEST_PAGE).decode("utf-8", "replace")) if response.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException, UrlError):
         return None

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings im
 def refusal(*hosts: dict[str, Any]) -> list[str]:
     names = ["desktop", "laptop", "attic"]
     with pytest.raises(SettingsError) as caught:
-        resolve(list(zip(names, hosts, strict=False)))
+        resolve(list(zip(names, hosts)))
     return [sentence(found) for found in caught.value.findings]
 
 

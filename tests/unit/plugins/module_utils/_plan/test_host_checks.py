@@ -180,7 +180,7 @@ def test_tolerant_the_reason_is_in_the_words_of_ssh(error, reason):
 def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
     known = one_machine(2)
     assert not findings_with(make_plan(known), "one-machine-twice")
-    for host, reach in zip(known, ("192.168.1.10", "desktop.lan"), strict=True):
+    for host, reach in zip(known, ("192.168.1.10", "desktop.lan")):
         host["reach"] = reach
     (told,) = findings_with(make_plan(known), "one-machine-twice")
     assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"

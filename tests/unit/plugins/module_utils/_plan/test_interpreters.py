@@ -31,7 +31,7 @@ def pythons(*versions: str, used: str = "3.11.2") -> dict[str, Any]:
         (pythons("3.12", "3.11", "3.10"), pythons("3.13", "3.11", "3.10"), ["3.11", "3.11"]),
         (pythons("3.14", "3.12"), pythons("3.13"), ["3.12", "3.13"]),
         (pythons("3.12", "3.11", used="3.12.1"), pythons("3.12", "3.11", used="3.12.1"), ["3.12", "3.12"]),
-        (pythons("3.12", "3.11", used="3.8.10"), pythons("3.12", "3.11", used="3.8.10"), ["3.11", "3.11"]),
+        (pythons("3.12", "3.11", used="3.9.2"), pythons("3.12", "3.11", used="3.9.2"), ["3.11", "3.11"]),
     ],
 )
 def test_which_python_is_taken_of_several(one, two, taken):

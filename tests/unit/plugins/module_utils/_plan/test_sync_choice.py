@@ -147,7 +147,7 @@ def products(
     """The plan's ddp_matmul by measurements, for CPUs with and without bf16."""
     facts = [
         {"cpu": {**machine()["cpu"], "native_bf16": able}, "measured": measured, **({"run": run} if run else {})}
-        for machine, able, measured in zip((desktop, laptop), native, found, strict=True)
+        for machine, able, measured in zip((desktop, laptop), native, found)
     ]
     plan = planned({"ddp_matmul": "auto", **settings}, *facts)
     precision = str(plan["training"]["matmul"])

@@ -42,13 +42,13 @@ def plan(
         "training": {**fixed, **training},
         "nodes": [
             {"host": host, "rank": rank, "rows": share, "address": f"192.168.1.{10 + rank}"}
-            for rank, (host, share) in enumerate(zip(hosts, rows, strict=False))
+            for rank, (host, share) in enumerate(zip(hosts, rows))
         ],
     }
 
 
 def speeds(*pass_seconds: float) -> list[Speed]:
-    return [Speed(host, seconds, 0.02, 0.1) for host, seconds in zip(HOSTS, pass_seconds, strict=False)]
+    return [Speed(host, seconds, 0.02, 0.1) for host, seconds in zip(HOSTS, pass_seconds)]
 
 
 def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> PredictedStep:

@@ -24,7 +24,7 @@ SIZES = [
 @pytest.mark.parametrize(("shape", "counts", "flops", "windows"), SIZES, ids=["d4", "d8", "d12", "rounded"])
 def test_field_15_parameters_are_counted(shape, counts, flops, windows):
     names = ("wte", "value_embeds", "lm_head", "transformer_matrices", "scalars", "total")
-    assert model_size.parameters(shape) == dict(zip(names, counts, strict=False))
+    assert model_size.parameters(shape) == dict(zip(names, counts))
     assert model_size.windows(shape) == windows
     if flops:
         assert model_size.flops_per_token(shape) == flops

@@ -99,7 +99,7 @@ PLAN = {
 def test_whether_a_run_stalls(case: str) -> None:
     first, second, stalls = CASES[case]
     ranks = [ObservedRank(run, seconds_without_cpu(run), run["session_age"] or 0.0) for run in (first, second)]
-    assert is_stalled(dict(zip("ab", ranks, strict=True)), StallLimits()) is stalls
+    assert is_stalled(dict(zip("ab", ranks)), StallLimits()) is stalls
 
 
 @pytest.mark.parametrize("case", CASES)
