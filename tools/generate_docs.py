@@ -50,9 +50,9 @@ def group_vars() -> str:
     """inventory/group_vars/trainers.yml: all comments, since a value here would win over hosts.yml."""
     lines = [
         "---",
-        "# Every setting of a job, with its default (of the profile real, where they differ). Copy what you want to change below `vars:` in",
-        "# hosts.yml, without the `# `; one of a host (the last section) beside its name there. What you uncomment here wins over `vars:` in",
-        "# hosts.yml. For one run only: -e ddp_profile=real -e ddp_iterations=100",
+        "# Every setting of a job, with its default (of the profile real, where they differ). Copy those that you want to change to",
+        "# hosts.yml, without the `# `: below `vars:`, or beside the name of a host for one of the last section. One that you uncomment",
+        "# here wins over `vars:` in hosts.yml. For one run only: -e ddp_profile=real -e ddp_iterations=100",
     ]
     for section, settings in sections():
         lines += ["", "", f"# == {section}"]
@@ -74,10 +74,10 @@ def settings_page() -> str:
         "",
         "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/settings_table.py. -->",
         "",
-        "Variables of the inventory, all of them optional. Set them in `inventory/hosts.yml`: those of the last section beside a host's name,",
-        "all others, which belong to the run, below `vars:` of the group `trainers`; for one run with `-e`. An empty value is as good as none.",
-        "`inventory/group_vars/trainers.yml` holds all of them as comments, for copying. What you write there without the `# ` wins over",
-        "`vars:` in hosts.yml, and `-e` wins over everything.",
+        "Variables of the inventory, all of them optional. Set them in `inventory/hosts.yml`: those of the last section beside a host's",
+        "name, all others, which belong to the run, below `vars:` of the group `trainers`; for one run with `-e`, which wins. An empty",
+        "value is as good as none. `inventory/group_vars/trainers.yml` holds all of them as comments, to copy from; one that you",
+        "uncomment there wins over `vars:` in hosts.yml.",
         "A variable `ddp_*` that is not here is refused, with the name that is nearest.",
         "",
         "## Profiles",

@@ -216,7 +216,8 @@ class RunSettings:
     )
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
-        "auto", "exact: float32; bf16, int8, int4: rounded, for slow links; dense, ddp: whole tensors; auto: the fastest that was measured.",
+        "auto",
+        "exact: float32; bf16, int8, int4: rounded, for slow links; dense, ddp: whole tensors; auto: the fastest that was measured.",
         choices=("auto", *ways.NAMES), flag="sync",
     )
     head: str = _training(

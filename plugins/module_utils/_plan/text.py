@@ -209,7 +209,9 @@ def changes(plan: Plan) -> list[str]:
         opened = f"{meets} and ports {ports['low']}-{ports['high']} of every host"
         lines.append(f"active firewalls: {opened}, open to the peers only")
     if plan.get("keeper", {}).get("survive_reboot"):
-        lines.append("start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it")
+        lines.append(
+            "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
+        )
     if plan["narrow_ports"]:
         lines.append(f"net.ipv4.ip_local_port_range of every host: {ports['low']} {ports['high']}")
     return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, lan
 from ansible_collections.nanochat.ddp.tools import generate_docs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,3 +34,18 @@ def test_the_list_of_settings_beside_the_inventory_shows_all_and_sets_none():
     real = {"ddp_profile": "real"}
     assert settings.resolve([("node1", {**given, **real})]).run == settings.resolve([("node1", real)]).run
     assert given["ddp_profile"] == "smoke"
+
+
+@pytest.mark.parametrize(("name", "machines"), [("home", hosts()), ("lab", lan(10))])
+def test_an_inventory_of_the_docs_is_planned_as_it_says(name, machines):
+    source = ROOT / "docs" / "inventories" / f"{name}.yml"
+    inventory = InventoryManager(DataLoader(), [str(source)])
+    group, found = inventory.groups["trainers"].get_vars(), inventory.groups["trainers"].get_hosts()
+    given = [{**group, **{key: value for key, value in host.vars.items() if key.startswith("ddp_")}} for host in found]
+    for machine, host, own in zip(machines, found, given, strict=True):
+        machine.update(name=host.name, settings={key: value for key, value in own.items() if key.startswith("ddp_")})
+    plan = make_plan(machines, tolerant=True).plan
+    assert plan["training"]["profile"] == "real"
+    assert [node["nic"] for node in plan["nodes"]] == [own.get("ddp_nic", "eth0") for own in given]
+    assert plan["training"]["total_batch"] == group["ddp_total_batch"]
+    assert plan["keeper"]["min_hosts"] == group.get("ddp_min_hosts", 1)

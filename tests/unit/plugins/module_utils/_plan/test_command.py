@@ -170,7 +170,9 @@ def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboo
     assert f"any {count - least} of {count} hosts may be away; losing one repeats" in text or count < 3
 
 
-@pytest.mark.parametrize("settings", [{"ddp_restarts": 0}, {"ddp_resume": False}, {"ddp_trainer_source": "/home/me/nanochat"}])
+@pytest.mark.parametrize(
+    "settings", [{"ddp_restarts": 0}, {"ddp_resume": False}, {"ddp_trainer_source": "/home/me/nanochat"}]
+)
 def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
     outcome = make_plan(hosts({"ddp_profile": "real", **settings}), tolerant=True)
     assert "keeper" not in outcome.plan
