@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RUN, rows
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port, one_line
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("start", "membership", "seeing"))]
 PAGES += sorted((ROOT / "docs/guides").glob("*.md"))
@@ -105,7 +106,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(home: Path, *words: str) -> dict[str, Any]:
+def planned(home: Path, *words: str, says: str = "") -> dict[str, Any]:
     """The plan of the copied inventory, all of whose hosts are this machine, so that each needs a folder of its own."""
     written = yaml.safe_load((home / "inventory" / "hosts.yml").read_text(encoding="utf-8"))["trainers"]
     for host, own in written["hosts"].items():
@@ -126,11 +127,16 @@ def planned(home: Path, *words: str) -> dict[str, Any]:
         HOME=str(home),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("earlier versions" in done.stderr, says in one_line(done.stderr)) == (bool(says), True)
     found: dict[str, Any] = json.loads(kept.read_text())["plan"]
     return found
 
 
-@pytest.mark.parametrize("example", list(examples()), ids=str)
+# What follows -e wins in any case, so these are played less often.
+SLOW = {True: [pytest.mark.long], False: []}
+
+
+@pytest.mark.parametrize("example", [pytest.param(one, marks=SLOW[bool(one.words)], id=str(one)) for one in examples()])
 def test_an_example_does_what_it_says(home: Path, example: Example) -> None:
     file = home / "inventory" / "hosts.yml"
     (own,) = (one.yaml for one in examples() if one.page == "README.md" and one.yaml)
@@ -177,3 +183,14 @@ def test_what_is_written_beside_a_host_or_after_e_wins_over_the_group(home: Path
     assert [node["threads"] for node in plan["nodes"]] == [1, 3]
     assert plan["training"]["sync"] == "bf16"
     assert [node["env"]["NANOCHAT_POLITE"] for node in plan["nodes"]] == ["low", "low"]
+
+
+def test_an_inventory_with_the_full_list_of_earlier_versions_keeps_its_meaning_and_is_told(home: Path) -> None:
+    shipped = {row.name: row.default for row in rows().values() if row.scope == RUN}
+    shipped |= {"ddp_min_hosts": 0, "ddp_survive_reboot": False, "ddp_save_minutes": 30}
+    (home / "inventory" / "group_vars" / "trainers.yml").write_text(json.dumps(shipped))
+    (own,) = (one.yaml for one in examples() if one.page == "README.md" and one.yaml)
+    (home / "inventory" / "hosts.yml").write_text(own)
+    plan = planned(home, "-e", "ddp_profile=real", says="what you changed, and delete the rest")
+    assert (plan["model"]["depth"], plan["training"]["iterations"], plan["training"]["save_minutes"]) == (8, 5000, 30)
+    assert plan["keeper"] == {"restarts": 3, "min_hosts": 2, "grace_seconds": 30, "survive_reboot": False}
