@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def literal(value: object) -> str:
 
 
 def of_profiles(setting: settings_table.Setting) -> str:
-    return ", ".join(f"{profile} {getattr(setting, profile)}" for profile in settings_table.PROFILE_NAMES)
+    return ", ".join(f"{profile} {literal(getattr(setting, profile))}" for profile in settings_table.PROFILE_NAMES)
 
 
 def empty_means(setting: settings_table.Setting) -> str:
@@ -46,29 +47,23 @@ def empty_means(setting: settings_table.Setting) -> str:
 
 
 def group_vars() -> str:
-    """inventory/group_vars/trainers.yml."""
+    """inventory/group_vars/trainers.yml: all comments, since a value here would win over hosts.yml."""
     lines = [
         "---",
-        "# Every setting of a job. What is left empty comes from ddp_profile or is worked out by the plan; see also docs/settings.md.",
-        "# One run only: ansible-playbook train.yml -i inventory -e ddp_profile=real -e ddp_iterations=100",
+        "# Every setting of a job, with its default (of the profile real, where they differ). Copy those that you want to change to",
+        "# hosts.yml, without the `# `: below `vars:`, or beside the name of a host for one of the last section. One that you uncomment",
+        "# here wins over `vars:` in hosts.yml. For one run only: -e ddp_profile=real -e ddp_iterations=100",
     ]
     for section, settings in sections():
-        lines += [
-            "",
-            "",
-            f"# == {section}" + (": set these for a host, in hosts.yml" if section == "Each host" else ""),
-        ]
+        lines += ["", "", f"# == {section}"]
         for setting in settings:
-            empty = empty_means(setting)
             choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
-            why, otherwise = f"# {setting.why}{choices}", f"Empty: {empty}." if empty else ""
-            together = f"{why} {otherwise}".rstrip()
-            lines += [
-                "",
-                *([together] if len(together) <= WIDTH else [why, *([f"# {otherwise}"] if otherwise else [])]),
-            ]
-            mark = "# " if setting.scope == settings_table.HOST else ""
-            lines.append(f"{mark}{setting.name}: {literal(setting.default)}".rstrip())
+            kind = "Default" if setting.from_profile else "Empty"
+            empty = f" {kind}: {empty_means(setting)}." if empty_means(setting) else ""
+            about = f"{setting.why}{choices}{empty}"
+            lines += ["", *textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="# ")]
+            value = setting.real if setting.from_profile else setting.default
+            lines.append(f"# {setting.name}: {literal(value)}".rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -79,9 +74,10 @@ def settings_page() -> str:
         "",
         "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/settings_table.py. -->",
         "",
-        "Variables of the inventory, all of them optional. Those of a host may differ from host to host; all others belong to the run and",
-        "must be the same everywhere: set them for the group, in `inventory/group_vars/`, or with `-e` for one run. An empty value is as",
-        "good as none.",
+        "Variables of the inventory, all of them optional. Set them in `inventory/hosts.yml`: those of the last section beside a host's",
+        "name, all others, which belong to the run, below `vars:` of the group `trainers`; for one run with `-e`, which wins. An empty",
+        "value is as good as none. `inventory/group_vars/trainers.yml` holds all of them as comments, to copy from; one that you",
+        "uncomment there wins over `vars:` in hosts.yml.",
         "A variable `ddp_*` that is not here is refused, with the name that is nearest.",
         "",
         "## Profiles",
@@ -94,7 +90,7 @@ def settings_page() -> str:
     ]
     for setting in settings_table.rows().values():
         if setting.from_profile:
-            values = " | ".join(str(getattr(setting, profile)) for profile in settings_table.PROFILE_NAMES)
+            values = " | ".join(literal(getattr(setting, profile)) for profile in settings_table.PROFILE_NAMES)
             lines.append(f"| `{setting.name}` | {values} |")
     for section, settings in sections():
         lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]

@@ -133,15 +133,17 @@ class RunSettings:
         low=10, most=1_000_000, flag="timeout-seconds",
     )
     restarts: int = _run(
-        None, "How often per hour a keeper on each host restarts the run after its own errors; lost hosts do not count. 0: no keepers.",
+        None, "Each host's keeper restarts the run after an error, at most this often an hour; a host that goes away is no error. 0: none.",
         smoke=0, real=3, low=0, empty="3 with ddp_profile=real, where the trainer can; 0 else",
     )
-    min_hosts: int = _run(
-        0, "With ddp_restarts: continue without lost hosts while this many are left; they rejoin when they are back. 0: all hosts.", low=0,
+    min_hosts: Optional[int] = _run(
+        None, "With ddp_restarts: continue without lost hosts while this many are left; they rejoin when they are back. 0: all hosts.",
+        low=0, empty="smoke all hosts, real half of them, rounded up",
     )
     grace: int = _run(30, "With ddp_restarts: seconds to wait for a lost host before the others continue without it.", low=0)
     survive_reboot: bool = _run(
-        False, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.",
+        None, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.",
+        smoke=False, real=True,
     )
 
     # The model
@@ -209,17 +211,18 @@ class RunSettings:
         smoke=5, real=250, low=-1, flag="save-every",
     )
     save_minutes: int = _training(
-        30, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every.",
-        low=0,
+        None, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every.",
+        smoke=30, real=10, low=0,
     )
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
-        "auto", "How gradients travel: in float32 (exact), rounded, or as whole tensors (dense, ddp); auto: as measured.",
+        "auto",
+        "exact: float32; bf16, int8, int4: rounded, for slow links; dense, ddp: whole tensors; auto: the fastest that was measured.",
         choices=("auto", *ways.NAMES), flag="sync",
     )
     head: str = _training(
         "auto",
-        "Output layer: whole, shared (each host has a part), or auto: what sends less; whole with ddp_min_hosts.",
+        "Output layer: whole, shared (in parts), or auto: what sends less; if you set ddp_min_hosts, shared only if over 5 % faster.",
         choices=("auto", "whole", "shared"), flag="head",
     )
     matmul: str = _training(

@@ -62,7 +62,7 @@ START_SECONDS, SETUP_SECONDS, VENV_SECONDS = 10.0, 60.0, 180.0
 COLLECT_SECONDS, COLLECT_RATE = 6.0, 50e6
 LEAST_SECONDS = 10.0  # of training
 MOST_KEPT = 2**36
-SAVES, MOST_SAVE_MINUTES = 10, 30
+SAVES = 10
 
 
 class Clock(NamedTuple):
@@ -316,7 +316,7 @@ def with_steps_in_time(asked: Asked, row: Row, hosts: Sequence[Host], head: str,
 def with_model(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:
     """The settings with a model and batch filled in; kept: those of the resumed run, if any."""
     seconds = deadline(run, 0.0) if run.budget else float(UNITS["h"])
-    minutes = max(1, min(MOST_SAVE_MINUTES, int(seconds / 60 / SAVES)))
+    minutes = max(1, min(run.save_minutes, int(seconds / 60 / SAVES)))
     more: Dict[str, Any] = {"save_every": -1, "save_minutes": minutes, **kept}
     left_open = {name: value for name, value in more.items() if f"ddp_{name}" not in asked.given}
     return dataclasses.replace(asked, run=dataclasses.replace(run, **left_open))

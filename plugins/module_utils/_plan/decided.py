@@ -126,7 +126,7 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
         dtype = Decision("bfloat16" if device.value == "cuda" else "float32", DEFAULT, f"on {device.value}")
     tried = _tries_products(run, device.value, dtype.value, hosts)
     matmul = _matmul(asked, dtype.value, tried, hosts)
-    restarts, min_hosts, survive_reboot = _keepers(asked, ours)
+    restarts, min_hosts, survive_reboot = _keepers(asked, ours, len(hosts))
     return Basis(
         name=stages.run_name(run),
         stage=run.stage,
@@ -173,7 +173,7 @@ def iterations(asked: Asked) -> Decision[int]:
     return as_set(asked, "iterations")
 
 
-def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], Decision[bool]]:
+def _keepers(asked: Asked, ours: bool, hosts: int) -> Tuple[Decision[int], Decision[int], Decision[bool]]:
     """(restarts, min_hosts, survive_reboot)."""
     run = asked.run
     if run.stage == stages.EVAL:
@@ -182,7 +182,15 @@ def _keepers(asked: Asked, ours: bool) -> Tuple[Decision[int], Decision[int], De
     restarts = as_set(asked, "restarts")
     if restarts.by != USER and not (ours and run.resume):
         restarts = Decision(0, TRAINER, "restarts need ddp_resume and this collection's trainer")
-    return restarts, as_set(asked, "min_hosts"), as_set(asked, "survive_reboot")
+    able = restarts.value > 0
+    min_hosts, survive_reboot = as_set(asked, "min_hosts"), as_set(asked, "survive_reboot")
+    if min_hosts.by != USER:
+        min_hosts = Decision(
+            -(-hosts // 2) if able and run.profile == "real" else 0, PROFILE, "half of the hosts with ddp_profile real"
+        )
+    if survive_reboot.by != USER:
+        survive_reboot = Decision(able and survive_reboot.value, PROFILE)
+    return restarts, min_hosts, survive_reboot
 
 
 def _batch_split(asked: Asked, ours: bool) -> Decision[str]:
@@ -192,8 +200,8 @@ def _batch_split(asked: Asked, ours: bool) -> Decision[str]:
 
 
 def may_lose_hosts(basis: Basis, hosts: int) -> bool:
-    """Whether the run can continue with fewer hosts."""
-    return bool(basis.restarts.value and 0 < basis.min_hosts.value < hosts)
+    """Whether the run can continue with fewer hosts because the user said so; the profile's number does not make steps slower."""
+    return bool(basis.restarts.value and basis.min_hosts.by == USER and 0 < basis.min_hosts.value < hosts)
 
 
 def decide_rebalance(asked: Asked, basis: Basis, hosts: int) -> Decision[bool]:

@@ -68,7 +68,7 @@ def training_lines(plan: Plan) -> list[str]:
         f"on {first['device']} in {first['dtype']}, sync {sync(training)}, head {training['head']}, "
         f"products {training['matmul']}, {schedule(training)}",
         f"{resumes}, times out after {plan['timeout_seconds']} s if a rank is missing",
-        *loss_lines(plan),
+        *absence_lines(plan),
         *polite_lines(plan),
     ]
 
@@ -89,12 +89,24 @@ def evaluation(plan: Plan) -> str:
     )
 
 
-def loss_lines(plan: Plan) -> list[str]:
-    """The cost of losing a host, if the run continues after that: the others can save unless part of the head is lost."""
-    if "keeper" not in plan:
+def absence_lines(plan: Plan) -> list[str]:
+    """Who may be away, and the steps repeated when a host is lost."""
+    names, keeper, training = [node["host"] for node in plan["nodes"]], plan.get("keeper"), plan["training"]
+    if len(names) < 2:
         return []
-    rescued = plan["training"]["head"] == "whole"
-    return ["losing a host costs %s" % ("a step or two" if rescued else "the steps since the last save")]
+    spare = len(names) - keeper["min_hosts"] if keeper else 0
+    every, minutes = training["save_every"], training["save_minutes"]
+    saves = [plural(every, "step")] * (every > 0) + [plural(minutes, "minute")] * (minutes > 0)
+    since_save = f"up to {' or '.join(saves)}" if saves and training["resume"] else "all steps"
+    if not keeper:
+        return [f"no host may be away: the run ends; a restart repeats {since_save}"]
+    if not spare:
+        who = "no host may be away: the others wait"
+    else:
+        who = f"{' or '.join(names) if len(names) == 2 else f'any {spare} of {len(names)} hosts'} may be away"
+    rescued = training["head"] == "whole"
+    repeats = "a step or two" if rescued else f"{since_save} (with ddp_head whole: a step or two)"
+    return [f"{who}; losing one repeats {repeats}"]
 
 
 def polite_lines(plan: Plan) -> list[str]:
@@ -196,6 +208,10 @@ def changes(plan: Plan) -> list[str]:
             meets = f"port {plan['master']['port']}, the keepers' port {', '.join(map(str, keepers))}"
         opened = f"{meets} and ports {ports['low']}-{ports['high']} of every host"
         lines.append(f"active firewalls: {opened}, open to the peers only")
+    if plan.get("keeper", {}).get("survive_reboot"):
+        lines.append(
+            "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
+        )
     if plan["narrow_ports"]:
         lines.append(f"net.ipv4.ip_local_port_range of every host: {ports['low']} {ports['high']}")
     return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]

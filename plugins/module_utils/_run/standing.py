@@ -233,7 +233,7 @@ MOST_ABSENCES = 6  # the newest ones are shown
 
 
 def history(runs: Runs) -> List[str]:
-    """Absences, repeated steps and discarded steps."""
+    """Absences, repeated steps, and what a split set aside: a line for each host whose part had fewer steps."""
     texts: List[str] = []
     records = {host: run["membership"] for host, run in runs.items() if run.get("membership")}
     if records and len(parts(runs)) < 2:
@@ -241,9 +241,12 @@ def history(runs: Runs) -> List[str]:
         texts += [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
         texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest.get("repeated") else []
     for host, keeper in records.items():
-        texts += [gave_way_text(one) for one in keeper.get("gave_way") or []]
-        kept = [one["path"] for one in keeper.get("kept") or []]
-        texts += ["discarded checkpoints are kept on %s: %s" % (host, ", ".join(kept))] if kept else []
+        aside = [gave_way_text(one) for one in keeper.get("gave_way") or []]
+        kept = ", ".join(one["path"] for one in keeper.get("kept") or [])
+        if aside or kept:
+            texts.append(
+                "; ".join(aside or ["steps of %s were set aside" % host]) + ("; they are in %s" % kept if kept else "")
+            )
     return texts
 
 
@@ -256,7 +259,7 @@ def absence_text(one: Mapping[str, Any]) -> str:
 
 def gave_way_text(one: Mapping[str, Any]) -> str:
     """A host's steps do not count, because another part of the run had more."""
-    return "%s yielded at %s: its %d steps from %d to %d do not count, because others had made more" % (
+    return "%s yielded at %s: its %d steps from %d to %d were set aside, because others had made more" % (
         one["host"],
         clock_text(float(one["time"])),
         one["until"] - one["since"],

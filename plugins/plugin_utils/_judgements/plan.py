@@ -18,7 +18,8 @@ from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import is_unset
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
@@ -75,6 +76,7 @@ def judge_questions(task: JudgeTask) -> dict[str, object]:
     hosts = hosts_of(task)
     refuse_limit(task)
     tell_what_is_lacking(len(hosts))
+    tell_of_full_list(hosts)
     return {"questions": questions(hosts)}
 
 
@@ -161,6 +163,20 @@ def tell_what_is_lacking(hosts: int) -> None:
     )
     if said:
         display.display(said, stderr=True)
+
+
+def tell_of_full_list(hosts: list[Given]) -> None:
+    """Printed if the inventory still has the list of settings that earlier versions shipped with values, since hosts.yml loses to it."""
+    given = hosts[0]["settings"] if hosts else {}
+    repeated = [
+        name for name in rows() if name in given and (is_unset(given[name]) or given[name] == rows()[name].default)
+    ]
+    if len(repeated) > len(rows()) / 2:
+        display.display(
+            f"The inventory repeats the defaults of {len(repeated)} settings, as the group_vars/trainers.yml of earlier versions did: "
+            "whatever stands there wins over `vars:` in hosts.yml. Keep in it what you changed, and delete the rest.",
+            stderr=True,
+        )
 
 
 def refuse_limit(task: JudgeTask) -> None:

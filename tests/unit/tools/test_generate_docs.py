@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, lan
 from ansible_collections.nanochat.ddp.tools import generate_docs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,20 +25,27 @@ def test_the_page_is_in_step_with_the_code(name):
     assert (ROOT / name).read_text(encoding="utf-8") == generate_docs.PAGES[name](), "run tools/generate_docs.py"
 
 
-def test_the_default_inventory_shows_every_setting_and_gives_only_defaults():
+def test_the_list_of_settings_beside_the_inventory_shows_all_and_sets_none():
     text = (ROOT / "inventory/group_vars/trainers.yml").read_text(encoding="utf-8")
-    given = yaml.safe_load(text)
-    assert settings.resolve([("node1", given)]).run == settings.resolve([("node1", {})]).run
-    for setting in settings_table.rows().values():
-        assert f"{setting.name}:" in text
-        # Those of a host stand in hosts.yml, which a group's file would overrule.
-        assert (setting.name in given) == (setting.scope == settings_table.RUN)
+    assert yaml.safe_load(text) is None, "it would win over hosts.yml"
+    # Whoever takes out the marks gets the defaults of the real profile.
+    given = yaml.safe_load(re.sub(r"^# (?=ddp_)", "", text, flags=re.MULTILINE))
+    assert list(given) == list(settings_table.rows())
+    real = {"ddp_profile": "real"}
+    assert settings.resolve([("node1", {**given, **real})]).run == settings.resolve([("node1", real)]).run
+    assert given["ddp_profile"] == "smoke"
 
 
-@pytest.mark.parametrize("name", ["home", "lab"])
-def test_the_settings_of_other_topologies_are_valid(name):
-    folder = ROOT / "docs" / "inventories" / name
-    group = yaml.safe_load((folder / "group_vars/trainers.yml").read_text(encoding="utf-8"))
-    trainers = yaml.safe_load((folder / "hosts.yml").read_text(encoding="utf-8"))["trainers"]
-    hosts = [(host, {**group, **trainers.get("vars", {}), **(own or {})}) for host, own in trainers["hosts"].items()]
-    settings.resolve(hosts)
+@pytest.mark.parametrize(("name", "machines"), [("home", hosts()), ("lab", lan(10))])
+def test_an_inventory_of_the_docs_is_planned_as_it_says(name, machines):
+    source = ROOT / "docs" / "inventories" / f"{name}.yml"
+    inventory = InventoryManager(DataLoader(), [str(source)])
+    group, found = inventory.groups["trainers"].get_vars(), inventory.groups["trainers"].get_hosts()
+    given = [{**group, **{key: value for key, value in host.vars.items() if key.startswith("ddp_")}} for host in found]
+    for machine, host, own in zip(machines, found, given, strict=True):
+        machine.update(name=host.name, settings={key: value for key, value in own.items() if key.startswith("ddp_")})
+    plan = make_plan(machines, tolerant=True).plan
+    assert plan["training"]["profile"] == "real"
+    assert [node["nic"] for node in plan["nodes"]] == [own.get("ddp_nic", "eth0") for own in given]
+    assert plan["training"]["total_batch"] == group["ddp_total_batch"]
+    assert plan["keeper"]["min_hosts"] == group.get("ddp_min_hosts", 1)

@@ -107,6 +107,14 @@ def test_batch_follows_the_law_but_leaves_enough_steps():
     assert deep.total_batch >= 2**17
 
 
+@pytest.mark.parametrize(
+    ("asked", "minutes"),
+    [({}, 10), ({"ddp_budget": "20m"}, 2), ({"ddp_profile": "smoke"}, 30), ({"ddp_save_minutes": 7}, 7)],
+)
+def test_a_long_run_saves_as_often_as_its_profile_and_a_short_one_more_often(asked, minutes):
+    assert made({"ddp_budget": "8h", **asked}).plan["training"]["save_minutes"] == minutes
+
+
 def test_what_somebody_set_stays():
     outcome = made({"ddp_budget": "8h", "ddp_depth": 6, "ddp_total_batch": 8192, "ddp_save_every": 7})
     training = outcome.plan["training"]

@@ -15,6 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import ren
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     flag,
     hosts,
+    lan,
     one_machine,
     planned,
     refusal,
@@ -157,6 +158,35 @@ def test_a_keeper_on_every_host():
     crowded = {"ddp_restarts": 3, "ddp_keeper_port": 29499, "ddp_tracker": "mlflow", "ddp_tracker_port": 29501}
     assert [one["keeper_port"] for one in make_plan(one_machine(3, crowded)).plan["nodes"]] == [29499, 29502, 29503]
     assert questions(hosts(asked))["laptop"]["ports"] == [29500, 29501, 29502]
+
+
+@pytest.mark.parametrize(("count", "least"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboot(count, least):
+    plan = make_plan(lan(count, {"ddp_profile": "real"})).plan
+    assert plan["keeper"] == {"restarts": 3, "min_hosts": least, "grace_seconds": 30, "survive_reboot": True}
+    assert plan["training"]["save_minutes"] == 10
+    text = render(plan)
+    assert "start after a reboot: a user unit of systemd" in text
+    assert f"any {count - least} of {count} hosts may be away; losing one repeats" in text or count < 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ddp_restarts": 0}, {"ddp_resume": False}, {"ddp_trainer_source": "/home/me/nanochat"}]
+)
+def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
+    outcome = make_plan(hosts({"ddp_profile": "real", **settings}), tolerant=True)
+    assert "keeper" not in outcome.plan
+    assert (outcome.decided.min_hosts.value, outcome.decided.survive_reboot.value) == (0, False)
+    repeats = "up to 250 steps or 10 minutes" if outcome.plan["training"]["save_minutes"] else "up to 250 steps"
+    repeats = repeats if outcome.plan["training"]["resume"] else "all steps"
+    assert f"no host may be away: the run ends; a restart repeats {repeats}\n" in render(outcome.plan)
+
+
+def test_what_an_inventory_says_of_absence_wins_over_the_profile():
+    asked = {"ddp_profile": "real", "ddp_min_hosts": 0, "ddp_save_minutes": 30, "ddp_survive_reboot": False}
+    plan = planned(asked)
+    assert (plan["keeper"]["min_hosts"], plan["keeper"]["survive_reboot"]) == (2, False)
+    assert plan["training"]["save_minutes"] == 30
 
 
 def test_checkpoints_by_time_can_be_switched_off():

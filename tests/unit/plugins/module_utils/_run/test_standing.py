@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import standing
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import status_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
 
 
@@ -51,9 +51,10 @@ def test_a_look_that_was_too_early_is_no_part_apart() -> None:
 def test_who_gave_way_is_told_with_its_steps_and_where_they_are() -> None:
     gone = {"time": 1.7e9, "host": "desktop", "since": 1900, "until": 2330, "why": "3 files"}
     word = {**TOGETHER, "gave_way": [gone], "kept": [{"path": "/runs/d4/apart/generation-6", "checkpoint": 2300}]}
-    said = told(desktop=run_of(word), laptop=run_of(TOGETHER))
-    assert "its 430 steps from 1900 to 2330 do not count" in said
-    assert "kept on desktop: /runs/d4/apart/generation-6" in said
+    runs = {"desktop": run_of(word), "laptop": run_of(TOGETHER)}
+    line = "its 430 steps from 1900 to 2330 were set aside, because others had made more; they are in /runs/d4/apart/generation-6\n"
+    assert line in told(**runs) + "\n"
+    assert line in closing_table([{"host": host, "run": run} for host, run in runs.items()]) + "\n"
 
 
 def test_a_dead_keeper_is_named_by_itself_and_by_who_waits_for_it() -> None:
