@@ -355,7 +355,6 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "dtype": decided.dtype.value,
         "threads": shares.threads_of(host, hosts),
         "cores": shares.cores_of(host, hosts) if on_cpu else None,
-        "core_sets": shares.core_sets(host, hosts) if decided.ours and on_cpu else [],
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),

@@ -184,12 +184,9 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
-    radio = [
-        node["host"] for node in evidence.plan["nodes"] if evidence.nic(node["host"], node["nic"]).get("kind") == "wifi"
-    ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
-    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())), began)
+    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

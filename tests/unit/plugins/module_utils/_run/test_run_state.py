@@ -436,20 +436,15 @@ def test_weights_that_differed_once_are_never_called_identical() -> None:
 
 
 def test_shares_are_those_of_the_newest_step_and_of_the_plan_before_the_first(folder: Folder) -> None:
-    folder.put("measured.json", {"links": {"b": [940.0, 0.2]}})
     folders = {"base_dir": str(folder.path), "run_dir": str(folder.path)}
     node = {"host": "a", "rank": 0, "rows": 4, "env": {"TOKEN": "x"}, **folders}
-    folder.put("plan.json", {"world": 1, "nodes": [node], "model": {"depth": 4}, "training": {"sync": "exact"}})
+    folder.put("plan.json", {"world": 1, "nodes": [node], "model": {"depth": 4}, "training": {"timed": "8h"}})
     run = folder.read()
-    assert (run["rows"], run["rows_changed"], run["links"]) == (4, None, {"b": [940.0, 0.2]})
-    assert run["plan_facts"]["nodes"] == [{"host": "a", "rank": 0, "address": None, "rows": 4}]
+    assert (run["rows"], run["rows_changed"], run["timed"]) == (4, None, "8h")
     folder.put("session.json", session())
     folder.metrics(start(), *(step(n, rows=4 if n < 3 else 6, forward_backward_seconds=float(n)) for n in range(6)))
     run = folder.read()
     assert (run["rows"], run["rows_before"], run["rows_changed"]) == (6, 4, 3)
-    # Without the first step after the change.
-    assert (run["compute_seconds"], run["optimizer_seconds"]) == (4.5, 0.0)
-    assert folder.read(rank=1)["plan_facts"] is None
 
 
 def test_time_left_of_a_run_that_ends_at_a_time_is_that_of_the_clock():
