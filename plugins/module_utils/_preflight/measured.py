@@ -15,26 +15,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 
-def by_precision(results: Sequence[Mapping[str, Any]], key: str) -> Document:
-    """The first measured precision of matrix products (the results' item); with several, each one's in `products`.
-    key: what was measured."""
-    timed = {str(result.get("item")): measured_step(result) for result in results}
-    products = {matmul: found for matmul, found in timed.items() if found}
-    if not products:
-        return {}
-    kept = {"key": key, **next(iter(products.values()))}
-    return {**kept, "products": products} if len(timed) > 1 else kept
-
-
-def measured_step(result: Mapping[str, Any]) -> Document | None:
-    """A measured step's result; None if it failed."""
+def measured_step(result: Mapping[str, Any], key: str) -> Document:
+    """The result of scripts.measure_step with what was measured; empty if it failed."""
     found = last_object(result)
-    return found if found and speed_of(found) else None
-
-
-def speed_of(found: Document) -> float:
-    """Tokens per second; 0 if unknown."""
-    return finite(found.get("tokens_per_second")) or 0.0
+    return {"key": key, **found} if found and finite(found.get("tokens_per_second")) else {}
 
 
 def last_object(result: Mapping[str, Any]) -> Document | None:

@@ -191,14 +191,9 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Hosts on which measuring a step failed."""
-    found = []
-    for node in plan["nodes"]:
-        # One for each set of processors tried.
-        tries = piece(seen, node["host"], "step").get("results") or []
-        failed = [result for result in tries if result.get("rc") and "error" in program_answer(result)]
-        if failed and len(failed) == len(tries):
-            found.append(finding("step-not-measured", node["host"], str(program_answer(failed[0])["error"])))
-    return found
+    results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
+    failed = {host: program_answer(result) for host, result in results.items() if result.get("rc")}
+    return [finding("step-not-measured", host, str(told["error"])) for host, told in failed.items() if "error" in told]
 
 
 def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:

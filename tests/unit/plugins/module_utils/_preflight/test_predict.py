@@ -365,19 +365,19 @@ def test_ways_are_not_told_where_there_is_no_choice():
     assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
 
 
-def timed(speed, rc=0, matmul="fp32"):
-    return {"rc": rc, "stdout": json.dumps({"tokens_per_second": speed}), "item": matmul}
-
-
-def test_each_precision_of_products_is_kept_by_itself():
-    found = measured.by_precision([timed(130), timed(150, matmul="bf16")], "k")
-    assert (found["tokens_per_second"], found["key"]) == (130, "k")
-    assert {name: one["tokens_per_second"] for name, one in found["products"].items()} == {"fp32": 130, "bf16": 150}  # type: ignore[attr-defined]
-    # One that could not be measured is no choice.
-    found = measured.by_precision([timed(100), timed(150, rc=1, matmul="bf16")], "k")
-    assert list(found["products"]) == ["fp32"]  # type: ignore[call-overload]
-    assert measured.by_precision([timed(100)], "k") == {"key": "k", "tokens_per_second": 100}
-    assert measured.by_precision([{"rc": 1, "stdout": "", "item": "fp32"}, {"skipped": True}], "k") == {}
+def test_a_step_that_was_not_measured_is_empty():
+    said = json.dumps({"tokens_per_second": 130})
+    assert measured.measured_step({"rc": 0, "stdout": f"warming up\n{said}\n"}, "k") == {
+        "key": "k",
+        "tokens_per_second": 130,
+    }
+    for result in (
+        {"rc": 1, "stdout": said},
+        {"rc": 0, "stdout": "{}"},
+        {"rc": 0, "stdout": "killed"},
+        {"skipped": True},
+    ):
+        assert measured.measured_step(result, "k") == {}
 
 
 def test_why_products_were_taken_is_told():
