@@ -280,7 +280,8 @@ class _Probed(TypedDict, total=False):
 
 
 class Given(_Probed):
-    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it."""
+    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it, `login` how
+    this controller's user logs in there."""
 
     name: str
     settings: Mapping[str, object]

@@ -354,6 +354,21 @@ def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
     assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(tmp_path / "runs" / "new")
 
 
+def test_a_run_that_is_only_prepared_is_not_the_newest(tmp_path: Path) -> None:
+    finished, started, prepared = (tmp_path / "runs" / name for name in ("finished", "started", "prepared"))
+    for path in (finished / "plan.json", finished / "base_checkpoints/finished/meta_000010.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (prepared / "data").mkdir(parents=True)
+    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(finished)
+    started.mkdir()
+    (started / "plan.json").write_text("{}")
+    os.utime(finished / "plan.json", (1, 1))
+    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(started)
+    # Whoever wants a model takes one that there is.
+    assert find.find_run_dir({"base_dir": str(tmp_path), "with_model": True}) == str(finished)
+
+
 class Time:
     """A clock that only sleeping moves."""
 
