@@ -277,6 +277,7 @@ class _Probed(TypedDict, total=False):
     probe: Optional[Mapping[str, object]]
     error: Optional[str]
     reach: Optional[str]
+    login: Optional[str]
 
 
 class Given(_Probed):

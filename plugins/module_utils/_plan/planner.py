@@ -171,8 +171,8 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
     """A host with its settings, its probe, and the newest measurement."""
     name, probe = host["name"], host.get("probe") or {}
     found = measured[name] if name in measured else section(probe, "measured")
-    error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
-    return Host(name, asked.hosts[name], probe, error, reach, found, login=login)
+    found_host = Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
+    return found_host._replace(login=host.get("login") or "")
 
 
 def decide(

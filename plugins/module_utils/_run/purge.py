@@ -125,7 +125,7 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
 
 
 def in_brief(base: str, paths: List[str]) -> str:
-    """What these paths are, in a line: runs and data sets by their names, copied files by their folder and number."""
+    """Name these paths in a line: runs and data sets by their names, copied files by their folder and number."""
     groups: Dict[str, List[str]] = {}
     for path in paths:
         folder, dummy, name = os.path.relpath(path, base).partition(os.sep)
