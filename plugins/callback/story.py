@@ -27,6 +27,7 @@ requirements:
 
 import atexit
 import json
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -93,7 +94,9 @@ class Story(_Named):
         self._seen_findings: set[tuple[str, ...]] = set()
         self._last_error = ""
         self._begun = time.monotonic()
+        self._over = True  # until a play starts
         atexit.register(self._at_exit)
+        let_workers_end_silently()
 
     def _show_in_step(self, msg: str, color: str | None) -> bool:
         """Show other plugins' output under the current step."""
@@ -126,6 +129,7 @@ class Story(_Named):
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play has no line of its own."""
+        self._over = False
         extra = getattr(play.get_variable_manager(), "extra_vars", {})
         self._terminal.quiet = boolean(extra.get("ddp_json", False), strict=False)
 
@@ -265,6 +269,7 @@ class Story(_Named):
             "No host matches: does the inventory (-i) have a group `trainers`?",
             C.COLOR_ERROR,
         )
+        self._over = True
         raise SystemExit(1)
 
     def v2_playbook_on_no_hosts_remaining(self) -> None:
@@ -272,6 +277,7 @@ class Story(_Named):
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """The last line: the duration, and failures."""
+        self._over = True
         self._steps.leave()
         self._terminal.hide()
         if self._for_terminal:
@@ -295,10 +301,20 @@ class Story(_Named):
         """Restore the terminal after an interruption, and say what that means for the training."""
         # Someone who presses Ctrl-C twice should read it too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self._terminal.leave() and self._run.unfinished:
+        if not self._terminal.leave() or self._terminal.quiet:
+            return
+        if self._run.unfinished:
             self._terminal.say(
                 "Training continues in the background; watch it with nanochat.ddp.status, stop it with nanochat.ddp.stop."
             )
+        elif not self._over:
+            stays = "Nothing was changed" if self._steps.only_looked else "What was done stays"
+            self._terminal.say(f"Interrupted. {stays}; to go on, run the same command again.")
+
+
+def let_workers_end_silently() -> None:
+    """Ctrl-C reaches Ansible's workers, too, until they are detached: end them by the signal, not with Python's traceback."""
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None)
 
 
 # Ansible knows its verbosity before it loads its display.

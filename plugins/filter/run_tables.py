@@ -14,7 +14,6 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_lines, worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
@@ -50,22 +49,16 @@ def rows_of(results: Any) -> list[run_table.Row]:
 
 
 def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
-    """The closing table, followed by each host's contribution and the prediction compared with the result."""
+    """The closing table, followed by the prediction compared with the result."""
     rows = rows_of(results)
     happened = {row["host"]: row["run"] for row in rows}
     beside = comparison_text(prediction, happened) if prediction else ""
-    return printable("\n".join([run_table.closing_table(rows, width()), *worth(rows), *([beside] if beside else [])]))
-
-
-def worth(rows: list[run_table.Row]) -> list[str]:
-    """Lines below a table: what each host adds to the speed."""
-    return [f"  {line}" for line in worth_lines({row["host"]: row["run"] for row in rows})]
+    return printable("\n".join([run_table.closing_table(rows, width()), *([beside] if beside else [])]))
 
 
 def status_table(results: Any, stall_factor: float = 5.0) -> str:
-    """The status screen, followed by each host's contribution."""
-    rows = rows_of(results)
-    return printable("\n".join([run_table.status_table(rows, width(), float(stall_factor)), *worth(rows)]))
+    """The status screen."""
+    return printable(run_table.status_table(rows_of(results), width(), float(stall_factor)))
 
 
 def live_view(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
@@ -75,9 +68,7 @@ def live_view(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
 
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
     """The same for programs."""
-    rows = rows_of(results)
-    without = worth_of_runs({row["host"]: row["run"] for row in rows})
-    return {**run_table.status_data(rows, float(stall_factor)), "tokens_per_second_without": without}
+    return run_table.status_data(rows_of(results), float(stall_factor))
 
 
 class FilterModule:

@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import best_of_all, with_link
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_step, with_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
@@ -111,7 +111,7 @@ class FilterModule:
             "plain_name": plain_name,
             "flag_words": flag_words,
             "believed_plans": believed_plans,
-            "best_measured": best_of_all,
+            "measured_step": measured_step,
             "measured_link": with_link,
             "preflight_peers": preflight_peers,
             "checkout_problems": checkout_problems,

@@ -12,7 +12,9 @@ version_added: 0.1.0
 description:
   - V(started) starts a process that answers M(nanochat.ddp.peer_check) of the other hosts on the host's own address,
     V(stopped) ends it.
-  - Leaves nothing behind; the process ends by itself at its deadline, and no other process is ever signalled. Works without root.
+  - Leaves nothing behind; the process ends by itself at its deadline. Works without root.
+  - Waits while another such process of this user holds the rendezvous port. One that an interrupted play left behind, and that nobody uses, is
+    told to end; no other process is ever signalled.
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 options:

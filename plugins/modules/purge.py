@@ -53,6 +53,11 @@ removed:
   type: list
   elements: str
   sample: [/mnt/data/nanochat/runs/d4]
+brief:
+  description: The same in a line, runs and data sets by their names, copied files by their folder and number.
+  returned: always
+  type: str
+  sample: "in /mnt/data/nanochat: runs/{d4,d8}, trainer/ (73 files), measured.json"
 stayed:
   description: Other files in the places that this collection uses.
   returned: success

@@ -74,7 +74,6 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 
@@ -102,7 +101,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        text = make_report(module.params["runs"], module.params["page"], worth_of_runs, module.params["live"])
+        text = make_report(module.params["runs"], module.params["page"], module.params["live"])
         changed = write(module, module.params["dest"], text)
     except (ReportError, OSError) as error:
         module.fail_json(msg="The report %s could not be made. %s" % (module.params["dest"], error))

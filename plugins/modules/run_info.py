@@ -31,6 +31,10 @@ options:
     description: Whether to return the deployed plan too.
     type: bool
     default: false
+  with_model:
+    description: Whether to take the newest run that has a checkpoint, if the run is not named.
+    type: bool
+    default: false
   wait:
     description:
       - What the caller already knows. The module answers when it differs or the time is up.

@@ -18,7 +18,6 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import worth_of_runs
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError, host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import CopyError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
@@ -57,6 +56,6 @@ def renew(rows: Sequence[Mapping[str, Any]], folder: Path, ledger: Ledger, last:
             return False
         # Before anything was copied there is nothing to show.
         with contextlib.suppress(ReportError, OSError):
-            write_whole(str(folder / "live.html"), make_report([str(folder)], PAGE, worth_of_runs, now_of(rows, now)))
+            write_whole(str(folder / "live.html"), make_report([str(folder)], PAGE, now_of(rows, now)))
         ledger.write("page", {"at": time.time(), "took": time.time() - now})
     return True

@@ -108,6 +108,15 @@ def test_a_measured_step_has_all_parts():
     assert result["capability"]
 
 
+def test_a_step_is_measured_with_each_precision_of_products():
+    result = answer(
+        start("scripts.measure_step", "--vocab-size", "300", "--steps", "1", "--products", "fp32", "bf16", "--", *TINY)
+    )
+    assert result["code"] == 0
+    assert {name: found["matmul"] for name, found in result["products"].items()} == {"fp32": "fp32", "bf16": "bf16"}
+    assert result["tokens_per_second"] == result["products"]["fp32"]["tokens_per_second"]
+
+
 @pytest.mark.parametrize(
     ("flags", "default", "avx2", "chosen"),
     [({"avx512f"}, 1.2, 1.0, "avx2"), ({"avx512f"}, 1.04, 1.0, None), ({"avx2"}, 1.2, 1.0, None)],

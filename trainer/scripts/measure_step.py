@@ -6,17 +6,19 @@
     OMP_NUM_THREADS=4 python -m scripts.measure_step --vocab-size 32768 --seconds 10 -- --depth 8 --max-seq-len 1024 ...
 
 Flags of scripts.base_train follow the two dashes. Tokens are random, with the frequencies of text; no files are read
-or written. Prints one JSON object.
+or written. Prints one JSON object: the result with the first precision of --products, and each one's if there are several.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -137,6 +139,22 @@ class Bench:
         }
 
 
+def measure_each(
+    products: Sequence[str], settings: Settings, vocab_size: int, seconds: float, steps: int
+) -> dict[str, Any]:
+    """Measure with each of these precisions of products, for a part of the time; one that fails is left out beside others."""
+    found, failed = {}, UserError("no precision of products to measure")
+    for matmul in products:
+        try:
+            tried = dataclasses.replace(settings, matmul=matmul)
+            found[matmul] = measure(tried, vocab_size, seconds / len(products), steps)
+        except UserError as error:
+            failed = error
+    if not found:
+        raise failed
+    return {**next(iter(found.values())), **({"products": found} if len(products) > 1 else {})}
+
+
 def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> dict[str, Any]:
     """Make steps until a count or time limit, at least one after the warm-up."""
     bench = Bench(settings, vocab_size)
@@ -156,9 +174,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=32768, help="size of the vocabulary")
     parser.add_argument("--seconds", type=float, default=10.0, help="maximum seconds to measure")
     parser.add_argument("--steps", type=int, default=5, help="maximum steps to measure")
+    parser.add_argument("--products", nargs="*", help="precisions of matrix products to try in turn; default: --matmul")
     options = parser.parse_args(words[:at])
     try:
-        print(json.dumps(measure(parse(words[at + 1 :]), options.vocab_size, options.seconds, options.steps)))
+        settings = parse(words[at + 1 :])
+        products = options.products or [settings.matmul]
+        print(json.dumps(measure_each(products, settings, options.vocab_size, options.seconds, options.steps)))
     except UserError as error:
         print(json.dumps({"error": str(error)}))
         return 1

@@ -385,35 +385,12 @@ KINDS: Dict[str, Kind] = {
         "Train on one host: ansible-playbook train.yml -i INVENTORY -e target=HOST",
         (16, 25),
     ),
-    "host-costs-more": Kind(
-        WARNING,
-        "A host costs more than it brings",
-        "Each step waits for its link or its share of the work, and takes longer than without the host.",
-        "Leave it out: ansible-playbook train.yml -i INVENTORY -e target=HOST,HOST with the names of the others.",
-        (16, 17, 25),
-    ),
     "use-bf16-wire": Kind(
         INFO,
         "Sending bfloat16 would make each step shorter",
         "It halves the bytes between the hosts; each host still adds in float32.",
         "Set ddp_sync=bf16.",
         (16,),
-    ),
-    "use-larger-batch": Kind(
-        INFO,
-        "A larger batch would hide a slow link",
-        "A step of more rows computes longer and sends little more. The suggested batch is within nanochat's law for this depth "
-        "and number of tokens, which also adapts the learning rate. The weights are updated less often, so a short run may "
-        "learn less from the same text.",
-        "Set ddp_total_batch for a new run.",
-        (16, 25),
-    ),
-    "use-cable": Kind(
-        INFO,
-        "A cable would make each step shorter",
-        "A host is on Wi-Fi, and each step waits for its link.",
-        "Connect it by cable; the message predicts the speed at one gigabit.",
-        (16, 25),
     ),
     "rows-unbalanced": Kind(
         INFO,

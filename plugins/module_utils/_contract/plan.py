@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
-
 VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
 
 
@@ -170,7 +168,6 @@ class Node(_Sometimes, Interpreter):
     dtype: str
     threads: int
     cores: Optional[List[int]]  # processors that the rank is pinned to (NANOCHAT_CORES)
-    core_sets: List[CoreSet]  # sets of processors that the rehearsal times
     rows: int  # of this rank per step
     head_share: int  # weight of this rank's part of a shared head
     accumulation: int  # passes of at most device_batch rows
@@ -280,10 +277,12 @@ class _Probed(TypedDict, total=False):
     probe: Optional[Mapping[str, object]]
     error: Optional[str]
     reach: Optional[str]
+    login: Optional[str]
 
 
 class Given(_Probed):
-    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it."""
+    """A host from the inventory and its probe; `error` says why there is no probe, `reach` how other hosts would address it, `login` how
+    this controller's user logs in there."""
 
     name: str
     settings: Mapping[str, object]

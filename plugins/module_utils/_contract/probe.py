@@ -11,13 +11,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity
 
 
-class CoreSet(TypedDict):
-    """Processors of a host that could train together."""
-
-    name: str
-    cpus: List[int]
-
-
 class Memory(TypedDict):
     """In bytes; `limit` is that of the control groups."""
 
@@ -86,7 +79,7 @@ class Processors(TypedDict):
     available: int
     available_physical: int
     allowed: List[int]
-    sets: List[CoreSet]
+    fast: List[int]  # one of every fast core
     load1: Optional[float]
     native_bf16: bool
     compiler: bool

@@ -350,7 +350,7 @@ class HostSettings:
     threads: Optional[int] = _host(None, "Number of compute threads.", low=1, most=10_000, empty="the physical cores this user may use")
     cores: Optional[str] = _host(
         None, "Processors to compute on, such as 0-7; ddp_threads defaults to their number.",
-        pattern=r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", empty="the set that the rehearsal finds fastest",
+        pattern=r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", empty="one of every fast core",
     )
     polite: str = _host(
         "auto",

@@ -66,7 +66,7 @@ FACTS: Rules = (
     ("python.candidates.*.executable", told.absolute_path),
     ("python.candidates.*.version", _version),
     ("cpu.allowed.*", _processor),
-    ("cpu.sets.*.cpus.*", _processor),
+    ("cpu.fast.*", _processor),
     ("nics.*.name", _nic),
     ("nics.*.ipv4.*", _interface),
     ("nics.*.ipv6.*", _interface),

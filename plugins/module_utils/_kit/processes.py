@@ -28,6 +28,8 @@ _LISTEN = "0A"
 
 # Name of preflight's process that answers on the job's ports, to recognise it after an interrupted play.
 PORT_CHECK = "nanochat-check"
+# The rehearsal's all-reduce, in a command line.
+GLOO_CHECK = "scripts.gloo_check"
 # Name of a rank forked by our torchrun; it has the agent's command line and environment.
 RANK_NAME = "nanochat-rank"
 
@@ -57,6 +59,11 @@ class Process(NamedTuple):
     def user(self) -> str:
         """The owner's name, or user id if it has none."""
         return user_name(self.uid)
+
+
+def is_check(command: str | None) -> bool:
+    """Whether it is a test of preflight or the rehearsal, which ends within seconds."""
+    return command == PORT_CHECK or GLOO_CHECK in (command or "").split()
 
 
 class ListeningSocket(NamedTuple):

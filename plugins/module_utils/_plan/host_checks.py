@@ -18,6 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import is_check
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
     Host,
@@ -42,7 +43,7 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         node = nodes[host.name]
         if not host.probe:
             seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
-            obstacles.append(finding("host-down", host.name, seen, remedy=connection_remedy(host.error)))
+            obstacles.append(finding("host-down", host.name, seen, remedy=host_down_remedy(host, hosts)))
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += processors(host, node)
@@ -56,8 +57,21 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
     return obstacles, findings
 
 
-def connection_remedy(error: str) -> str:
+def host_down_remedy(host: Host, hosts: Sequence[Host]) -> str:
+    """How to reach a host, or to go on without it."""
+    there = [other.name for other in hosts if other.probe]
+    remedy = connection_remedy(host.error, host.login)
+    if not there:
+        return remedy
+    go_on = f"Or leave it out for now: -e target={','.join(there)}; train.yml without that lets it take part again when it is back."
+    return f"{remedy} {go_on}"
+
+
+def connection_remedy(error: str, login: str) -> str:
     """The remedy for a failed connection."""
+    if re.search(r"Host key verification failed|host key is known|REMOTE HOST IDENTIFICATION HAS CHANGED", error):
+        key = "is not the one that this user knows" if "CHANGED" in error else "is unknown to this user"
+        return f"Its ssh host key {key}. Log in once by ssh from here, and compare the key: {login or 'ssh USER@HOST'}"
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
@@ -113,10 +127,10 @@ def file_transfer(host: Host) -> Iterator[Finding]:
 
 def python(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
     """Whether there is an interpreter for the trainer's environment, unless that already exists."""
-    if host.fact("python", "venv", "exists"):
-        return
     usable = [entry["executable"] for entry in pythons(host)]
     wanted = host.settings.python
+    if host.fact("python", "venv", "exists") and not wanted:
+        return
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
@@ -203,6 +217,8 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     for holder in host.fact("ports") or []:
         is_own = holder.get("session") and holder["session"] == own_session(host)
+        # A start waits for tests of this user that still run there, or ends them.
+        is_own = is_own or (is_check(holder.get("command")) and holder.get("user") == host.fact("host", "user"))
         if holder["port"] in wanted and not is_own:
             name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
             yield port_held(host.name, name, holder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import PORT_CHECK
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import is_check
 
 LONGEST_COMMAND = 90
 MOST_NAMED = 3
@@ -19,12 +19,9 @@ def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
     port, pid = holder["port"], holder.get("pid")
     seen = f"{setting} {port} is taken on {host}"
     another = f"choose another port: -e {setting}={port + 10}"
-    if holder.get("command") == PORT_CHECK:
-        seen += f" by a preflight check (process {pid})"
-        remedy = (
-            "Another controller is testing connections there, or was interrupted; the check ends by itself after a few "
-            f"minutes. Try again then, or {another}"
-        )
+    if is_check(holder.get("command")):
+        seen += f" by a preflight check of {holder.get('user')} (process {pid})"
+        remedy = f"Another controller is testing connections there. Try again when it has finished, or {another}"
     elif is_ours(holder):
         seen += f": {described(holder)}"
         remedy = f"{how_to_stop(holder)}; or {another}"

@@ -171,7 +171,8 @@ def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, An
     """A host with its settings, its probe, and the newest measurement."""
     name, probe = host["name"], host.get("probe") or {}
     found = measured[name] if name in measured else section(probe, "measured")
-    return Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
+    found_host = Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
+    return found_host._replace(login=host.get("login") or "")
 
 
 def decide(
@@ -355,7 +356,6 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "dtype": decided.dtype.value,
         "threads": shares.threads_of(host, hosts),
         "cores": shares.cores_of(host, hosts) if on_cpu else None,
-        "core_sets": shares.core_sets(host, hosts) if decided.ours and on_cpu else [],
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),

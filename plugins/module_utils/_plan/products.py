@@ -11,7 +11,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
 
 # A CPU with bf16 instructions may be slower with them.
 TRIED = ("fp32", "bf16")
-# Another precision, or another set of processors, must be faster by this fraction; measurements are no more exact.
+# Another precision must be faster by this fraction; measurements are no more exact.
 CLEARLY = 1.05
 
 

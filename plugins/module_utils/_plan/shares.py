@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
@@ -45,34 +44,31 @@ class HostShares(NamedTuple):
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
-    """One thread per core; nodes of one machine share them."""
+    """One thread per fast core; nodes of one machine share them."""
     if host.settings.threads:
         return int(host.settings.threads)
     pinned = cores_of(host, hosts)
     if pinned:
         return len(pinned)
-    sets = host.fact("cpu", "sets") or []
-    cores = (
-        len(sets[0]["cpus"]) if sets else host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1
-    )
-    return max(1, int(cores) // neighbours(host, hosts))
-
-
-def core_sets(host: Host, hosts: Sequence[Host]) -> list[CoreSet]:
-    """The sets of processors for the rehearsal to time; none if there is no choice."""
-    if host.settings.threads or host.settings.cores or neighbours(host, hosts) > 1:
-        return []
-    sets = host.fact("cpu", "sets") or []
-    return list(sets) if len(sets) > 1 else []
+    physical = int(host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1)
+    fast = len(host.fact("cpu", "fast") or []) or physical
+    return max(1, min(fast, physical) // neighbours(host, hosts))
 
 
 def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
-    """The processors to pin a rank to: as set, as in the run so far, or as measured; None leaves it to the kernel."""
+    """The processors to pin a rank to: as set, as in the run so far, or the fast cores where the host has others beside
+    them; None leaves it to the kernel."""
     if host.settings.cores:
         return listed(host.settings.cores)
-    sets = [one["cpus"] for one in core_sets(host, hosts)]
-    found = host.kept_fact("cores") if host.has_begun else host.measured.get("cores")
-    return list(found) if found and found in sets else None
+    if host.settings.threads or neighbours(host, hosts) > 1:
+        return None
+    allowed, fast = host.fact("cpu", "allowed") or [], host.fact("cpu", "fast") or []
+    if host.has_begun:
+        kept = host.kept_fact("cores")
+        return list(kept) if kept and set(kept) <= set(allowed) else None
+    # A quota gives some time of any processors.
+    limited = len(fast) > (host.fact("cpu", "available_physical") or 0)
+    return list(fast) if len(fast) < len(allowed) and not limited else None
 
 
 def capability_of(host: Host) -> str:

@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A short-lived process that answers the job's other hosts on the ports that the job will use.
 
-It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the
-controller. A line requests a service: `echo` returns the data (latency), `sink` discards it until the sender is
-done and returns the amount and time (bandwidth), `both` also sends, for as long as data arrives.
+It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the controller;
+one that an interrupted play left behind makes way for the next (SIGUSR1). A line requests a service: `echo` returns the
+data (latency), `sink` discards it until the sender is done and returns the amount and time (bandwidth), `both` also sends,
+for as long as data arrives.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Any, NamedTuple, Sequence, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import (
     PORT_CHECK,
+    ListeningSocket,
     alive,
+    is_check,
     port_holders,
     start_ticks,
 )
@@ -34,6 +37,7 @@ GREETING = "NANOCHAT-DDP-CHECK"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be idle
 LINE = 200  # maximum bytes of a request
+UNUSED = 8.0  # seconds without a client after which nobody tests here any more
 
 
 class PeerCheckError(Exception):
@@ -104,7 +108,7 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
     holders: list[Document] = []
     sockets: list[socket.socket] = []
     if ask.rendezvous_port:
-        found = [one._asdict() for one in port_holders([ask.rendezvous_port])]
+        found = [one._asdict() for one in holders_after_checks(ask.rendezvous_port)]
         holders = [{key: value for key, value in one.items() if key != "uid"} for one in found]
         sockets += _try_bind(ask.address, ask.rendezvous_port)
         if not sockets and not holders:
@@ -114,6 +118,22 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
         if len(sockets) < wanted and port != ask.rendezvous_port:
             sockets += _try_bind(ask.address, port)
     return sockets, holders
+
+
+def holders_after_checks(port: int, patience: float = 20.0) -> list[ListeningSocket]:
+    """Who holds the port once our own checks there are over: another controller's takes seconds, and one that an
+    interrupted play left behind ends when it is asked, since it is unused."""
+    end = time.monotonic() + patience
+    while True:
+        found = port_holders([port])
+        checks = [one for one in found if is_check(one.command) and one.uid == os.getuid() and one.pid]
+        if not checks or time.monotonic() > end:
+            return found
+        for one in checks:
+            if one.command == PORT_CHECK:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid or 0, signal.SIGUSR1)
+        time.sleep(0.1)
 
 
 def _unseen(port: int, address: str) -> Document:
@@ -182,7 +202,20 @@ def _detach(keep: Sequence[int]) -> None:
                 pass  # the descriptor of the listing itself
 
 
+class Clients:
+    """When the last one came."""
+
+    last = 0.0
+
+
+def _make_way(signum: int, frame: object) -> None:
+    if time.monotonic() - Clients.last > UNUSED:
+        os._exit(0)
+
+
 def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
+    Clients.last = time.monotonic()
+    signal.signal(signal.SIGUSR1, _make_way)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, seconds))
@@ -212,6 +245,7 @@ def answer(connection: socket.socket, token: str) -> None:
             words = connection.makefile("rb", buffering=0).readline(LINE).decode("ascii").split()
             if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
+            Clients.last = time.monotonic()
             connection.sendall(f"OK {time.time():017.6f}\n".encode())
             if words[2] == "echo":
                 _echo(connection)

@@ -15,7 +15,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.larger_batch import larger_batch
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
     Link,
@@ -27,19 +26,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model impo
     predict,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.worth import (
-    COSTS,
-    Team,
-    best_team,
-    follows_speed,
-    without_each,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.without_host import follows_speed, without_each
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 WORTH_SAYING = 1.08
-GIGABIT = 940.0
 
 
 class Outlook(TypedDict):
@@ -58,8 +50,6 @@ class Outlook(TypedDict):
     latency_ms: Optional[float]
     hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
-    fewer: Optional[Dict[str, object]]
-    links: Dict[str, Dict[str, List[float]]]
     better: Dict[str, Dict[str, object]]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
@@ -71,7 +61,6 @@ def outlook(
     plan: Plan,
     speeds: Sequence[Speed],
     link: Optional[Link],
-    radio: Sequence[str] = (),
     links: Optional[Links] = None,
     products: Optional[Dict[str, float]] = None,
     began: bool = False,
@@ -103,21 +92,12 @@ def outlook(
             for speed, share in zip(speeds, rows)
         },
         "without": without_each(plan, speeds, links, rows),
-        "fewer": fewer(best_team(plan, speeds, links, rows), together),
-        "links": {host: {peer: list(one) for peer, one in of.items()} for host, of in links.items()},
-        "better": better(plan, speeds, link, rows, radio, together),
+        "better": better(plan, speeds, link, rows, together),
         "ways": ways(job, speeds, link, rows),
         "auto_sync": choose_sync(job, speeds, link, rows),
         "began": began,
         "products": products or {},
     }
-
-
-def fewer(team: Optional[Team], now: PredictedStep) -> Optional[Dict[str, object]]:
-    """The hosts that are faster without the rest; None if all together are as fast."""
-    if team is None or team.tokens_per_second < COSTS * now.tokens_per_second:
-        return None
-    return {"hosts": team.hosts, "tokens_per_second": team.tokens_per_second}
 
 
 def ways(
@@ -138,7 +118,6 @@ def better(
     speeds: Sequence[Speed],
     link: Optional[Link],
     rows: Sequence[int],
-    radio: Sequence[str],
     now: PredictedStep,
 ) -> Dict[str, Dict[str, object]]:
     """Changes that would make a step clearly faster: code -> expected figures."""
@@ -153,11 +132,6 @@ def better(
         return found
     if job.sync == "exact":
         consider("use-bf16-wire", predict(job, speeds, link, rows, "bf16"))
-    larger = larger_batch(job, speeds, link, rows) if "stage" not in plan and job.sync in WAYS else None
-    if larger and larger.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
-        found["use-larger-batch"] = dict(larger._asdict())
-    if radio and link.mbit < GIGABIT:
-        consider("use-cable", predict(job, speeds, Link(GIGABIT, min(link.latency_ms, 0.3)), rows), hosts=list(radio))
     # If shares follow the speeds, they already use the measurements as far as possible.
     if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
         shares = share_rows(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
@@ -171,65 +145,20 @@ def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
     now = speed_text(predicted["tokens_per_second"])
     found = []
-    larger = None if predicted["began"] else predicted["better"].get("use-larger-batch")
-    costs = leave_out(plan, predicted)
     # Nodes of one machine share its cores: they are for demonstration, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
-    if costs is not None:
-        found.append(costs)
-    elif not is_one_machine and predicted["gain"] < PAYS:
+    if not is_one_machine and predicted["gain"] < PAYS:
         host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
         seen = f"{now} tok/s on all hosts, {one} on {host} alone"
         remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
-        if larger and larger["tokens_per_second"] >= PAYS * predicted["one_host_tokens_per_second"]:
-            remedy += f"; or, for a new run, set {batch_settings(plan, larger)} ({words['use-larger-batch']} tok/s)"
         found.append(finding("not-worth-it", host, seen, remedy=remedy))
     if "use-bf16-wire" in words:
         found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
-    if larger:
-        found.append(of_larger_batch(plan, larger, now))
-    if "use-cable" in words:
-        hosts = ", ".join(predicted["better"]["use-cable"]["hosts"])
-        found.append(finding("use-cable", hosts, f"{words['use-cable']} tok/s instead of {now} over one gigabit"))
     if "rows-unbalanced" in words:
         split = ":".join(str(rows) for rows in predicted["better"]["rows-unbalanced"]["rows"])
         seen = f"rows {split} would give {words['rows-unbalanced']} tok/s instead of {now}"
         found.append(finding("rows-unbalanced", master, seen))
     return found
-
-
-def of_larger_batch(plan: Plan, larger: Mapping[str, Any], now: str) -> Finding:
-    """A larger batch, with its gain and its cost in steps."""
-    batch, steps, training = larger["total_batch"], larger["iterations"], plan["training"]
-    seen = (
-        f"the link takes {1 - larger['kept_now']:.0%} of a step; with a total batch of {batch} the hosts keep {larger['kept']:.0%} of "
-        f"their speed ({speed_text(larger['tokens_per_second'])} tok/s instead of {now}), and the same tokens make {steps} steps "
-        f"instead of {training['iterations']}"
-    )
-    return finding(
-        "use-larger-batch", plan["master"]["host"], seen, remedy=f"For a new run, set {batch_settings(plan, larger)}."
-    )
-
-
-def batch_settings(plan: Plan, larger: Mapping[str, Any]) -> str:
-    """The settings of a larger batch."""
-    steps = "" if plan["training"].get("timed") else f" and ddp_iterations={larger['iterations']}"
-    return f"ddp_total_batch={larger['total_batch']}{steps}"
-
-
-def leave_out(plan: Plan, predicted: Mapping[str, Any]) -> Optional[Finding]:
-    """Hosts that cost more than they add, with the command; None if there are none, or if one host alone is best."""
-    team = predicted.get("fewer")
-    if not team or team["tokens_per_second"] < PAYS * predicted["one_host_tokens_per_second"]:
-        return None
-    gone = [node["host"] for node in plan["nodes"] if node["host"] not in team["hosts"]]
-    now, then = speed_text(predicted["tokens_per_second"]), speed_text(team["tokens_per_second"])
-    seen = f"without {' and '.join(gone)} {then} tok/s, with {'it' if len(gone) == 1 else 'them'} {now}"
-    line = f"ansible-playbook train.yml -i INVENTORY -e target={','.join(team['hosts'])}"
-    remedy = f"Train without {'it' if len(gone) == 1 else 'them'}: {line}"
-    if predicted["better"].get("use-cable"):
-        remedy += "; or connect it by cable"
-    return finding("host-costs-more", ", ".join(gone), seen, remedy=remedy)
 
 
 def short(seconds: Optional[float]) -> str:

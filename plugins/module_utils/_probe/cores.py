@@ -1,10 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finds sets of processors that are worth timing against each other on this host.
+"""Finds the processors to compute on: one of every fast core.
 
-A matrix product is split evenly, so all threads wait for the slowest: small cores, second threads of a core and memory of
-another socket can each cost more than they gain. The rehearsal measures which do.
+A matrix product is split evenly, so all threads wait for the slowest: small cores and second threads of a core cost more than
+they gain.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import os
 import re
 from typing import NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
 
-MOST_SETS = 4
 # Cores below this fraction of the fastest one's capacity are small.
 SMALL = 0.8
 
@@ -27,7 +25,6 @@ class Cpu(NamedTuple):
     number: int
     core: tuple[str, str]  # socket and core
     small: bool
-    node: int
 
 
 def listed(text: str) -> list[int]:
@@ -45,11 +42,7 @@ def cpus(allowed: set[int], root: str = "/sys") -> list[Cpu]:
     usable = set(allowed) & set(listed(online)) if online else set(allowed)
     usable = (usable - set(listed(read(os.path.join(base, "isolated"))))) or usable
     small = small_ones(usable, root)
-    nodes = nodes_of(root)
-    return [
-        Cpu(number, core_of(os.path.join(base, f"cpu{number}"), number), number in small, nodes.get(number, 0))
-        for number in sorted(usable)
-    ]
+    return [Cpu(one, core_of(os.path.join(base, f"cpu{one}"), one), one in small) for one in sorted(usable)]
 
 
 def core_of(folder: str, number: int) -> tuple[str, str]:
@@ -69,38 +62,9 @@ def small_ones(usable: set[int], root: str) -> set[int]:
     return {number for number, value in capacity.items() if value < SMALL * most}
 
 
-def nodes_of(root: str) -> dict[int, int]:
-    """The NUMA node of each processor."""
-    base = os.path.join(root, "devices/system/node")
-    found: dict[int, int] = {}
-    for number in listed(read(os.path.join(base, "online"))):
-        found.update(dict.fromkeys(listed(read(os.path.join(base, f"node{number}", "cpulist"))), number))
-    return found
-
-
-def one_each(processors: Sequence[Cpu]) -> list[int]:
-    """The first processor of every core."""
+def fast_cores(processors: Sequence[Cpu]) -> list[int]:
+    """The first processor of every fast core; of every core where all are alike."""
     first: dict[tuple[str, str], int] = {}
-    for one in processors:
+    for one in [one for one in processors if not one.small] or processors:
         first.setdefault(one.core, one.number)
     return sorted(first.values())
-
-
-def core_sets(processors: Sequence[Cpu], quota: float | None = None) -> list[CoreSet]:
-    """Sets worth timing as {name, cpus}, the default first; none exceeds the CPU quota."""
-    big = [one for one in processors if not one.small]
-    counts = {node: len([one for one in big if one.node == node]) for node in {one.node for one in big}}
-    largest = [one for one in big if one.node == max(counts, key=lambda node: (counts[node], -node))] if counts else []
-    named = [
-        ("fast cores" if len(big) < len(processors) else "all cores", one_each(big)),
-        ("all cores", one_each(processors)),
-        ("cores of one socket", one_each(largest)),
-        ("all threads of the fast cores" if len(big) < len(processors) else "all threads", [one.number for one in big]),
-    ]
-    most = len(processors) if quota is None else max(1, int(quota + 0.5))
-    found: list[CoreSet] = []
-    for name, numbers in named:
-        numbers = numbers[:most]
-        if numbers and numbers not in [one["cpus"] for one in found]:
-            found.append({"name": name, "cpus": numbers})
-    return found[:MOST_SETS]

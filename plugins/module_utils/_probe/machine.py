@@ -16,7 +16,7 @@ import time
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Disk, Machine, Memory, Processors
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
 
 FLAGS = (
@@ -77,7 +77,7 @@ def cpu() -> Processors:
         "available": limited(len(allowed), quota),
         "available_physical": limited(cores(allowed), quota),
         "allowed": sorted(allowed),
-        "sets": core_sets(cpus(allowed), quota),
+        "fast": fast_cores(cpus(allowed)),
         "load1": os.getloadavg()[0],
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),

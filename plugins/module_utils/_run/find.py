@@ -16,22 +16,22 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import plain_run_name
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps, plain_run_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 
 
-def newest_run(base_dir: str) -> Optional[str]:
-    """The run folder below a base folder that was written to last; None if there is none."""
+def newest_run(base_dir: str, with_model: bool = False) -> Optional[str]:
+    """The run folder below a base folder that was written to last, or of those with a checkpoint; None if there is none."""
     folders = [path for path in paths_in(os.path.join(base_dir, "runs")) if os.path.isdir(path)]
-    return max(folders, key=_written, default=None)
+    return max((path for path in folders if not with_model or checkpoint_steps(path)), key=_written, default=None)
 
 
-def _written(run_dir: str) -> float:
-    """When the trainer's output was last written."""
+def _written(run_dir: str) -> Tuple[bool, float]:
+    """Whether the run was ever launched (until then its folder holds data alone), and when its output was last written."""
     output = ("session.json", "plan.json", "metrics-", "heartbeat-")
     written = [path for path in paths_in(run_dir) if os.path.basename(path).startswith(output)]
-    return max(map(_mtime, written or [run_dir]))
+    return bool(written), max(map(_mtime, written or [run_dir]))
 
 
 def _mtime(path: str) -> float:
@@ -105,4 +105,4 @@ def find_run_dir(params: Mapping[str, object]) -> Optional[str]:
     base = str(params["base_dir"])
     if params.get("run"):
         return os.path.join(base, "runs", plain_run_name(params["run"]))
-    return newest_run(base)
+    return newest_run(base, bool(params.get("with_model")))

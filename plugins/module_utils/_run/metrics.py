@@ -59,8 +59,6 @@ class RowShare(TypedDict):
     rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
     rows_before: Optional[int]  # its rows before they were changed last in the newest attempt, where they were
     rows_changed: Optional[int]  # the first step with the rows of now, where they were others before
-    compute_seconds: Optional[float]  # median time of forward and backward passes in the newest steps with these rows
-    optimizer_seconds: Optional[float]  # median time of the optimizer in the same steps
 
 
 class RunFigures(Speeds, RowShare):
@@ -222,17 +220,13 @@ def _speeds(steps: List[Event]) -> Speeds:
 
 
 def _row_share(steps: List[Event]) -> RowShare:
-    """A rank's rows now and before the last change, and its usual step time with them."""
+    """A rank's rows now and before the last change."""
     rows = whole(steps[-1], "rows") if steps else None
     begun = next((at for at in range(len(steps) - 1, -1, -1) if whole(steps[at], "rows") != rows), -1) + 1
-    # The first step, and one after a change, touch memory for the first time.
-    steady = steps[begun + 1 :][-RECENT_STEPS:] if rows is not None else []
     return {
         "rows": rows,
         "rows_before": whole(steps[begun - 1], "rows") if begun else None,
         "rows_changed": whole(steps[begun], "step") if begun and rows is not None else None,
-        "compute_seconds": median([_number(step, "forward_backward_seconds") for step in steady]),
-        "optimizer_seconds": median([_number(step, "optimizer_seconds") for step in steady]),
     }
 
 

@@ -71,6 +71,7 @@ OPTIONS: Dict[str, Dict[str, object]] = dict(
             timeout=dict(type="float", default=0.0),
         ),
     ),
+    with_model=dict(type="bool", default=False),
     **WHICH_RUN,
 )
 BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)}

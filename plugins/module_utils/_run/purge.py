@@ -9,9 +9,9 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Iterator, List, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import text, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     DEPLOYED,
     MANIFEST,
@@ -25,10 +25,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     WHEELS,
     plain_run_name,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux, TmuxError, check_name
 
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
@@ -85,10 +86,11 @@ def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
 
 
 class Purged(TypedDict):
-    """The paths that were (or would be) removed, and those kept because they are not ours."""
+    """The paths that were (or would be) removed, in brief what they are, and those kept because they are not ours."""
 
     changed: bool
     removed: List[str]
+    brief: str
     stayed: List[str]
 
 
@@ -102,16 +104,41 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
             f"{' and '.join(one.description for one in found.live)} below {base}, so nothing was removed there; stop it first"
             + (f": {how}" if how else "")
         )
-    parents = ("runs", "data", "wheels", *BROUGHT) if everything else ("runs",)
+    parents = ("runs", "data", "wheels", *BROUGHT, "") if everything else ("runs",)
     if not dry:
+        _end_sessions(found.remove)
         for path in found.remove:
             _remove(path)
         for parent in parents:
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
+        if everything:
+            _remove_async(os.path.expanduser("~/.ansible_async"))
     # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
     stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
-    return {"changed": bool(found.remove), "removed": found.remove, "stayed": stay}
+    return {
+        "changed": bool(found.remove),
+        "removed": found.remove,
+        "brief": in_brief(base, found.remove),
+        "stayed": stay,
+    }
+
+
+def in_brief(base: str, paths: List[str]) -> str:
+    """Name these paths in a line: runs and data sets by their names, copied files by their folder and number."""
+    groups: Dict[str, List[str]] = {}
+    for path in paths:
+        folder, dummy, name = os.path.relpath(path, base).partition(os.sep)
+        groups.setdefault(folder, []).append(name)
+    parts = [
+        f"{folder}/ ({len(names)} files)"
+        if folder in BROUGHT
+        else f"{folder}/{{{','.join(names)}}}"
+        if any(names)
+        else folder
+        for folder, names in groups.items()
+    ]
+    return f"in {base}: {', '.join(parts)}" if parts else ""
 
 
 # -- ownership ---------------------------------------------------------------------------------------------------------
@@ -184,6 +211,24 @@ def _living(folders: List[str]) -> Iterator[LiveProcess]:
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------
+
+
+def _end_sessions(folders: List[str]) -> None:
+    """End the tmux sessions that show how these runs ended."""
+    tmux = Tmux(bare.run, bare.find("tmux") or "tmux")
+    for folder in folders:
+        name = text(read_object(os.path.join(folder, SESSION)), "session")
+        with contextlib.suppress(TmuxError):
+            if name and tmux.folder(check_name(name)) == folder:
+                tmux.kill(name)
+
+
+def _remove_async(folder: str) -> None:
+    """Remove what Ansible kept of the rehearsal's background task when it was interrupted, and the folder if it is empty."""
+    for path in paths_in(folder):
+        if processes.GLOO_CHECK in words(read_object(path), "cmd"):
+            _remove(path)
+    _drop_empty(folder, deep=False)
 
 
 def _remove(path: str) -> None:

@@ -13,7 +13,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -43,7 +43,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import E
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, cause_text, error_text, host_state
 
 # What each host adds, from their run states: host -> tokens per second without it.
-Worth = Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, float]]
 # A part of the page's data, as report.js reads it.
 PageData = Dict[str, Any]
 
@@ -240,23 +239,9 @@ def other_data(run: CollectedRun) -> Document:
     }
 
 
-def worth_rows(run: CollectedRun, worth: Worth) -> List[List[Any]]:
-    """Rows of (host, tokens per second without it, with it) at the end of the run."""
-    hosts = {host_folder(node.get("host")): str(node.get("host")) for node in items(run.plan, "nodes")}
-    links = section(run.prediction, "links")
-    states: Dict[str, Dict[str, Any]] = {}
-    for rank in run.ranks:
-        if rank.host in hosts:
-            host = hosts[rank.host]
-            states[host] = {**describe_events(rank.events), "links": section(links, host), "plan_facts": run.plan}
-    now = next((one["tokens_per_second"] for one in states.values() if one["tokens_per_second"]), None)
-    return [[host, speed, now] for host, speed in worth(states).items()] if now else []
-
-
 def page_data(
     run: CollectedRun,
     others: Sequence[CollectedRun] = (),
-    worth: Worth = lambda runs: {},
     live: Optional[Mapping[str, Any]] = None,
 ) -> Document:
     """The page's data; `live` is the current state of the hosts (live_line.now_of)."""
@@ -279,7 +264,6 @@ def page_data(
         "sentences": budget_lines(run),
         "happenings": happenings(run),
         "compared": compared(run, ranks),
-        "worth": worth_rows(run, worth),
         "plan": plan_rows(run.plan),
         "others": [other_data(other) for other in others],
         "live": live,
@@ -296,10 +280,8 @@ def render(data: Document, parts: Dict[str, str]) -> str:
     return page.replace("{{ DATA }}", embedded)
 
 
-def make_report(
-    runs: Sequence[str], page: str, worth: Worth = lambda runs: {}, live: Optional[Mapping[str, Any]] = None
-) -> str:
+def make_report(runs: Sequence[str], page: str, live: Optional[Mapping[str, Any]] = None) -> str:
     """The page about the first of these folders, compared with the rest."""
     loaded = [load_run(path) for path in runs]
     parts = {name: Path(page, name).read_text(encoding="utf-8") for name in PARTS}
-    return render(page_data(loaded[0], loaded[1:], worth, live), parts)
+    return render(page_data(loaded[0], loaded[1:], live), parts)

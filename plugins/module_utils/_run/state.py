@@ -91,14 +91,7 @@ class Filed(TypedDict):
     died_of: Optional[str]  # what it died of last
 
 
-class Planned(TypedDict):
-    """Fields that determine a step's speed."""
-
-    plan_facts: Optional[Document]  # what the speed of a step depends on of the plan. Only rank 0 has it
-    links: Dict[str, object]  # measured by the last rehearsal, by host: Mbit/s and milliseconds
-
-
-class RunState(RunFigures, Beat, Filed, Planned):
+class RunState(RunFigures, Beat, Filed):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
     state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
@@ -107,6 +100,7 @@ class RunState(RunFigures, Beat, Filed, Planned):
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs
     expected: Optional[Expected]  # at the end of a run with a budget, as a similar run lets expect, while it runs
     idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
+    timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
     busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
     session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
     step_age: Optional[float]  # seconds since the last step was made, while it runs, by the host's own clock
@@ -222,7 +216,7 @@ def _eta(figures: RunFigures, keeper: Optional[Membership], now: float) -> Optio
 
 NO_BEAT = cast(Beat, dict.fromkeys(Beat.__annotations__))
 # A run of which nothing is known.
-_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], "sampled": False, "links": {}, **describe_events([])}
+_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], "sampled": False, **describe_events([])}
 EMPTY = cast(RunState, {**dict.fromkeys(RunState.__annotations__), **_KNOWN})
 
 
@@ -257,7 +251,7 @@ def read_run(
         **run,
         **figures,
         **_of_plan_and_session(plan, session),
-        **_planned(plan, rank),
+        "timed": text(section(plan, "training"), "timed"),
         "rows": figures["rows"] if figures["rows"] is not None else whole(_node(plan, rank), "rows"),
         "state": state,
         "rank": rank if rank is not None else figures["rank"],
@@ -319,17 +313,6 @@ def _session_figures(events: List[Event], session: Document, plan: Document) -> 
 
 def _node(plan: Document, rank: Optional[int]) -> Document:
     return next((node for node in items(plan, "nodes") if node.get("rank") == rank), {})
-
-
-def _planned(plan: Document, rank: Optional[int]) -> Planned:
-    """The links measured from here; only the first rank reports the plan's part."""
-    place = text(_node(plan, rank), "base_dir")
-    links = section(read_object(os.path.join(place, "measured.json")), "links") if place else {}
-    if rank != 0 or not items(plan, "nodes"):
-        return {"plan_facts": None, "links": links}
-    nodes = [{key: node.get(key) for key in ("host", "rank", "address", "rows")} for node in items(plan, "nodes")]
-    parts = {part: section(plan, part) for part in ("model", "training")}
-    return {"plan_facts": {"world": whole(plan, "world"), "nodes": nodes, **parts}, "links": links}
 
 
 def _or_of_log(metrics: MetricsRead, session: Document, log: str) -> MetricsRead:

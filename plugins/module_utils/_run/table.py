@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section, text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     DASH,
     alike,
@@ -336,8 +336,7 @@ def budget_lines(rows: Sequence[Row]) -> List[str]:
         return [expected_text(one)]
     runs = (row["run"] for row in by_rank(rows))
     over = next((run for run in runs if run.get("end_reason") == "finished" and run.get("ends")), None)
-    given = text(section(first_known(rows, "plan_facts"), "training"), "timed")
-    return [ended_text(over["updated"], over["ends"], given)] if over else []
+    return [ended_text(over["updated"], over["ends"], over["timed"])] if over else []
 
 
 def of_newest_training(rows: Sequence[Row]) -> List[Row]:

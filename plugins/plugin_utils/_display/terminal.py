@@ -129,7 +129,5 @@ class Terminal:
         """Restore the terminal; False in a worker, which has none."""
         if os.getpid() != self._pid:
             return False
-        if self._live:
-            self._write("\n")
-            self._live = None
+        self.hide()
         return True

@@ -210,6 +210,7 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Given:
         "probe": known.get("ddp_probe"),
         "error": known.get("ddp_probe_error") or None,
         "reach": reach(name, known),
+        "login": login(name, known),
     }
 
 
@@ -218,6 +219,17 @@ def reach(name: str, known: Mapping[str, Any]) -> str | None:
     if known.get("ansible_connection") in ("local", "ansible.builtin.local"):
         return None
     return str(known.get("ansible_host") or name)
+
+
+def login(name: str, known: Mapping[str, Any]) -> str:
+    """The command by which a person logs in to a host, as the inventory says."""
+    user, port = known.get("ansible_user"), known.get("ansible_port")
+    parts = [
+        "ssh",
+        *(["-p", str(port)] if port else []),
+        f"{f'{user}@' if user else ''}{known.get('ansible_host') or name}",
+    ]
+    return " ".join(parts)
 
 
 def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:

@@ -184,24 +184,16 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
-    radio = [
-        node["host"] for node in evidence.plan["nodes"] if evidence.nic(node["host"], node["nic"]).get("kind") == "wifi"
-    ]
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
-    return outlook(evidence.plan, speeds, link, radio, links, speeds_together(list(measured.values())), began)
+    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Hosts on which measuring a step failed."""
-    found = []
-    for node in plan["nodes"]:
-        # One for each set of processors tried.
-        tries = piece(seen, node["host"], "step").get("results") or []
-        failed = [result for result in tries if result.get("rc") and "error" in program_answer(result)]
-        if failed and len(failed) == len(tries):
-            found.append(finding("step-not-measured", node["host"], str(program_answer(failed[0])["error"])))
-    return found
+    results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
+    failed = {host: program_answer(result) for host, result in results.items() if result.get("rc")}
+    return [finding("step-not-measured", host, str(told["error"])) for host, told in failed.items() if "error" in told]
 
 
 def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:

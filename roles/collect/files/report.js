@@ -384,9 +384,6 @@
       const show = (what, value) => what.startsWith('bytes') ? bytes(value) : what.startsWith('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
       section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'expected', 'measured', 'measured / expected'], data.compared.map(([what, host, plan, measured]) => [what.replace(/^bytes (of )?/, ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
     }
-    if (data.worth.length) {
-      section('worth', 'What each host was worth', make('p', { class: 'quiet' }, 'Tokens per second that the others would have had without it, as its last steps and the links let expect.'), scroll(fillTable(make('table'), ['host', 'without it', 'with it'], data.worth.map(([host, without, all]) => [host, speed(without), speed(all)]), [1, 2])));
-    }
     if (data.happenings.length) {
       section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));
     }

@@ -104,9 +104,8 @@ def test_a_host_that_was_lost_meanwhile_is_told_and_the_rest_is_judged():
 def test_a_step_that_could_not_be_measured_is_told():
     known = hosts()
     seen = seen_of(known)
-    failed, done = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}, {"rc": 0, "stdout": "{}"}
-    seen["laptop"]["step"] = {"results": [failed, failed]}
-    seen["desktop"]["step"] = {"results": [failed, done]}  # one of its sets of processors
+    seen["laptop"]["step"] = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}
+    seen["desktop"]["step"] = {"rc": 0, "stdout": "{}"}
     [one] = preflight.unmeasured(options(known, seen)["plan"], seen)
     assert (one["code"], one["host"], one["seen"]) == ("step-not-measured", "laptop", "depth is wrong")
 

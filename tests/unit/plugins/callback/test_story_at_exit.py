@@ -21,7 +21,7 @@ def test_a_second_interrupt_does_not_take_the_last_words_away():
         os.kill(os.getpid(), signal.SIGINT)
         told.append(text)
 
-    terminal = SimpleNamespace(leave=lambda: True, say=say)
+    terminal = SimpleNamespace(leave=lambda: True, say=say, quiet=False)
     story: Any = SimpleNamespace(_terminal=terminal, _run=SimpleNamespace(unfinished=True))
     before = signal.signal(signal.SIGINT, lambda number, dummy: heard.append(number))
     try:

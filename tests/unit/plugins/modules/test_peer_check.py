@@ -146,11 +146,25 @@ def test_the_process_ends_when_it_is_told(run_module, listening):
     assert "pid" in run_module(peer_responder, state="stopped")["msg"]
 
 
-def test_a_process_that_nobody_has_told_to_end_is_known_by_its_name(listening):
-    """As after Ctrl-C in a preflight: the next plan finds the port taken, and says by whom."""
-    responder = listening()["responder"]
-    (holder,) = [one for one in processes.port_holders(responder["ports"][:1]) if one.pid == responder["pid"]]
+def test_a_process_that_an_interrupted_play_left_behind_makes_way(listening, monkeypatch):
+    """As after Ctrl-C in a preflight, when the same command is given again at once."""
+    monkeypatch.setattr(responder_utils, "UNUSED", 0.5)
+    first = listening()["responder"]
+    port = first["ports"][0]
+    (holder,) = [one for one in processes.port_holders([port]) if one.pid == first["pid"]]
     assert holder.command == processes.PORT_CHECK
+    second = listening(rendezvous_port=port)
+    assert (second["holders"], second["responder"]["ports"][0]) == ([], port)
+    assert not alive(first["pid"], first["started"])
+
+
+def test_a_process_that_another_controller_uses_is_waited_for_and_stays(listening, monkeypatch):
+    monkeypatch.setattr(responder_utils, "UNUSED", 60.0)
+    first = listening()["responder"]
+    monkeypatch.setattr(responder_utils.holders_after_checks, "__defaults__", (0.5,))
+    (holder,) = listening(rendezvous_port=first["ports"][0])["holders"]
+    assert (holder["pid"], holder["command"]) == (first["pid"], processes.PORT_CHECK)
+    assert alive(first["pid"], first["started"])
 
 
 def test_the_process_ends_by_itself(listening):

@@ -91,9 +91,25 @@ def test_everything_that_is_ours_goes(run_module, base):
     done = run_module(purge, base_dir=str(base), what="all")
     assert (would["changed"], would["removed"]) == (True, done["removed"])
     assert str(base / "runs" / "d4") in done["diff"]["before"]
-    assert (left(base), done["stayed"]) == ([], [])
-    assert base.is_dir()
+    assert done["stayed"] == []
+    assert not base.exists()
+    assert done["brief"].startswith(f"in {base}: runs/{{d4,half,solo}}, data/{{text-1a2b3c4d,url-1a2b3c4d}}, wheels/")
+    assert "trainer/ (3 files), tracker, python, measured.json" in done["brief"]
     assert run_module(purge, base_dir=str(base), what="all")["changed"] is False
+
+
+def test_what_an_interrupted_rehearsal_left_goes_with_everything(run_module, base, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    jobs = tmp_path / ".ansible_async"
+    ours = put(jobs / "j1.2", json.dumps({"cmd": ["/venv/bin/python", "-m", "scripts.gloo_check"], "finished": 1}))
+    other = put(jobs / "j3.4", json.dumps({"cmd": ["apt-get", "update"], "finished": 1}))
+    run_module(purge, base_dir=str(base), what="run", run="d4")
+    assert ours.exists()
+    run_module(purge, base_dir=str(base), what="all")
+    assert (ours.exists(), other.exists()) == (False, True)
+    other.unlink()
+    run_module(purge, base_dir=str(base), what="all")
+    assert not jobs.exists()
 
 
 def test_field_28_what_others_have_there_stays(run_module, base):

@@ -47,7 +47,7 @@ UNTRUE = [
     ("nics", [{"name": "eth0", "ipv6": ["2001:db8::1%$(reboot)/64"]}]), ("nics", [{"name": "eth0", "ipv4": "10.0.0.1/8"}]),
     ("run", "lineage", {"data": {"id": "../../../home/user/.ssh"}}), ("base_run", "lineage", {"data": {"id": "/etc"}}),
     ("data", [{"id": 7, "shards": 1, "bytes": 1}]),
-    ("cpu", "sets", [{"name": "all", "cpus": [0, "1,2"]}]), ("cpu", "sets", [{"name": "all", "cpus": [10**9]}]),
+    ("cpu", "fast", [0, "1,2"]), ("cpu", "fast", [10**9]),
     ("run", "rows", {"a": "2"}), ("run", "checkpoints", [10, float("inf")]), ("measured", {"tokens_per_second": float("nan")}),
     ("measured", {"products": {"fp32": {"tokens_per_second": 10**40}}}), ("sudo", "password"), ("sudo", True), ("nics", {}),
     ("host", "time", "now"), ("memory", 7), ("disk", "free", 1e400),

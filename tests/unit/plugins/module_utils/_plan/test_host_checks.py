@@ -163,6 +163,27 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     assert render(outcome.plan)
 
 
+def test_a_host_that_is_off_may_be_left_out_for_now():
+    known = hosts()
+    known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")
+    assert "Or leave it out for now: -e target=desktop;" in refusal(known)[0]
+
+
+def test_an_unknown_host_key_is_told_with_the_command_that_accepts_it():
+    known = hosts()
+    known[1].update(probe=None, error="Host key verification failed.", login="ssh -p 2222 xiaoxin@192.168.1.11")
+    (problem,) = refusal(known)
+    assert "host key is unknown to this user. Log in once by ssh from here" in problem
+    assert "ssh -p 2222 xiaoxin@192.168.1.11" in problem and "check that it is on" not in problem
+
+
+def test_a_python_that_does_not_run_is_refused_also_where_the_environment_exists():
+    python = {**desktop()["python"], "venv": {"exists": True}}
+    known = hosts(two={"python": python})
+    known[1]["settings"]["ddp_python"] = "/opt/broken/bin/python"
+    assert any("ddp_python is /opt/broken/bin/python on laptop, which is not a Python" in one for one in refusal(known))
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

@@ -21,9 +21,10 @@ def test_a_port_of_a_run_of_ours_is_freed_by_stopping_that_run(run):
         assert found["seen"] == "ddp_port 29500 is taken on alpha: the run books of anna trains there (process 1480)"
 
 
-def test_the_check_of_a_preflight_is_waited_for_and_not_killed():
-    found = port_held("alpha", "ddp_port", {**PROCESS, "command": PORT_CHECK})
-    assert "a preflight check (process 1480)" in found["seen"]
+@pytest.mark.parametrize("command", [PORT_CHECK, "/venv/bin/python -m scripts.gloo_check --timeout 20"])
+def test_the_check_of_a_preflight_is_waited_for_and_not_killed(command):
+    found = port_held("alpha", "ddp_port", {**PROCESS, "command": command})
+    assert "a preflight check of anna (process 1480)" in found["seen"]
     assert "Try again" in found["remedy"] and "kill" not in found["remedy"]
 
 

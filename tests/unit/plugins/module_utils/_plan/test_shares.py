@@ -70,27 +70,25 @@ def test_field_34_unequal_hosts_share_by_their_measured_speed_with_nothing_set()
     assert (told["rows"], told["device_batch"]) == ([3, 1], 2)
 
 
-SETS = [{"name": "fast cores", "cpus": [0, 2]}, {"name": "all cores", "cpus": [0, 2, 4, 5]}]
-
-
 def on_hybrid(**changes: Any) -> list[dict[str, Any]]:
     """Two hosts, the first with cores of two kinds."""
     known = lan(2)
     known[0]["settings"].update({key: value for key, value in changes.items() if key.startswith("ddp_")})
-    known[0]["probe"]["cpu"].update(sets=SETS, allowed=[0, 1, 2, 3, 4, 5])
+    known[0]["probe"]["cpu"].update(fast=[0, 2], allowed=[0, 1, 2, 3, 4, 5])
     known[0]["probe"].update({key: value for key, value in changes.items() if not key.startswith("ddp_")})
     return known
 
 
-def test_field_33_the_processors_that_were_measured_fastest_are_taken():
-    before = make_plan(on_hybrid()).plan["nodes"][0]
-    assert (before["threads"], before["cores"], before["core_sets"]) == (2, None, SETS)
-    assert "NANOCHAT_CORES" not in before["env"]
-    measured = make_plan(on_hybrid(measured={"tokens_per_second": 9, "cores": [0, 2, 4, 5]})).plan["nodes"][0]
-    assert (measured["threads"], measured["cores"]) == (4, [0, 2, 4, 5])
-    assert (measured["env"]["NANOCHAT_CORES"], measured["env"]["OMP_NUM_THREADS"]) == ("0,2,4,5", "4")
-    # Of another machine, or before an upgrade.
-    assert make_plan(on_hybrid(measured={"cores": [7]})).plan["nodes"][0]["cores"] is None
+def test_field_33_the_fast_cores_are_taken():
+    taken = make_plan(on_hybrid()).plan["nodes"][0]
+    assert (taken["threads"], taken["cores"]) == (2, [0, 2])
+    assert (taken["env"]["NANOCHAT_CORES"], taken["env"]["OMP_NUM_THREADS"]) == ("0,2", "2")
+    # Where all processors are fast cores, or a quota gives some time of any, the kernel chooses.
+    for cpu, threads in (({"allowed": [0, 2]}, 2), ({"available_physical": 1}, 1)):
+        known = on_hybrid()
+        known[0]["probe"]["cpu"].update(cpu)
+        node = make_plan(known).plan["nodes"][0]
+        assert (node["threads"], node["cores"]) == (threads, None)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +112,19 @@ def test_the_vectors_that_were_measured_faster_are_taken_and_kept(flags, measure
     assert make_plan(known).plan["nodes"][0]["env"].get("ATEN_CPU_CAPABILITY") == taken
 
 
-def test_field_33_settings_win_over_what_was_measured():
-    fast = {"tokens_per_second": 9, "cores": [0, 2]}
-    told = make_plan(on_hybrid(measured=fast, ddp_cores="0-1,4")).plan["nodes"][0]
-    assert (told["threads"], told["cores"], told["core_sets"]) == (3, [0, 1, 4], [])
-    threads = make_plan(on_hybrid(measured=fast, ddp_threads=5)).plan["nodes"][0]
-    assert (threads["threads"], threads["cores"], threads["core_sets"]) == (5, None, [])
+def test_field_33_settings_win_over_the_fast_cores():
+    told = make_plan(on_hybrid(ddp_cores="0-1,4")).plan["nodes"][0]
+    assert (told["threads"], told["cores"]) == (3, [0, 1, 4])
+    threads = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
+    assert (threads["threads"], threads["cores"]) == (5, None)
     assert "ddp_cores of h0 names processor 6, which its user may not use" in refusal(on_hybrid(ddp_cores="0,6"))[0]
 
 
 def test_field_33_a_run_keeps_its_processors():
     rows = {"h0": 2, "h1": 2}
-    run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows, "cores": {"h0": [0, 2]}}
-    later = {"measured": {"tokens_per_second": 9, "cores": [0, 2, 4, 5]}}
-    assert make_plan(on_hybrid(run=run, **later)).plan["nodes"][0]["cores"] == [0, 2]
-    assert make_plan(on_hybrid(run={**run, "cores": {}}, **later)).plan["nodes"][0]["cores"] is None
+    run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows}
+    for cores, kept in (({"h0": [0, 2, 4, 5]}, [0, 2, 4, 5]), ({}, None), ({"h0": [0, 7]}, None)):
+        assert make_plan(on_hybrid(run={**run, "cores": cores})).plan["nodes"][0]["cores"] == kept
 
 
 def test_another_trainer_shares_equally_by_itself():

@@ -202,23 +202,6 @@ def test_the_wire_in_bf16_is_advised_where_it_helps():
     assert "use-bf16-wire" not in advised(plan(rows=(8, 8), sync="bf16"), each, link)
 
 
-def test_field_25_a_cable_is_advised_for_a_host_on_the_radio():
-    told = advised(plan(rows=(8, 8)), speeds(0.5, 0.5), Link(60.0, 4.0), radio=["laptop"])
-    assert told["use-cable"]["host"] == "laptop"
-
-
-def test_field_16_a_larger_batch_is_advised_with_what_it_gives_and_costs():
-    document, each = plan(D8, "int4", iterations=10_000), speeds(0.6, 0.6)
-    told = advised(document, each, Link(200.0, 1.0))["use-larger-batch"]
-    assert "with a total batch of 65536 the hosts keep" in told["seen"]
-    assert "the same tokens make 625 steps instead of 10000" in told["seen"]
-    assert told["remedy"] == "For a new run, set ddp_total_batch=65536 and ddp_iterations=625."
-    assert "use-larger-batch" not in advised(document, each, Link(200.0, 1.0), began=True)
-    slow = Link(60.0, 1.0)
-    assert "; or, for a new run, set ddp_total_batch=65536" in advised(document, each, slow)["not-worth-it"]["remedy"]
-    assert "batch" not in advised(document, each, slow, began=True)["not-worth-it"]["remedy"]
-
-
 def test_field_17_rows_by_speed_are_advised_with_the_split():
     each = speeds(0.5, 1.5)
     assert "rows 12:4" in advised(plan(rows=(8, 8)), each, GIGABIT)["rows-unbalanced"]["seen"]
@@ -253,7 +236,6 @@ def test_the_slowest_direction_counts_and_gloos_own_rate_of_a_fast_line():
 def test_links_to_hosts_that_share_an_address_are_nobody_s():
     document = plan(rows=(2, 2, 2), hosts="abc")
     document["nodes"][1]["address"] = document["nodes"][2]["address"]
-    assert measured.host_by_address(document) == {"192.168.1.10": "a"}
 
 
 def test_without_every_hosts_step_there_is_no_prediction():
@@ -383,36 +365,19 @@ def test_ways_are_not_told_where_there_is_no_choice():
     assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
 
 
-def timed(name, speed, rc=0, matmul="fp32"):
-    return {
-        "rc": rc,
-        "stdout": json.dumps({"tokens_per_second": speed}),
-        "item": [{"name": name, "cpus": [len(name)]}, matmul],
+def test_a_step_that_was_not_measured_is_empty():
+    said = json.dumps({"tokens_per_second": 130})
+    assert measured.measured_step({"rc": 0, "stdout": f"warming up\n{said}\n"}, "k") == {
+        "key": "k",
+        "tokens_per_second": 130,
     }
-
-
-def test_field_33_the_fastest_set_of_processors_is_kept_with_what_each_came_to():
-    best = measured.best_of_all([timed("fast", 100), timed("all", 130), timed("threads", 131)], "k")
-    assert (best["cores"], best["cores_name"], best["tokens_per_second"], best["key"]) == ([3], "all", 130, "k")
-    assert best["sets"] == {"fast": 100, "all": 130, "threads": 131}
-    assert measured.best_of_all([timed("fast", 100), timed("all", 104)], "k")["cores"] == [4]
-    assert measured.best_of_all([timed("fast", 100, rc=1), timed("all", 50)], "k")["cores"] == [3]
-    assert "cores" not in measured.best_of_all([timed("as planned", 100)], "k")
-    assert measured.best_of_all([{"rc": 1, "stdout": "", "item": [{}, "fp32"]}, {"skipped": True}], "k") == {}
-
-
-def test_each_precision_of_products_is_kept_by_itself_with_its_own_processors():
-    both = [timed("fast", 100), timed("fast", 150, matmul="bf16"), timed("all", 130), timed("all", 90, matmul="bf16")]
-    best = measured.best_of_all(both, "k")
-    assert (best["tokens_per_second"], best["cores_name"]) == (130, "all")
-    assert {name: (one["tokens_per_second"], one["cores_name"]) for name, one in best["products"].items()} == {  # type: ignore[attr-defined]
-        "fp32": (130, "all"),
-        "bf16": (150, "fast"),
-    }
-    # One that could not be measured is no choice.
-    best = measured.best_of_all([timed("fast", 100), timed("fast", 150, rc=1, matmul="bf16")], "k")
-    assert list(best["products"]) == ["fp32"]  # type: ignore[call-overload]
-    assert "products" not in measured.best_of_all([timed("fast", 100)], "k")
+    for result in (
+        {"rc": 1, "stdout": said},
+        {"rc": 0, "stdout": "{}"},
+        {"rc": 0, "stdout": "killed"},
+        {"skipped": True},
+    ):
+        assert measured.measured_step(result, "k") == {}
 
 
 def test_why_products_were_taken_is_told():

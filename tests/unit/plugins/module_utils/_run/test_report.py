@@ -319,19 +319,11 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
         at = next(number for number, event in enumerate(events) if event.get("step") == 20)
         events.insert(at, {"kind": "shares", "time": 1e9 + 10, "step": 20, **changed, "seconds": 0.5})
         fake_run.write_history(path / host, events, rank)
-    seen: list[Any] = []
-
-    def worth(runs: Any) -> dict[str, float]:
-        seen.append(runs)
-        return {"node2": 400.0}
-
-    data = report.page_data(load_run(str(path)), (), worth)
+    data = report.page_data(load_run(str(path)))
     assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]  # type: ignore[attr-defined]
     assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
     told = [one["text"] for one in data["happenings"] if one["text"].startswith("the ranks now")]  # type: ignore[attr-defined]
     assert told == ["the ranks now take 6, 2 rows (before: 4, 4), following their shares of the speed: 75, 25 %"]
-    assert data["worth"] == [["node2", 400.0, data["ranks"][0]["summary"]["tokens_per_second"]]]
-    assert seen[0]["node2"]["rows_changed"] == 20
 
 
 def test_module_writes_once_and_says_so(run_module: Any, tmp_path: Path) -> None:

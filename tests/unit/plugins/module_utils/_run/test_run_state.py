@@ -354,6 +354,21 @@ def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
     assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(tmp_path / "runs" / "new")
 
 
+def test_a_run_that_is_only_prepared_is_not_the_newest(tmp_path: Path) -> None:
+    finished, started, prepared = (tmp_path / "runs" / name for name in ("finished", "started", "prepared"))
+    for path in (finished / "plan.json", finished / "base_checkpoints/finished/meta_000010.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (prepared / "data").mkdir(parents=True)
+    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(finished)
+    started.mkdir()
+    (started / "plan.json").write_text("{}")
+    os.utime(finished / "plan.json", (1, 1))
+    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(started)
+    # Whoever wants a model takes one that there is.
+    assert find.find_run_dir({"base_dir": str(tmp_path), "with_model": True}) == str(finished)
+
+
 class Time:
     """A clock that only sleeping moves."""
 
@@ -436,20 +451,15 @@ def test_weights_that_differed_once_are_never_called_identical() -> None:
 
 
 def test_shares_are_those_of_the_newest_step_and_of_the_plan_before_the_first(folder: Folder) -> None:
-    folder.put("measured.json", {"links": {"b": [940.0, 0.2]}})
     folders = {"base_dir": str(folder.path), "run_dir": str(folder.path)}
     node = {"host": "a", "rank": 0, "rows": 4, "env": {"TOKEN": "x"}, **folders}
-    folder.put("plan.json", {"world": 1, "nodes": [node], "model": {"depth": 4}, "training": {"sync": "exact"}})
+    folder.put("plan.json", {"world": 1, "nodes": [node], "model": {"depth": 4}, "training": {"timed": "8h"}})
     run = folder.read()
-    assert (run["rows"], run["rows_changed"], run["links"]) == (4, None, {"b": [940.0, 0.2]})
-    assert run["plan_facts"]["nodes"] == [{"host": "a", "rank": 0, "address": None, "rows": 4}]
+    assert (run["rows"], run["rows_changed"], run["timed"]) == (4, None, "8h")
     folder.put("session.json", session())
     folder.metrics(start(), *(step(n, rows=4 if n < 3 else 6, forward_backward_seconds=float(n)) for n in range(6)))
     run = folder.read()
     assert (run["rows"], run["rows_before"], run["rows_changed"]) == (6, 4, 3)
-    # Without the first step after the change.
-    assert (run["compute_seconds"], run["optimizer_seconds"]) == (4.5, 0.0)
-    assert folder.read(rank=1)["plan_facts"] is None
 
 
 def test_time_left_of_a_run_that_ends_at_a_time_is_that_of_the_clock():

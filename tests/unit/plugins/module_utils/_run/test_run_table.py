@@ -379,6 +379,6 @@ def test_run_that_has_a_time_to_end_at_says_when_and_how_much_of_it_is_used() ->
 
 def test_finished_run_with_a_budget_says_when_it_ended():
     over = {"state": "finished", "end_reason": "finished", "updated": 100.0, "ends": 104.0}
-    rows = [row("a", 0, **over, plan_facts={"training": {"timed": "8h"}}), row("b", 1, **over)]
+    rows = [row("a", 0, **over, timed="8h"), row("b", 1, **over)]
     for text in (run_table.status_table(rows), run_table.closing_table(rows)):
         assert re.search(r"\n  ended at .*, 4.0 s early, of a budget of 8h", text)
