@@ -107,6 +107,7 @@ class Pythons(TypedDict):
     version: str
     candidates: List[Python]
     library: str
+    library_bytes: Optional[int]  # size of its files
 
 
 class VenvFacts(TypedDict):
@@ -169,6 +170,7 @@ class Folder(TypedDict):
     shards: int
     tokenizer: bool
     files: bool
+    text_bytes: Optional[int]  # size of its visible files; null with very many folders
     trainer: bool
 
 

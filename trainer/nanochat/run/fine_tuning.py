@@ -83,6 +83,9 @@ class FineTuning(RunStage):
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
         return None
 
+    def place_notice(self, reader: Reader, states: Sequence[dict[str, Any]]) -> str:
+        return ""
+
     def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """The same as the saving rank's."""
         return dict(loader["mine"])
