@@ -5,6 +5,8 @@
 
     python bench/quality.py --write quality.json --plot lab/images/quality.svg
     python bench/quality.py --size d4 --seeds 0 --steps 300 --ways "fp32, exact" "fp32, int8+head" --write d4.json
+    python bench/quality.py --of sft        # rates of a fine-tuning
+    python bench/quality.py --of text       # reading an own text whole, or the first row of each document
 
 Two ranks on this machine train a small model on Python's own library. A seed determines the first weights and the rows of
 every step, so two ways with the same seed differ only by rounding. Results are held-out losses in nats per token: their
@@ -20,18 +22,23 @@ and results are rounded to bf16 and sums are float32, as with those instructions
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
+import random
+import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curves import draw
-from pieces import TRAINER, Results, environment, free_port, prepare, train_step
+from pieces import TRAINER, VOCABULARY, Results, environment, events, free_port, prepare, run_module, train_step
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +56,18 @@ SHARED = "+head"
 TOKENS = "tokens.pt"
 CHARACTERS = 4_000_000  # of text; enough for a short training without repeated rows
 HELD_OUT_TOKENS = 2**14
+
+
+# Of --of sft: rates of a fine-tuning, as its --init-lr-frac; "scaled" as pretraining's, with the root of the batch.
+BASE = {
+    "--depth": 2, "--max-seq-len": 128, "--total-batch-size": 1024, "--device-batch-size": 8, "--num-iterations": 700,
+    "--eval-tokens": 65536, "--sample-every": -1, "--core-metric-every": -1,
+}  # fmt: skip
+DEMO = {"--matrix-lr": 0.04, "--embedding-lr": 1.0, "--unembedding-lr": 0.02, "--weight-decay": 0.05}
+RATES = {"nanochat's": 0.8, "scaled": 0.8 * (1024 / 524288) ** 0.5}
+CONVERSATIONS, HELD_OUT = 300, 30
+FIRST_NAMES = ["Ada", "Alan", "Barbara", "Donald", "Grace", "Jean", "Ken", "Margaret", "Niklaus", "Radia"]
+THINGS = ["apples", "books", "bricks", "chairs", "cups", "doors", "eggs", "hats", "lamps", "stones"]
 
 
 class Size(NamedTuple):
@@ -231,6 +250,127 @@ def measure_all(arguments: argparse.Namespace) -> list[Json]:
         return found.completed(lambda one: measure(folder, one))
 
 
+# -- fine-tuning, and own text
+
+
+def made_conversations(seed: int) -> list[str]:
+    """Conversations of two kinds as lines of a file, all different."""
+    chance, lines = random.Random(seed), set()
+    while len(lines) < CONVERSATIONS:
+        name, thing, a, b = (
+            chance.choice(FIRST_NAMES),
+            chance.choice(THINGS),
+            chance.randint(2, 20),
+            chance.randint(2, 20),
+        )
+        if chance.random() < 0.5:
+            asked, answer = f"{name} has {a} {thing} and gets {b} more. How many?", f"{name} now has {a + b} {thing}."
+        else:
+            asked, answer = (
+                f"Say something about {name} and {a} {thing}.",
+                f"Yesterday {name} sold {a} {thing} at the market.",
+            )
+        lines.add(json.dumps([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]))
+    return chance.sample(sorted(lines), CONVERSATIONS)
+
+
+def train_flags(more: Json) -> list[str]:
+    return [str(part) for flag, value in (BASE | more).items() for part in (flag, value)]
+
+
+def fine_tune(folder: Path, one: Json) -> Json:
+    """Bits per byte of held-out answers along a fine-tuning."""
+    tag = one["base"]
+    if not (folder / "base_checkpoints" / tag).exists():
+        flags = train_flags({**(DEMO if tag == "demo" else {}), "--eval-every": -1, "--model-tag": tag})
+        run_module(folder, "base_train", *flags)
+    lines, place = made_conversations(one["seed"]), folder / f"sft-{one['rates']}-{tag}-{one['seed']}"
+    place.mkdir(exist_ok=True)
+    (place / "train.jsonl").write_text("\n".join(lines[HELD_OUT:]), encoding="utf-8")
+    (place / "val.jsonl").write_text("\n".join(lines[:HELD_OUT]), encoding="utf-8")
+    given = {
+        "--conversations": place / "train.jsonl", "--val-conversations": place / "val.jsonl", "--model-tag": tag,
+        "--base-checkpoints": folder / "base_checkpoints" / tag, "--init-lr-frac": RATES[one["rates"]], "--eval-every": one["every"],
+        "--num-iterations": one["steps"], "--sample-every": -1, "--run-dir": place, "--save-every": -1,
+    }  # fmt: skip
+    run_module(folder, "chat_sft", *(str(part) for pair in given.items() for part in pair))
+    return one | {"bpb": bits_per_byte_of(place)}
+
+
+def library_text(seed: int, size: int) -> str:
+    """Text of this size: files of Python's own library, in the order of a seed."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py")) + sorted(
+        Path(os.__file__).parent.glob("*/[a-z]*.py")
+    )
+    texts = [
+        path.read_text(encoding="utf-8", errors="ignore") for path in random.Random(seed).sample(files, len(files))
+    ]
+    return "\n".join(texts)[:size]
+
+
+def read_text(folder: Path, one: Json) -> Json:
+    """Bits per byte of the held-out part of a text along a training on the rest; "first rows" as with shards of others."""
+    place = folder / f"text-{one['megabytes']}-{one['seed']}"
+    if not (place / "tokenizer").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "text").write_text(library_text(one["seed"], one["megabytes"] * 10**6), encoding="utf-8")
+        run_module(place, "make_shards", "--from", str(place / "text"), "--out", str(place / "data"), "--shards", "8")
+        run_module(place, "tok_train", "--vocab-size", str(VOCABULARY))
+    data = place / one["reads"]
+    if not data.exists():
+        shutil.copytree(place / "data", data)
+    if one["reads"] == "first rows":
+        import pyarrow.parquet as pq
+
+        for path in sorted(data.iterdir())[:-1]:
+            groups = pq.ParquetFile(path).metadata.row_group(0).num_rows
+            pq.write_table(pq.read_table(path).replace_schema_metadata(None), path, row_group_size=groups)
+    run = folder / f"run-{one['megabytes']}-{one['seed']}-{one['reads']}".replace(" ", "-")
+    flags = {"--num-iterations": one["steps"], "--eval-every": one["every"], "--run-dir": run, "--model-tag": run.name}
+    run_module(place, "base_train", *train_flags({**DEMO, **flags}), data=data)
+    return one | {"bpb": bits_per_byte_of(run)}
+
+
+def bits_per_byte_of(run: Path) -> dict[str, float]:
+    return {str(event["step"]): event["val_bpb"] for event in events(run / "metrics-rank0.jsonl", "eval")}
+
+
+# What --of measures, and along which axes.
+SERIES: dict[str, tuple[Callable[[Path, Json], Json], dict[str, list[Any]]]] = {
+    "sft": (fine_tune, {"base": ["plain", "demo"], "rates": list(RATES)}),
+    "text": (read_text, {"megabytes": [1, 4], "reads": ["first rows", "whole"]}),
+}
+
+
+def chosen_series(arguments: argparse.Namespace) -> None:
+    """The series of --of, one process at a time, with its table."""
+    measure_one, axes = SERIES[arguments.of]
+    common = {"of": arguments.of, "steps": arguments.steps, "every": arguments.every}
+    wanted = [
+        common | dict(zip(axes, values, strict=True)) | {"seed": seed}
+        for values in itertools.product(*axes.values())
+        for seed in arguments.seeds
+    ]
+    with tempfile.TemporaryDirectory(prefix="quality-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        if arguments.of == "sft" and not (folder / "tokenizer").exists():
+            prepare(folder)
+        results = Results(arguments.write, wanted).completed(lambda one: measure_one(folder, one))
+    marks = list(results[0]["bpb"])
+    print("|".join(["", *axes, *(f"bits per byte after {mark}" for mark in marks), ""]))
+    print("|".join(["", *("---" for dummy in [*axes, *marks]), ""]))
+    for values in itertools.product(*axes.values()):
+        alike = [
+            one["bpb"] for one in results if all(one[axis] == value for axis, value in zip(axes, values, strict=True))
+        ]
+        cells = [[bpb[mark] for bpb in alike] for mark in marks]
+        print(
+            "|".join(
+                ["", *map(str, values), *(f"{statistics.mean(cell):.3f} ± {spread(cell):.3f}" for cell in cells), ""]
+            )
+        )
+
+
 def table(results: Sequence[Json], reference: str) -> str:
     """Final losses, and the mean's difference from the reference along the way."""
     curves: dict[str, dict[int, dict[str, float]]] = {}
@@ -260,6 +400,7 @@ def spread(figures: Sequence[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Whether rounding costs quality.")
+    parser.add_argument("--of", choices=["rounding", "sft", "text"], default="rounding")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000)
@@ -272,6 +413,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         work(arguments.folder, arguments.worker)
+        return
+    if arguments.of != "rounding":
+        chosen_series(arguments)
         return
     results = measure_all(arguments)
     if any(one["way"] == arguments.ways[0] for one in results):

@@ -142,11 +142,37 @@ def test_a_cpu_and_a_gpu_are_refused_before_they_wait_for_each_other(tmp_path: P
         )
 
 
-def test_field_21_unlike_processors_hold_the_same_weights(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.more[1] = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"}
-    job.run("--rank-rows", "8,4")
-    assert job.final_digest()
+# Vectors of torch, and of its library of products; the first rank has all that this machine has.
+PROCESSORS = {
+    "none": ("default", "SSE41"),
+    "AVX": ("default", "AVX"),
+    "AVX2": ("avx2", "AVX2"),
+    "AVX-512": ("avx512", "AVX512_CORE"),
+}
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("sync", "head", "kind"),
+    [
+        ("exact", "whole", "none"),
+        ("int8", "shared", "none"),
+        *(
+            pytest.param(sync, head, kind, marks=LONG)
+            for sync in ("exact", "bf16", "int8", "int4", "dense", "ddp")
+            for head in (("whole", "shared") if sync not in ("dense", "ddp") else ("whole",))
+            for kind in PROCESSORS
+            if (sync, head, kind) not in (("exact", "whole", "none"), ("int8", "shared", "none"))
+        ),
+    ],
+)
+def test_field_21_unlike_processors_hold_the_same_weights(sync: str, head: str, kind: str, tmp_path: Path) -> None:
+    job, (vectors, products) = Job(tmp_path, 2), PROCESSORS[kind]
+    job.more[1] = {"ATEN_CPU_CAPABILITY": vectors, "ONEDNN_MAX_CPU_ISA": products, "TEST_ROUTE": "onednn"}
+    job.run("--rank-rows", "8,4", "--sync", sync, "--head", head)
+    capabilities = [job.events("start", rank)[0]["capability"] for rank in (0, 1)]
+    assert capabilities[1] == {"default": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}[vectors]
+    assert job.final_digest() and list(job.checkpoints(1).glob("model_*"))
 
 
 def test_a_loss_of_nan_stops_all_ranks(tmp_path: Path) -> None:

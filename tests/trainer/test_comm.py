@@ -60,6 +60,20 @@ def test_ranks_exchange_tensors_and_facts() -> None:
         assert answer["sent"] > 0
 
 
+def talk_much(comm: Comm) -> None:
+    counts = []
+    for number in range(40):
+        comm.exchange("a fact", number)
+        # Nobody is ahead of this.
+        comm.barrier("the count")
+        counts.append(comm.ask(lambda store: store.num_keys()))
+    assert max(counts[5:]) <= counts[0] + 4 * comm.world
+
+
+def test_the_store_does_not_grow_with_what_is_exchanged() -> None:
+    ranks.passed(ranks.call(HERE, "talk_much", 2))
+
+
 def test_one_process_alone_needs_no_group() -> None:
     comm = connect(Ranks(0, 0, 1), "cpu", 5.0, {})
     assert comm.all_reduce(torch.ones(2), "a sum").tolist() == [1.0, 1.0]

@@ -11,8 +11,10 @@ import random
 import shutil
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +26,14 @@ from hypothesis import strategies as st
 from numpy import full, int32
 from pyarrow import parquet as pq
 
-from nanochat.data import dataloader
+from nanochat.data import dataloader, tokenizer
 from nanochat.data.dataloader import Cursor, Loader, WaitingDocuments
 from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
 from nanochat.rules.causes import Cause
+from nanochat.run.stage import Reader, RunStage
+from scripts import make_shards
 from scripts.parity_loader import replay
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -220,7 +224,7 @@ def read_slices(
     for dummy, cursor in itertools.islice(reader.slices(at.position() if at else dataloader.START, at), count):
         one = (cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice - 1)
         seen[one] = seen.get(one, 0) + 1
-    return dataloader.state_of(rank, world, [shard.path.name for shard in shards], cursor, [])
+    return dataloader.state_of(rank, world, shards, cursor, [])
 
 
 def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: Tokenizer) -> None:
@@ -237,6 +241,76 @@ def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: 
     shards = dataloader.dataset.inspect_split(SHARDS, "train", 1)
     alone = dataloader.deal(states, shards, 0, 1)
     assert sorted(alone["tokens"].tolist()) == sorted([*states[0]["tokens"].tolist(), *states[1]["tokens"].tolist()])
+
+
+def own_text(folder: Path, size: int) -> Path:
+    """Shards of a text of this many characters: one long file and many short ones."""
+    rng, words = random.Random(size), [f"{number:x}" for number in range(3000)]
+    (folder / "text").mkdir()
+    text = " ".join(rng.choices(words, k=size // 4))[:size]
+    (folder / "text" / "long.txt").write_text(text[: size // 2])
+    for begin in range(size // 2, size, 3000):
+        (folder / "text" / f"{begin}.txt").write_text(text[begin : begin + 3000])
+    make_shards.main(["--from", str(folder / "text"), "--out", str(folder / "shards"), "--shards", "8"])
+    return folder / "shards"
+
+
+def own_reader(folder: Path, length: int, rank: int, world: int) -> Reader:
+    settings: Any = SimpleNamespace(max_seq_len=length, timeout_seconds=60)
+    return Reader(settings, tokenizer.load(GOLDEN / "data" / "tokenizer"), folder, rank, world, lambda: False)
+
+
+@pytest.mark.parametrize(("size", "length", "world"), [(200_000, 64, 1), (200_000, 2048, 3), (1_000_000, 512, 2)])
+def test_an_own_text_is_read_whole_before_any_of_it_again(
+    size: int, length: int, world: int, tmp_path: Path, tokens: Tokenizer
+) -> None:
+    folder, shares = own_text(tmp_path, size), [rank + 1 for rank in range(world)]
+    texts = list(dataloader.dataset.texts(dataloader.dataset.split_paths(folder, "train")))
+    whole = Counter(token for text in texts for token in tokens.encode(text))
+    left, total, order = whole.copy(), sum(whole.values()), []
+    streams = [RunStage().training_loader(own_reader(folder, length, r, world), shares) for r in range(world)]
+    while min(left.values()) >= 0:
+        rows = [
+            (row, stream.position()["epoch"])
+            for r, stream in enumerate(streams)
+            for pair in stream.step([shares[r]])
+            for row in pair[1]
+        ]
+        order += [tuple(row[:20].tolist()) for row, dummy in rows]
+        seen, epochs = total - sum(left.values()), [epoch for dummy, epoch in rows]
+        left.subtract(token for row, dummy in rows for token in row.tolist() if token != tokens.bos)
+        assert set(epochs) <= ({1} if seen < total - 2 * length * sum(shares) - dataloader.MIXED_TOKENS else {1, 2})
+    for stream in streams:
+        stream.close()
+    assert seen > 0.95 * total
+    assert len(set(order)) == len(order)
+    # Neighbours in the text are not neighbours in the rows.
+    plain = [tokens.encode(text) for text in texts]
+    starts = {tuple(ids[at : at + 20]): number for number, ids in enumerate(plain) for at in range(len(ids))}
+    known = [starts[row] for row in order if row in starts]
+    assert sum(a == b for a, b in itertools.pairwise(known)) < 0.4 * len(known)
+
+
+def test_an_own_text_is_resumed_by_other_ranks_where_it_was_left(tmp_path: Path) -> None:
+    folder, stage = own_text(tmp_path, 300_000), RunStage()
+
+    def rows(ranks: int, states: Any, steps: int) -> tuple[list[Any], Any]:
+        readers = [own_reader(folder, 64, rank, ranks) for rank in range(ranks)]
+        shares = [6 // ranks] * ranks
+        places = states and stage.exact_positions(readers[0], states)
+        assert states is None or places is not None
+        streams = [stage.training_loader(reader, shares, None, places) for reader in readers]
+        found = [[stream.step([6 // ranks])[0][1].tolist() for stream in streams] for dummy in range(steps)]
+        for stream in streams:
+            stream.close()
+        return [row for step in found for part in step for row in part], [stream.state() for stream in streams]
+
+    # More than one reading of the text.
+    whole, dummy = rows(1, None, 400)
+    first, states = rows(3, None, 150)
+    second, states = rows(2, states, 100)
+    third, dummy = rows(1, states, 150)
+    assert first + second + third == whole
 
 
 def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:

@@ -11,6 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ranks
@@ -18,9 +20,19 @@ from trainings import Job
 
 from nanochat.kit.common import UserError
 from nanochat.rules.schedule import WHOLE, StepSchedule, plan_training
+from nanochat.run import loop
 from nanochat.run.deadline import Deadline, end_of_run
 
 SIZES = {"scaling_parameters": 10**7, "reference_parameters": 10**8, "flops_per_token": 10**8}
+
+
+@pytest.mark.parametrize(
+    ("timed", "share", "pauses_there"), [(True, 0.94, True), (True, 0.96, False), (False, 0.96, True)]
+)
+def test_a_timed_run_has_no_pauses_near_its_end(timed: bool, share: float, pauses_there: bool) -> None:
+    run: Any = SimpleNamespace(plan=SimpleNamespace(timed=timed), progress=SimpleNamespace(place=int(share * WHOLE)))
+    assert loop.pauses(run, 12, 6) is pauses_there
+    assert not loop.pauses(run, 13, 6)
 
 
 class Clock:

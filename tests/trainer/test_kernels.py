@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ def off_afterwards() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> native.Library:
-    return native.Library(native.built("auto", tmp_path_factory.mktemp("library")))
+    return native.Library(native.built("auto", tmp_path_factory.mktemp("library")).path)
 
 
 @pytest.fixture
@@ -96,11 +100,12 @@ def slow(x: Tensor) -> None:
     ("kernel", "reason"),
     [
         (made_up(lambda x: x.mul_(2.1)), "differs"),
+        (made_up(lambda x: x.mul_(2.0002)), "differs"),
         (made_up(slow), "slower"),
         (made_up(lambda x: x.mul_(2.00001), True), "differs"),
         (made_up(lambda x: x.fill_(float("nan"))), "differs"),
     ],
-    ids=["wrong", "slow", "inexact", "not-a-number"],
+    ids=["wrong", "slightly wrong", "slow", "inexact", "not-a-number"],
 )
 def test_a_kernel_that_differs_or_is_slower_stays_off(kernel: Kernel, reason: str) -> None:
     assert kernels.prove(kernel, SHAPES["fp32"]) == reason
@@ -122,7 +127,7 @@ FAULTS = {
     "does not compile": ("#error so", "the build failed with code 1"),
     "crashes": ("void launch(void) { __builtin_trap(); }", "the trial of the library was ended by signal"),
     "hangs": ('void launch(void) { for (;;) __asm__ volatile(""); }', "the trial of the library took longer than 3 s"),
-    "lacks a kernel": ("void launch(void) {}", "the trial of the library failed"),
+    "lacks a kernel": ("void launch(void) {}", "the trial of the library failed with code 1: AttributeError: "),
 }
 
 
@@ -131,7 +136,7 @@ def test_a_library_with_a_fault_never_gets_its_name(
     source: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "kernels.c"
-    names = "" if why.endswith("failed") else "".join(f"void {name}(void) {{}}\n" for name in native.NAMES)
+    names = "" if "AttributeError" in why else "".join(f"void {name}(void) {{}}\n" for name in native.NAMES)
     file.write_text(names + source)
     monkeypatch.setattr(native, "SOURCE", file)
     monkeypatch.setattr(native, "LIMIT_SECONDS", 3)
@@ -156,10 +161,76 @@ def test_a_compiler_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: py
     ranks.wait_until(over)
 
 
-def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_built_once_for_each_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = native.built("auto", tmp_path)
-    monkeypatch.setattr(native, "build", None)
-    assert native.built("auto", tmp_path) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "build", None)
+        assert native.built("auto", tmp_path) == first
+    monkeypatch.setattr(native, "cpu_flags", lambda: ["another"])
+    assert native.built("auto", tmp_path).path != first.path
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def make_link(path: Path) -> None:
+    path.rename(path.with_name("other"))
+    path.symlink_to("other")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (cut_short, "damaged"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (flip_a_bit, "damaged"),
+        (lambda path: path.chmod(0o777), "only this user can change"),
+        pytest.param(
+            lambda path: os.chown(path, 12345, 12345),
+            "only this user can change",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+        ),
+        (make_link, "only this user can change"),
+    ],
+    ids=["cut", "empty", "flipped", "writable", "of another user", "link"],
+)
+def test_a_library_that_changed_is_built_again_and_that_is_said_once(
+    spoil: Callable[[Path], None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "SOURCE", Path(shutil.copy(native.SOURCE, tmp_path)))
+    good = native.built("auto").path
+    content = good.read_bytes()
+    spoil(good)
+    assert kernels.setup("auto", SHAPES["fp32"]).summary().count(said) == 1
+    assert good.read_bytes() == content and not good.is_symlink()
+    assert said not in kernels.setup("auto", SHAPES["fp32"]).summary()
+
+
+def test_a_damaged_library_that_cannot_be_replaced_is_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = native.built("auto", tmp_path / "kernels").path
+    good.unlink()
+    (good / "in the way").mkdir(parents=True)
+    with pytest.raises(native.BuildError, match=r"cannot write .*: Is a directory"):
+        native.built("auto", tmp_path / "kernels")
+    (tmp_path / "kernels").chmod(0o777)
+    with pytest.raises(native.BuildError, match="other users may change files in"):
+        native.built("auto", tmp_path / "kernels")
+
+
+def test_two_starts_at_once_both_have_a_library(tmp_path: Path) -> None:
+    source = "from nanochat.model import native, kernels; from pathlib import Path; import sys\n"
+    source += "native.Library(native.built('auto', Path(sys.argv[1])).path)"
+    starts = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], cwd=ranks.TRAINER) for dummy in range(2)]
+    assert [start.wait(ranks.PATIENCE_SECONDS) for start in starts] == [0, 0]
+    (library,) = tmp_path.iterdir()
+    assert native.flaw(library) == ""
 
 
 @pytest.mark.usefixtures("all_on")

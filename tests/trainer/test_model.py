@@ -14,6 +14,8 @@ import pytest
 import torch
 from reference import TINY, baseline_of, model_of, tokens
 
+from nanochat.kit.common import UserError
+from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, KVCache, ModelConfig
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text())
@@ -23,6 +25,13 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text(
 def test_state_dict_has_the_keys_shapes_and_order_of_upstream(case: dict) -> None:
     model = GPT(ModelConfig(**case["config"]))
     assert [(name, list(t.shape)) for name, t in model.state_dict().items()] == list(case["keys"].items())
+
+
+def test_a_parameter_without_a_gradient_is_refused_when_the_pass_is_made() -> None:
+    model = model_of()
+    model.transformer.block(1).mlp.gate = torch.nn.Parameter(torch.zeros(3, 4))
+    with pytest.raises(UserError, match=r"parameters without a gradient: transformer\.h\.1\.mlp\.gate; "):
+        TrainingPass(model)
 
 
 def test_vocabulary_is_padded_in_the_tables_only() -> None:

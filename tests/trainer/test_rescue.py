@@ -23,7 +23,7 @@ from kill_and_resume import same
 from routes import always
 from test_chat_sft import Chat
 from test_faults import enter_folder, ready
-from trainings import STEPS, Job
+from trainings import DATA, STEPS, Job
 
 from nanochat.kit import common
 from nanochat.kit.common import Ranks
@@ -38,6 +38,7 @@ from nanochat.run.loop import train_step
 from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
 from nanochat.run.saving import save
 from nanochat.run.setup import set_up, start_event
+from scripts import make_shards
 
 if TYPE_CHECKING:
     from nanochat.parallel.comm import Comm
@@ -110,6 +111,27 @@ def test_field_35_the_remaining_rank_saves_and_continues_alone(number: signal.Si
     back.run("--resume", "--save-on-loss", "--num-iterations", str(STEPS + 3))
     assert back.events("start", 1)[-1]["resumed_from"] == STEPS
     assert back.events("end", 1)[-1]["identical"] is True
+
+
+def test_an_own_text_is_continued_where_it_was_when_a_rank_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokenizer").symlink_to(DATA / "tokenizer")
+    text, shards = tmp_path / "text", tmp_path / "data" / "base_data_climbmix"
+    text.write_text("".join(f"line {number} of the text\n" for number in range(3000)))
+    make_shards.main(["--from", str(text), "--out", str(shards), "--shards", "3", "--doc-chars", "700"])
+    whole, job = Job(tmp_path / "whole", 1, tmp_path / "data"), Job(tmp_path / "lost", 2, tmp_path / "data")
+    whole.run()
+    lose(job, number=signal.SIGKILL)
+    (step,) = saved_alone(job, 0)
+    alone = Job(job.folder, 1, tmp_path / "data")
+    alone.run("--resume")
+    assert (alone.events("start")[-1]["resumed_from"], alone.events("start")[-1]["notices"]) == (step, [])
+    # The same rows in every step, and the same left over.
+    assert job.losses()[:step] == pytest.approx(whole.losses()[:step], rel=1e-4)
+    left = [torch.load(one.checkpoints(0) / f"optim_{STEPS:06d}_rank0.pt", weights_only=True) for one in (whole, alone)]
+    states = [file["nanochat_ddp_loader"]["ranks"][0] for file in left]
+    assert states[0]["cursor"] == states[1]["cursor"]
+    assert torch.equal(states[0]["tokens"], states[1]["tokens"])
 
 
 def test_a_run_that_often_loses_ranks_keeps_no_more_checkpoints_than_it_should(tmp_path: Path) -> None:
@@ -251,6 +273,20 @@ def test_saves_by_time(tmp_path: Path) -> None:
     assert [event["step"] for event in job.events("checkpoint", 1)] == list(range(1, STEPS + 1))
     job.run("--num-iterations", str(STEPS + 2), "--save-minutes", "60", "--resume")
     assert [event["step"] for event in job.events("checkpoint", 1)][STEPS:] == [STEPS + 2]
+
+
+def save_by_time(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-minutes", "60")
+    train_step(run)
+    assert not run.save_wanted
+    run.saved_at -= 3601
+    assert run.save_wanted
+    save(run, final=False)
+    assert not run.save_wanted
+
+
+def test_a_save_by_time_is_followed_by_as_long_without_one(tmp_path: Path) -> None:
+    ranks.passed(ranks.call(HERE, "save_by_time", 1, str(tmp_path)))
 
 
 def fine_tune(comm: Comm, folder: str, savers: list[int], save_at: int, until: int) -> None:

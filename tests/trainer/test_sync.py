@@ -21,7 +21,7 @@ from nanochat.model import gradients
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.optim import LearningRates, Optimizer
-from nanochat.parallel.agreement import check_identical, digests
+from nanochat.parallel.agreement import check_identical, digests, start_alike
 from nanochat.parallel.comm import Comm, connect
 from nanochat.parallel.sync import AllReduceSync, Notice, make_buckets, make_sync, share_out
 from nanochat.parallel.wire import block
@@ -150,13 +150,26 @@ def test_field_21_ranks_train_one_model(mode: str, rows: list[int], trained: tup
 def feedback_by_hand(comm: Comm) -> None:
     """Keep the rounding errors of every gradient that this rank sends, and of every update that it computes."""
     left: dict[str, Tensor] = {}
-    train(comm, "int8", [3, 3], left)
+    train(comm, "int8", [2] * comm.world, left)
     assert gradients.HEAD in left and len(left) > 20
     assert [name for name, values in left.items() if not values.any()] == []
+    # Of three ranks each sends its own gradient of some rows, and of the others the sum.
+    assert bool(left[gradients.HEAD][:VOCABULARY].any(1).all())
 
 
-def test_every_rank_keeps_what_rounding_left_of_gradients_and_updates() -> None:
-    ranks.passed(ranks.call(HERE, "feedback_by_hand", 2))
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_rank_keeps_what_rounding_left_of_gradients_and_updates(world: int) -> None:
+    ranks.passed(ranks.call(HERE, "feedback_by_hand", world))
+
+
+def begin(comm: Comm) -> None:
+    weights = {"a": torch.full((5,), float(comm.rank)), "b": torch.ones(3)}
+    assert start_alike(comm, weights) == ["a"]
+    assert not weights["a"].any() and bool(weights["b"].all())
+
+
+def test_ranks_begin_with_the_weights_of_the_first() -> None:
+    ranks.passed(ranks.call(HERE, "begin", 2))
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("int8", 8), ("int4", 4)])

@@ -5,8 +5,9 @@
 
     python -m scripts.make_shards --from PATH... --out FOLDER --shards 8 --suffix .txt .md
 
-Every readable text file becomes a document; long ones are split at line ends, because a row of tokens holds only the
-beginning of a document and drops the rest. Documents are ordered by their digests, so the same texts give the same shards
+Every readable text file becomes a document; long ones are split at line ends, so that their parts can be mixed. The shards carry
+a mark: our trainer reads each of their tokens once per epoch (other trainers begin each row with a document, and drop the rest of
+those that are longer). Documents are ordered by their digests, so the same texts give the same shards
 in any folder, and training and validation are sampled alike. The last shard is validation.
 The output folder appears whole or not at all.
 """
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from nanochat.data.dataset import TEXT
+from nanochat.data.dataset import EVERY_TOKEN, TEXT
 from nanochat.kit.common import UserError, exit_code
 from nanochat.kit.settings import check_least
 
@@ -109,7 +110,7 @@ def write_shards(documents: Sequence[str], folder: Path, shards: int, docs_per_g
     for number in range(shards):
         begin, end = (len(documents) * n // shards for n in (number, number + 1))
         group = max(1, min(docs_per_group, (end - begin) // FEWEST_GROUPS))
-        table = pa.table({TEXT: pa.array(documents[begin:end], pa.string())})
+        table = pa.table({TEXT: pa.array(documents[begin:end], pa.string())}, metadata=EVERY_TOKEN)
         path = folder / f"shard_{number:05d}.parquet"
         pq.write_table(table, path, row_group_size=group, compression="zstd")
         with path.open("rb") as file:

@@ -100,6 +100,7 @@ class Pythons(TypedDict):
     version: str
     candidates: List[Python]
     library: str
+    library_bytes: Optional[int]  # size of its files
 
 
 class VenvFacts(TypedDict):
@@ -162,6 +163,7 @@ class Folder(TypedDict):
     shards: int
     tokenizer: bool
     files: bool
+    text_bytes: Optional[int]  # size of its visible files; null with very many folders
     trainer: bool
 
 

@@ -8,13 +8,16 @@ Its id depends on the content and not on the source host, so training resumes wh
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import math
+from typing import Any, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
 
+# Mean bytes of a token: they grow with the logarithm of the vocabulary.
+BYTES_PER_DOUBLING, BYTES_LESS = 0.4, 1.6
 # Sources for which a named host's own files count.
 ON_A_HOST = ("text", "host")
 
@@ -51,6 +54,25 @@ def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], 
     identifier = known.get("id") or _identifier(run, contents)
     at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
     return {"id": identifier, **contents, "host": at.name, "paths": _paths(source, contents["paths"], at)}
+
+
+def text_bytes(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Optional[int]:
+    """The size of the text on its host; None if unknown, or if the data are something else. It is not in the plan: a text that
+    grows makes no other one."""
+    if plan["data"]["source"] != "text":
+        return None
+    (at,) = [host for host in hosts if host.name == plan["data"]["host"]]
+    sizes = [at.fact("folders", path, "text_bytes") for path in run.data_paths] or [at.fact("python", "library_bytes")]
+    return None if None in sizes else sum(sizes)
+
+
+def times_read(plan: Plan, size: Optional[int]) -> Optional[float]:
+    """How many times the run's steps read a text of this size, all but the shard for validation; None if unknown."""
+    data, training = plan["data"], plan["training"]
+    if not size or plan["trainer"]["source"] != "ours" or "stage" in plan:
+        return None
+    bytes_per_token = max(1.0, BYTES_PER_DOUBLING * math.log2(data["vocab_size"]) - BYTES_LESS)
+    return training["tokens"] * bytes_per_token / (size * (data["shards"] - 1) / data["shards"])
 
 
 def _identifier(run: RunSettings, contents: DataContents) -> str:

@@ -52,7 +52,7 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
         findings += remarks(host, node, hosts, nodes)
-    obstacles += architectures(hosts)
+    obstacles += architectures(hosts, plan["trainer"].get("joined", False))
     findings += compilers(hosts, nodes)
     return obstacles, findings
 
@@ -234,16 +234,20 @@ def memory(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
         yield finding("memory-short", host.name, seen)
 
 
-def architectures(hosts: Sequence[Host]) -> Iterator[Finding]:
+def architectures(hosts: Sequence[Host], joined: bool) -> Iterator[Finding]:
+    """Hosts that round differently; joined: with an optimizer of others, which uses torch's AdamW."""
     by_arch: dict[str, list[str]] = {}
     for host in hosts:
         if host.probe:
-            by_arch.setdefault(str(host.fact("host", "arch")), []).append(host.name)
+            arch, flags = str(host.fact("host", "arch")), host.fact("cpu", "flags") or []
+            lesser = " without AVX2" if joined and arch == "x86_64" and flags and "avx2" not in flags else ""
+            by_arch.setdefault(arch + lesser, []).append(host.name)
     if len(by_arch) > 1:
         groups = [f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {arch}" for arch, names in by_arch.items()]
         seen = f"{' but '.join(groups)}: they round differently, so the ranks' weights would diverge"
         first = next((host.name for host in hosts if host.probe), "")
-        yield finding("architecture-differs", first, seen, remedy="Use hosts of one architecture.")
+        remedy = "Use hosts of one kind, or ddp_trainer_source=ours." if joined else "Use hosts of one architecture."
+        yield finding("architecture-differs", first, seen, remedy=remedy)
 
 
 def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Finding]:

@@ -88,6 +88,7 @@ class PlanOutcome(NamedTuple):
     decided: Decided
     training: Launched
     budget: Optional[budget.ModelChoice]
+    text_bytes: Optional[int]  # the size of the text to train on, if that is known
 
 
 class Inputs(NamedTuple):
@@ -151,7 +152,7 @@ def make_plan(
     findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     told = budget.with_end(launched, choice, known, run, plan, clock)
-    return PlanOutcome(plan, findings, of_controller(run), decided, *told)
+    return PlanOutcome(plan, findings, of_controller(run), decided, *told, data_set.text_bytes(run, known, plan))
 
 
 def hosts_and_trainings(

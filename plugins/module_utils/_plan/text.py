@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
@@ -19,6 +19,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     plural,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import times_read
+
+# A text read as many times is learnt by heart.
+BY_HEART = 20
 
 
 def human(number: float) -> str:
@@ -30,13 +34,15 @@ def human(number: float) -> str:
     return f"{number:g}"
 
 
-def render(plan: Plan) -> str:
-    """The whole plan as text."""
+def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
+    """The whole plan as text; text_bytes: the size of the text to train on."""
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})", ""]
     rows = [
         ("model", model_lines(plan["model"])),
         ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
-        ("evaluation", [evaluation(plan)]) if stages.is_evaluation(plan) else ("training", training_lines(plan)),
+        ("evaluation", [evaluation(plan)])
+        if stages.is_evaluation(plan)
+        else ("training", training_lines(plan, text_bytes)),
         ("trainer", trainer_lines(plan)),
         ("data", [data_line(plan)]),
         ("network", [network_line(plan)]),
@@ -56,7 +62,7 @@ def model_lines(model: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def training_lines(plan: Plan) -> list[str]:
+def training_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
     training: dict[str, Any] = {**plan["training"]}
     first = plan["nodes"][0]
     if not stages.evaluates(plan):
@@ -67,10 +73,21 @@ def training_lines(plan: Plan) -> list[str]:
         f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
         f"on {first['device']} in {first['dtype']}, sync {sync(training)}, head {training['head']}, "
         f"products {training['matmul']}, {schedule(training)}",
+        *reading_lines(plan, text_bytes),
         f"{resumes}, times out after {plan['timeout_seconds']} s if a rank is missing",
         *absence_lines(plan),
         *polite_lines(plan),
     ]
+
+
+def reading_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
+    """How often the text is read."""
+    times = times_read(plan, text_bytes)
+    if times is None:
+        return []
+    often = f"{times:.2g}" if times < 10 else human(round(times))
+    heart = ": it will learn it by heart" if times >= BY_HEART else ""
+    return [f"{plural(plan['training']['iterations'], 'step')} read your text about {often} times{heart}"]
 
 
 def about(training: Mapping[str, Any]) -> str:

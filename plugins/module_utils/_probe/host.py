@@ -41,7 +41,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.machine import
     security,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import Find, Run, names_and_routes, nics
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts, text_bytes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import facts as usage_facts
 
 PYTHON_CHECK = (
@@ -158,6 +158,7 @@ def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
 def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
     """The current interpreter, candidates for the trainer's environment, and the library's folder."""
     candidates: list[Python] = []
+    library = os.path.dirname(os.path.abspath(os.__file__))
     for path in python_paths(find, wanted, base):
         code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
@@ -169,7 +170,8 @@ def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
         "executable": sys.executable,
         "version": "%d.%d.%d" % sys.version_info[:3],
         "candidates": candidates,
-        "library": os.path.dirname(os.path.abspath(os.__file__)),
+        "library": library,
+        "library_bytes": text_bytes(library),
     }
 
 

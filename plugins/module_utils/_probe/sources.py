@@ -9,14 +9,17 @@ import glob
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
-from typing import Any, Iterator, Mapping, Sequence, TypedDict
+from typing import Any, Iterator, Mapping, Optional, Sequence, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ControllerQuestion, ConversationFacts
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
+# In a Python library, what scripts.make_shards leaves out.
+NO_TEXT = ("site-packages", "dist-packages", "__pycache__")
 # A tree without files is small; a large one is not read to its end.
 MOST_FOLDERS = 2000
 # Timeout for a slow repository; an unreachable one is an error.
@@ -37,6 +40,7 @@ def folder_facts(path: str) -> Folder:
         "shards": len(glob.glob(os.path.join(glob.escape(full), "*.parquet"))),
         "tokenizer": all(os.path.isfile(os.path.join(full, name)) for name in TOKENIZER),
         "files": kind == "file" or (kind == "folder" and any(_files(full))),
+        "text_bytes": text_bytes(full),
         "trainer": os.path.isfile(os.path.join(full, TRAINER_SCRIPT)),
     }
 
@@ -48,6 +52,21 @@ def _files(folder: str) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("."))
         if number > MOST_FOLDERS:
             yield ""
+
+
+def text_bytes(path: str) -> Optional[int]:
+    """The size of the visible files in a folder, or of a file; None for one with very many folders."""
+    try:
+        total = os.path.getsize(path) if os.path.isfile(path) else 0
+        for number, (root, folders, names) in enumerate(os.walk(path)):
+            if number > MOST_FOLDERS:
+                return None
+            folders[:] = [name for name in folders if not name.startswith(".") and name not in NO_TEXT]
+            files = [os.lstat(os.path.join(root, name)) for name in names if not name.startswith(".")]
+            total += sum(file.st_size for file in files if stat.S_ISREG(file.st_mode))
+    except OSError:
+        return None
+    return total
 
 
 def is_writable(path: str) -> bool:

@@ -76,6 +76,10 @@ def _of_rank(rank: CollectedRank, evaluates: bool) -> Iterator[Happening]:
             repeated += again
             text += "; %d steps are repeated" % again if again else ""
             text += kernels(event) if starts == 1 else ""
+            # All ranks have the same.
+            for notice in words(event, "notices") if rank.rank == 0 else ():
+                at, step = finite(event.get("time")), event.get("step")
+                yield Happening(time=at, step=step, host=rank.host, severity="warning", text=notice, kind="warning")
         elif kind == "checkpoint":
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -20,7 +20,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     section,
     text,
     whole,
+    words,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 
 HEAD_BYTES = 64 * 1024
 PEEK_BYTES = 16 * 1024  # enough to detect news
@@ -86,10 +88,21 @@ class RunFigures(Speeds, RowShare):
     end_blames: Optional[List[int]]  # the ranks at fault for the end, as far as is known
     attempts: int  # how many times the run was started
     resumed_from: Optional[int]  # the step that the newest attempt resumed from
+    notices: List[str]  # what the user should know of the newest attempt's start
+    epoch: Optional[int]  # the last step's, counted from 1: how many times it had begun to read the data
     pace_seconds: Optional[float]  # seconds by the clock from one step to the next, evaluations and saves included
     updated: Optional[float]  # when the last event was written
     stepped: Optional[float]  # when the last step of the newest attempt was made
     started: Optional[float]  # when the session started, in seconds since the epoch
+
+
+def start_lines(notices: Iterable[str], epoch: Optional[int]) -> List[str]:
+    """The notices of the newest start, once for all hosts, and how often the data were read."""
+    before = (epoch or 1) - 1
+    return [
+        *dict.fromkeys(notices),
+        *(["epoch %d: all data were read %s before" % (before + 1, plural(before, "time"))] if before > 0 else []),
+    ]
 
 
 class MetricsRead(NamedTuple):
@@ -296,6 +309,8 @@ def describe_events(events: List[Event]) -> RunFigures:
         "end_blames": _blamed(end),
         "attempts": attempts,
         "resumed_from": resumed,
+        "notices": words(start, "notices"),
+        "epoch": whole(last, "epoch"),
         "pace_seconds": _pace(steps),
         "updated": finite(events[-1].get("time")) if events else None,
         "stepped": finite(last.get("time")),

@@ -39,7 +39,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import last_word
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, describe_events, finite
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
+    Event,
+    describe_events,
+    finite,
+    start_lines,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, cause_text, error_text, host_state
 
 # What each host adds, from their run states: host -> tokens per second without it.
@@ -183,6 +188,11 @@ def budget_lines(run: CollectedRun) -> List[str]:
     return [ends_text(ends, figures["share"], day_text), *([expected_text(one)] if one else [])]
 
 
+def _start_lines(run: CollectedRun) -> List[str]:
+    figures = [describe_events(rank.events) for rank in run.ranks]
+    return start_lines((notice for one in figures for notice in one["notices"]), figures[0]["epoch"])
+
+
 def day_text(at: float) -> str:
     """A point in time that reads the same on any day."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
@@ -261,7 +271,7 @@ def page_data(
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,
-        "sentences": budget_lines(run),
+        "sentences": [*budget_lines(run), *_start_lines(run)],
         "happenings": happenings(run),
         "compared": compared(run, ranks),
         "plan": plan_rows(run.plan),

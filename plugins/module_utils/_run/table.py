@@ -28,6 +28,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated, standing
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ended_text, ends_text, expected_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import start_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
     NO_HEARTBEAT,
     STALLED,
@@ -161,7 +162,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
         if slow is not None:
             lines.append("  the others wait for %s, which waits least" % slow["host"])
         lines += changed_rows_lines(rows)
-    lines += ["  " + line for line in budget_lines(rows)]
+    lines += ["  " + line for line in [*budget_lines(rows), *_start_lines(rows)]]
     return "\n".join([*lines, *_checkpoint_lines(rows), *_previous_lines(rows)])
 
 
@@ -339,6 +340,11 @@ def budget_lines(rows: Sequence[Row]) -> List[str]:
     return [ended_text(over["updated"], over["ends"], over["timed"])] if over else []
 
 
+def _start_lines(rows: Sequence[Row]) -> List[str]:
+    notices = (notice for row in rows for notice in row["run"].get("notices") or ())
+    return start_lines(notices, first_known(rows, "epoch"))
+
+
 def of_newest_training(rows: Sequence[Row]) -> List[Row]:
     """Without hosts that hold an older training of the run."""
     numbers = [number(section(row["run"], "training"), "number") for row in rows]
@@ -390,7 +396,7 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScree
     marked = marks(rows, stall_factor)
     evaluates = evaluated.are_evaluations([row["run"] for row in rows])
     heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
-    lines = [*budget_lines(current), *_other_runs(rows)]
+    lines = [*budget_lines(current), *_start_lines(current), *_other_runs(rows)]
     lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
     slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
     if slow is not None:

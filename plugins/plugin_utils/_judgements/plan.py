@@ -92,7 +92,7 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     clock = budget.Clock(time.time(), began)
     outcome = make_plan(hosts, requirements(), tolerant, here, task.options["measured"], clock)
     fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
-    text = "\n\n".join([render(outcome.plan), *([fit] if fit else [])])
+    text = "\n\n".join([render(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Batches of tokens: documents packed best-fit into rows that each begin with BOS.
+"""Batches of tokens: documents packed best-fit into rows that each begin with BOS (of our own shards: cut into such rows).
 
     loader = Loader(tokenizer, folder, "train", rows=2, length=512, rank=0, world=1)
     x, y = loader.next_batch()
@@ -25,6 +25,8 @@ import os
 import queue
 import threading
 import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -39,6 +41,7 @@ from nanochat.rules.causes import Cause
 
 DOCUMENTS_AT_ONCE = 128
 BUFFER_DOCUMENTS = 1000
+MIXED_TOKENS = 2**17  # of our own shards: rows of at least this many tokens are mixed
 BATCHES_AHEAD = 2
 MOST_THREADS = 8
 # Timeouts in seconds: for reading without progress, and after the run was asked to stop.
@@ -205,9 +208,11 @@ class Packer:
         for row in rows:
             self._fill(row)
         both = torch.from_numpy(rows)
-        return LoadedBatch(
-            both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.waiting.oldest_first()
-        )
+        return LoadedBatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.left())
+
+    def left(self) -> list[Tokens]:
+        """What was read and is not in a batch yet."""
+        return self.waiting.oldest_first()
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -220,16 +225,70 @@ class Packer:
 
     def _read_more(self) -> None:
         texts, self.cursor = next(self.slices)
+        for tokens in self._encoded(texts):
+            self.waiting.add(tokens)
+
+    def _encoded(self, texts: list[str]) -> list[Tokens]:
         try:
             encoded = self.tokenizer.encode_documents(texts, self.threads)
         except DataError as error:
             raise DataError(f"{self.place()}: {error}") from None
-        for ids in encoded:
-            self.waiting.add(np.array(ids, dtype=np.int32))
+        return [np.array(ids, dtype=np.int32) for ids in encoded]
 
     def place(self) -> str:
         """The current reading position."""
         return f"row group {self.cursor.rg_idx} of {self.reader.shards[self.cursor.pq_idx].path}"
+
+
+class TextPacker(Packer):
+    """Cuts our own shards into rows, so that an epoch has each token once as a target. Rows of a part of the shards, or of all that
+    is left of an epoch, are mixed; no row of an epoch comes before the last one of the epoch before."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int) -> None:
+        super().__init__(tokenizer, reader, rows, length)
+        self.ready: deque[Tokens] = deque()
+        self.rest: Tokens = np.empty(0, dtype=np.int32)  # too short for a row
+        self._ahead: tuple[list[str], Cursor] | None = None  # of the next epoch
+
+    def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
+        super().resume_exactly(cursor, ())
+        self.rest, self.ready = waiting[0], deque(waiting[1:])
+
+    def left(self) -> list[Tokens]:
+        return [self.rest, *self.ready]
+
+    def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        while not self.ready:
+            self._read_more()
+        row[:] = self.ready.popleft()
+
+    def _read_more(self) -> None:
+        tokens, count = [self.rest], 0
+        while count < MIXED_TOKENS:
+            texts, cursor = self._ahead or next(self.slices)
+            self._ahead = (texts, cursor) if count and cursor.epoch != self.cursor.epoch else None
+            if self._ahead is not None:
+                break
+            self.cursor = cursor
+            tokens += self._encoded(texts)
+            count = sum(map(len, tokens))
+        rows, self.rest = cut_rows(np.concatenate(tokens), self.tokenizer.bos, self.length)
+        generator = torch.Generator().manual_seed(zlib.crc32(repr(tuple(self.cursor[:4])).encode()))
+        order = torch.randperm(max(0, len(rows) - 1), generator=generator).tolist()
+        # The first one has what was left over from before.
+        self.ready.extend(rows[:1] + [rows[1 + number] for number in order])
+
+
+def cut_rows(tokens: Tokens, bos: int, length: int) -> tuple[list[Tokens], Tokens]:
+    """Rows of BOS and the next `length` tokens (without the BOS of a document that begins there), and what is left."""
+    rows: list[Tokens] = []
+    at = 0
+    while True:
+        at += int(at < len(tokens) and tokens[at] == bos)
+        if at + length > len(tokens):
+            return rows, tokens[at:]
+        rows.append(np.concatenate([np.array([bos], dtype=np.int32), tokens[at : at + length]]))
+        at += length
 
 
 class Loader:
@@ -253,10 +312,11 @@ class Loader:
         """patience: timeout in seconds without progress; interrupted: whether to stop waiting;
         ahead: number of batches to prepare."""
         shards = dataset.inspect_split(folder, split, world)
-        self.rank, self.world, self.files = rank, world, [shard.path.name for shard in shards]
-        packer = Packer(tokenizer, DocumentReader(shards, rank, world), rows, length)
+        self.rank, self.world, self.shards = rank, world, shards
+        kind = TextPacker if shards[0].every_token else Packer
+        packer = kind(tokenizer, DocumentReader(shards, rank, world), rows, length)
         # Of another rank's state, or one for other files, only the position is useful.
-        if state is not None and is_of(state, rank, world, self.files):
+        if state is not None and is_of(state, rank, world, shards):
             cursor = _cursor(state["cursor"])
             _checked(cursor.position(), len(shards), folder)
             packer.resume_exactly(cursor, _unflatten(state))
@@ -277,7 +337,7 @@ class Loader:
     def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         """The state after a batch (the last one) for bit-identical resuming."""
         batch = batch or self._handed_out()
-        return state_of(self.rank, self.world, self.files, batch.cursor, batch.waiting)
+        return state_of(self.rank, self.world, self.shards, batch.cursor, batch.waiting)
 
     def _handed_out(self) -> LoadedBatch:
         if self.last is None:
@@ -341,7 +401,7 @@ def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], r
     at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
     cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
     waiting = [tokens for state in states for tokens in _unflatten(state)][rank::world]
-    return state_of(rank, world, states[0]["files"], cursor, waiting)
+    return state_of(rank, world, shards, cursor, waiting)
 
 
 def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
@@ -353,8 +413,7 @@ def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows:
         packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
     for dummy in range(rows):
         packer.batch()
-    files = [shard.path.name for shard in shards]
-    return state_of(rank, world, files, packer.cursor, packer.waiting.oldest_first())
+    return state_of(rank, world, shards, packer.cursor, packer.left())
 
 
 def _cursor(kept: Sequence[Any]) -> Cursor:
@@ -369,20 +428,29 @@ def _left(numbers: Sequence[int]) -> Left:
     return epoch, index, group, first
 
 
-def is_of(state: Mapping[str, Any], rank: int, world: int, files: Sequence[str]) -> bool:
+def is_of(state: Mapping[str, Any], rank: int, world: int, shards: Sequence[dataset.Shard]) -> bool:
     """Whether a state belongs to this rank of `world` over these files."""
-    same = (state.get("rank"), state.get("world"), list(state.get("files", ()))) == (rank, world, list(files))
-    return same and Cursor(*state["cursor"]).pq_idx < len(files)
+    same = (state.get("rank"), state.get("world")) == (rank, world) and not changed(state, shards)
+    return same and Cursor(*state["cursor"]).pq_idx < len(shards)
 
 
-def state_of(rank: int, world: int, files: Sequence[str], cursor: Cursor, waiting: Sequence[Tokens]) -> dict[str, Any]:
+def changed(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> list[str]:
+    """Names of the files that were added, removed or changed since this state; older states have no digests."""
+    names, now = list(state.get("files", ())), {shard.path.name: shard.digest for shard in shards}
+    before = dict(zip(names, state.get("digests") or [now.get(name) for name in names], strict=True))
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def state_of(
+    rank: int, world: int, shards: Sequence[dataset.Shard], cursor: Cursor, waiting: Sequence[Tokens]
+) -> dict[str, Any]:
     """A rank's state, for its file: only tensors and plain values."""
     lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
     tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
     # Four numbers are enough unless the number of ranks has changed.
     at = list(cursor) if cursor.then else list(cursor[:4])
-    place = {"rank": rank, "world": world, "files": list(files)}
-    return {**place, "cursor": at, "lengths": lengths, "tokens": tokens}
+    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
+    return {**place, "digests": [shard.digest for shard in shards], "cursor": at, "lengths": lengths, "tokens": tokens}
 
 
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:

@@ -3,11 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The parquet shards: their files, the row groups of each rank, and their texts.
 
-Files are sorted by name; the last one is for validation, the rest for training.
+Files are sorted by name; the last one is for validation, the rest for training. Those that scripts.make_shards has made carry
+a mark: their text is cut into rows without dropping any of it (dataloader.TextPacker).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +20,17 @@ from pyarrow import parquet as pq
 from nanochat.kit.common import DataError, first_line
 
 TEXT = "text"
+# In the files' metadata.
+EVERY_TOKEN = {b"nanochat.ddp": b"every token"}
 
 
 class Shard(NamedTuple):
-    """One parquet file and the number of documents in each row group."""
+    """One parquet file, the number of documents in each row group, whether to use every token, and a digest."""
 
     path: Path
     group_rows: tuple[int, ...]
+    every_token: bool = False
+    digest: str = ""
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -84,10 +90,26 @@ def inspect(paths: list[Path]) -> list[Shard]:
     for path in paths:
         with open_shard(path) as file:
             meta = file.metadata
-            shards.append(Shard(path, tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))))
-        if not sum(shards[-1].group_rows):
+            groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
+        shards.append(Shard(path, groups, uses_every_token(path), footer_digest(path)))
+        if not sum(groups):
             raise DataError(f"{path} has no documents.")
     return shards
+
+
+def uses_every_token(path: Path) -> bool:
+    """Whether a shard carries our mark."""
+    with open_shard(path) as file:
+        return EVERY_TOKEN.items() <= (file.schema_arrow.metadata or {}).items()
+
+
+def footer_digest(path: Path) -> str:
+    """A digest of a file's size and footer, which has the sizes, places and smallest and largest texts of all row groups."""
+    with path.open("rb") as file:
+        size = file.seek(-8, 2) + 8
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        return hashlib.sha256(b"%d " % size + file.read(length)).hexdigest()[:16]
 
 
 def check_shares(shards: list[Shard], split: str, world: int) -> None:

@@ -4,7 +4,8 @@
 """One rank's rows of the shards, for any share of a step.
 
 Every rank reads its own stream, even if it takes no rows of it, and so keeps that stream's position in the data;
-it also reads those of other ranks whose rows it takes (shares.py).
+it also reads those of other ranks whose rows it takes (shares.py). Of our own shards there is one stream, which all ranks read
+and each takes its rows of: no part of the text is finished, and begun again, before another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,28 @@ from nanochat.rules.shares import StreamRows, pieces
 
 # Opens a stream with this number and these rows per step.
 Open = Callable[[int], Loader]
+
+
+class CommonStream:
+    """The stream of all ranks, as a BatchSource."""
+
+    def __init__(self, rank: int, shares: Sequence[int], loader: Loader) -> None:
+        """loader: of all rows of a step."""
+        self.rank, self.shares, self.loader = rank, shares, loader
+        self.position, self.state, self.close = loader.position, loader.state, loader.close
+
+    @property
+    def last(self) -> LoadedBatch | None:
+        return self.loader.last
+
+    def deal(self, shares: Sequence[int], open_stream: Open) -> None:
+        """Change this rank's share of the rows."""
+        self.shares = shares
+
+    def step(self, passes: Sequence[int]) -> list[Pair]:
+        begin = sum(self.shares[: self.rank])
+        ids, targets = (part[begin : begin + self.shares[self.rank]] for part in self.loader.next_batch())
+        return in_passes(ids, targets, passes)
 
 
 class Streams:
@@ -48,7 +71,6 @@ class Streams:
         return self.own.last
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
-        """This rank's rows of the coming step, by pass."""
         drawn = {stream: loader.next_batch() for stream, loader in self.loaders.items()}
         if not self._pieces:
             return []

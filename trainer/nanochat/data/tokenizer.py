@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ SPECIAL_TOKENS = (
 SPLIT_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+# tiktoken's stack ends at a million, and its panic would print more than our sentence.
+MOST_BLANKS = 900_000
+BLANKS = re.compile(rf"[^\S\r\n]{{{MOST_BLANKS}}}")
 PICKLE_NAME, BYTES_NAME = "tokenizer.pkl", "token_bytes.pt"
 
 
@@ -70,13 +74,17 @@ class Tokenizer:
         return [[self.bos, *ids] for ids in self._encoded(texts, threads)]
 
     def _encoded(self, texts: Sequence[str], threads: int) -> list[list[int]]:
+        if any(len(text) >= MOST_BLANKS and BLANKS.search(text) for text in texts):
+            raise DataError(
+                f"a text cannot be tokenized (it has {MOST_BLANKS} blanks in a row); split it, or leave it out."
+            )
         try:
             if len(texts) == 1:
                 return [self.encoding.encode_ordinary(texts[0])]
             return self.encoding.encode_ordinary_batch(list(texts), num_threads=threads)
         except (MemoryError, KeyboardInterrupt):
             raise
-        # tiktoken panics on some texts, such as a million spaces, and a Rust panic is not an Exception.
+        # tiktoken panics on some texts, and a Rust panic is not an Exception.
         except BaseException as error:
             raise DataError(
                 f"a text cannot be tokenized ({type(error).__name__}: {first_line(error)}); split it, or leave it out."

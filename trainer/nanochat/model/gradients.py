@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanochat.kit.common import UserError
 from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 
@@ -60,7 +61,12 @@ def ready_order(model: GPT) -> list[str]:
         ordered += [f"value_embeds.{layer}.weight", f"{block}.attn.ve_gate.weight"]
         ordered += [f"{block}.attn.{part}.weight" for part in ("c_q", "c_k", "c_v")]
     ordered += ["resid_lambdas", "x0_lambdas", "smear_lambda", "smear_gate.weight", WTE]
-    names = {name for name, dummy in model.named_parameters()}
+    names = [name for name, dummy in model.named_parameters()]
+    if unknown := set(names) - set(ordered):
+        raise UserError(
+            f"the model has parameters without a gradient: {', '.join(sorted(unknown))}; compute it in the training pass, and list "
+            "them in the order of gradients.py."
+        )
     return [name for name in ordered if name in names]
 
 

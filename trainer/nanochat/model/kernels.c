@@ -307,29 +307,29 @@ void muon_apply(void *const *p, const int64_t *n, const float *f, int64_t start,
     }
 }
 
-/* -- AdamW of rows: parameter, m, v [*, C], rows [R], steps done [*] of int32, gradient [R, C] or none.
- * n: C, the step before the first in f; the last step. f: seven figures per step. Rounds like torch's kernel, so ranks agree. */
+/* -- AdamW of rows: parameter, m, v [*, C], rows [R] or none (all), steps done [*] of int32 or none, gradient [R, C] or none.
+ * n: C, the step before the first in f; the last step. f: seven figures per step. Each operation rounds once, so ranks agree. */
 
 void adamw(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {
     const int64_t width = n[0], base = n[1], last = n[2];
     const int64_t *rows = p[3];
     int32_t *done = p[4];
     for (int64_t r = start; r < stop; r++) {
-        const int64_t place = rows[r] * width;
+        const int64_t row = rows ? rows[r] : r, place = row * width;
         float *restrict x = (float *)p[0] + place, *restrict m = (float *)p[1] + place, *restrict v = (float *)p[2] + place;
         const float *restrict gradient = p[5] ? (float *)p[5] + r * width : 0;
-        for (int64_t number = gradient ? last - 1 : done[rows[r]]; number < last; number++) {
+        for (int64_t number = gradient ? last - 1 : done[row]; number < last; number++) {
             const float *now = f + 7 * (number - base);
             const float keep = now[0], toward = now[1], beta2 = now[2], square = now[3], root = now[4], epsilon = now[5];
             const float step = now[6];
             EACH
             for (int64_t j = 0; j < width; j++) {
                 const float g = gradient ? gradient[j] : 0.0f;
-                m[j] = MULADD(toward, g - m[j], m[j]);
-                v[j] = MULADD(square * g, g, v[j] * beta2);
+                m[j] = m[j] + toward * (g - m[j]);
+                v[j] = v[j] * beta2 + square * g * g;
                 x[j] = x[j] * keep + step * m[j] / (sqrtf(v[j]) / root + epsilon);
             }
         }
-        done[rows[r]] = (int32_t)last;
+        if (done) done[row] = (int32_t)last;
     }
 }

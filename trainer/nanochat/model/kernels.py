@@ -28,7 +28,7 @@ ROUNDS = 5
 TRIAL_ROWS = 64  # of logits
 FEW = 128
 EPSILON = 1e-10  # of AdamW
-VECTOR = 16  # elements per vector in torch's AdamW; other widths are updated in full every step
+ADAMW_ELEMENTS = 2**15  # per thread at a time, few enough to stay in its cache
 Rotary = tuple[Tensor, Tensor]
 
 
@@ -65,18 +65,21 @@ class Kernel:
 
 
 class KernelChoice(NamedTuple):
-    """Names of the active kernels, the inactive ones with reasons, and the reason if there are none at all."""
+    """Names of the active kernels, the inactive ones with reasons, the reason if there are none at all, and why the library
+    was built again, if it was."""
 
     on: list[str]
     off: dict[str, str]
     why: str
+    again: str = ""
 
     def summary(self) -> str:
         """A clause for the log."""
         if self.why:
             return f"none ({self.why})"
         off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
-        return f"{', '.join(self.on) or 'none'}{off}"
+        again = f" (their library was built again, because {self.again})" if self.again else ""
+        return f"{', '.join(self.on) or 'none'}{off}{again}"
 
 
 NO_KERNELS = KernelChoice([], {}, "not tried")
@@ -312,12 +315,26 @@ class AdamWStep(NamedTuple):
 
 
 def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
-    """One AdamW update in place; steps count from 1."""
-    torch._fused_adamw_(
-        [p], [g], [m], [v], [], [torch.tensor(float(now.step), device=p.device)],
-        lr=now.lr, beta1=now.beta1, beta2=now.beta2, weight_decay=now.weight_decay,
-        eps=EPSILON, amsgrad=False, maximize=False,
-    )  # fmt: skip
+    """One AdamW update in place; steps count from 1. Each operation rounds once, so all CPUs agree (torch's own kernel uses
+    fused multiply-adds where a CPU has them)."""
+    keep, toward, beta2, square, root, epsilon, size = now.figures()
+    count = ADAMW_ELEMENTS * torch.get_num_threads()
+    flat = (tensor.reshape(-1).split(count) for tensor in (p, g, m, v))
+    for x, gradient, first, second in zip(*flat, strict=True):
+        first.add_(torch.sub(gradient, first).mul_(toward))
+        second.mul_(beta2).add_(torch.mul(gradient, square).mul_(gradient))
+        # MKL's float32 root may be off by its last bit; one in float64 that is rounded never is.
+        below = second.double().sqrt_().float().div_(root).add_(epsilon)
+        x.mul_(keep).add_(torch.mul(first, size).div_(below))
+
+
+def dense_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
+    """One AdamW update in place of a whole parameter, by the kernel if that is in use."""
+    if adamw.on:
+        tensors, sizes = (p, m, v, None, None, g.contiguous()), (p.size(-1), now.step - 1, now.step)
+        _library("adamw", p.numel() // p.size(-1), tensors, sizes, now.figures())
+    else:
+        adamw_(p, g, m, v, now)
 
 
 class AdamWTable(NamedTuple):
@@ -359,9 +376,6 @@ def _adamw(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequ
 
 
 def _adamw_fused(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
-    if table.p.size(1) % VECTOR:  # torch's kernel rounds a row's last elements differently
-        _adamw(table, rows, gradient, steps)
-        return
     figures = [figure for step in steps for figure in step.figures()]
     sizes = (table.p.size(1), steps[0].step - 1, steps[-1].step)
     tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
@@ -463,12 +477,14 @@ def setup(choice: str, shape: KernelShape) -> KernelChoice:
     if choice == "torch":
         return KernelChoice([], {}, "as --kernels says")
     try:
-        _library = native.Library(native.built(choice))
+        path, again = native.built(choice)
+        _library = native.Library(path)
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
     tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
     reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
-    return KernelChoice([n for n, off in reasons.items() if not off], {n: off for n, off in reasons.items() if off}, "")
+    off = {name: reason for name, reason in reasons.items() if reason}
+    return KernelChoice([name for name in reasons if name not in off], off, "", again)
 
 
 def in_use() -> list[str]:

@@ -4,7 +4,8 @@
 """kernels.c as a library: built once with an available compiler, tried in a separate process, then loaded.
 
 A library is named by the digest of everything it depends on, and stored in __pycache__. It gets its name only after
-every kernel has run in another process, so that a crashing kernel never reaches a training.
+every kernel has run in another process, so that a crashing kernel never reaches a training. It ends with its own digest: one
+that was damaged since, or that others could have changed, is built again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +34,9 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
 LIMIT_SECONDS = 60.0
+DIGEST_BYTES = 32
+OWNERS = (0, os.geteuid())  # who may have made a library
+ANYBODY = stat.S_IWOTH | stat.S_ISVTX
 LEAST_ELEMENTS = 2**14  # per thread: processing them takes as long as waking a thread
 NAMES = (
     "exponentials_fp32", "exponentials_bf16", "norm_fp32", "norm_bf16", "norm_backward", "rotate", "rotate_backward",
@@ -81,22 +87,45 @@ def run(argv: Sequence[str], what: str) -> str:
     if process.returncode < 0:
         raise BuildError(f"{what} was ended by signal {-process.returncode}")
     if process.returncode:
-        lines = [line for line in err.splitlines() if "error" in line] or err.splitlines() or ["no word"]
+        lines = [line for line in err.splitlines() if "error" in line.lower()] or err.splitlines() or ["no word"]
         raise BuildError(f"{what} failed with code {process.returncode}: {lines[0][:200]}")
     return out
 
 
-def built(choice: str, folder: Path | None = None) -> Path:
-    """The library for this source, compiler and CPU, built if missing."""
+class Built(NamedTuple):
+    """A library's file, and why it was built again, if it was."""
+
+    path: Path
+    again: str = ""
+
+
+def built(choice: str, folder: Path | None = None) -> Built:
+    """The library for this source, compiler and CPU, built if missing or not to be trusted."""
     words = compiler(choice)
     if folder is None:
         folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
     parts = [SOURCE.read_text(encoding="utf-8"), run([*words, "--version"], words[0]), *FLAGS]
     parts += [platform.machine(), *sorted(cpu_flags())]
     path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.so"
-    if not path.exists():
+    if folder.exists() and (folder.stat().st_uid not in OWNERS or folder.stat().st_mode & ANYBODY == stat.S_IWOTH):
+        raise BuildError(f"other users may change files in {folder}")
+    again = flaw(path) if os.path.lexists(path) else ""
+    if again or not path.exists():
         build(words, path)
-    return path
+    return Built(path, again)
+
+
+def flaw(path: Path) -> str:
+    """Why a stored library must not be loaded; empty if it may."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in OWNERS or found.st_mode & 0o022:
+            return "it was not a file that only this user can change"
+        content = path.read_bytes()
+    except OSError as error:
+        return f"it could not be read ({error.strerror or error})"
+    code, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    return "" if hashlib.sha256(code).digest() == digest else "it was damaged"
 
 
 def build(words: Sequence[str], path: Path) -> None:
@@ -105,14 +134,23 @@ def build(words: Sequence[str], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(".so.tmp", dir=path.parent)
         os.close(descriptor)
+        fresh = Path(name)
     except OSError as error:
         raise BuildError(f"cannot write to {path.parent}: {error.strerror or error}") from None
     try:
         run([*words, *FLAGS, "-shared", "-fPIC", "-o", name, str(SOURCE), "-lm"], "the build")
+        with fresh.open("r+b") as file:
+            file.write(hashlib.sha256(file.read()).digest())
+            file.flush()
+            # A power cut may leave the name, but never without the content.
+            os.fsync(file.fileno())
         run([sys.executable, "-I", "-S", "-c", CHILD, name, *NAMES], "the trial of the library")
-        Path(name).replace(path)
+        fresh.chmod(0o755)
+        fresh.replace(path)
+    except OSError as error:
+        raise BuildError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        Path(name).unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)
 
 
 class Library:

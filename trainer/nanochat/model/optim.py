@@ -35,7 +35,7 @@ from torch import Tensor
 from nanochat.model import kernels
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, is_table
-from nanochat.model.kernels import EPSILON, VECTOR, AdamWStep
+from nanochat.model.kernels import EPSILON, AdamWStep
 from nanochat.model.layers import Buffers
 from nanochat.rules.schedule import StepSchedule
 
@@ -138,7 +138,7 @@ class DenseAdamW:
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
         p, m, v = self.at(rows)
-        kernels.adamw_(p, gradient, m, v, self.group.at(multiplier, step))
+        kernels.dense_adamw(p, gradient, m, v, self.group.at(multiplier, step))
 
     def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """What an update of these rows changes."""
@@ -172,8 +172,7 @@ class RowAdamW:
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
         # The step to which each row is up to date.
         self.current = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
-        lazy = parameter.size(1) % VECTOR == 0
-        self.turn_length = -(-len(parameter) // REFRESH_STEPS) if lazy else len(parameter)
+        self.turn_length = -(-len(parameter) // REFRESH_STEPS)
 
     def rows_in_turn(self, step: int) -> Tensor:
         turns = -(-len(self.parameter) // self.turn_length)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 REFERENCE_BATCH = 524288
 REFERENCE_DEPTH = 12
@@ -22,6 +23,18 @@ WHOLE = 2**28
 EVAL_SHARE, SAVE_RATE = 1 / 3, 200e6
 # More than any run sees; floats beyond it are not exact integers.
 MOST_TOKENS = 2.0**53
+
+
+class Momentum(NamedTuple):
+    """Muon's momentum: from FIRST_MOMENTUM up to `most` in these steps, then down to `last` over the warmdown."""
+
+    most: float
+    steps: int
+    last: float
+
+
+FIRST_MOMENTUM = 0.85
+PRETRAINING, FINE_TUNING = Momentum(0.97, 400, 0.90), Momentum(0.95, 300, 0.95)
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,7 @@ class TrainingPlan:
     weight_decay: float
     target_tokens: int
     timed: bool = False  # num_iterations is an estimate only
+    momentum: Momentum = PRETRAINING
 
     @property
     def end(self) -> int:
@@ -126,12 +140,13 @@ def lr_multiplier(plan: TrainingPlan, step: int, place: int) -> float:
 
 
 def muon_momentum(plan: TrainingPlan, step: int, place: int) -> float:
-    """0.85 to 0.97 over the first 400 steps, then down to 0.90 over the warmdown."""
-    rising = 0.85 + (0.97 - 0.85) * step / 400 if step < 400 else 0.97
+    """Up, flat, and down over the warmdown."""
+    most, steps, last = plan.momentum
+    rising = FIRST_MOMENTUM + (most - FIRST_MOMENTUM) * step / steps if step < steps else most
     start = plan.end - plan.warmdown
-    if (step < 400 and not plan.timed) or place < start or plan.warmdown == 0:
+    if (step < steps and not plan.timed) or place < start or plan.warmdown == 0:
         return rising
-    return min(rising, 0.97 - (0.97 - 0.90) * (place - start) / plan.warmdown)
+    return min(rising, most - (most - last) * (place - start) / plan.warmdown)
 
 
 def muon_weight_decay(plan: TrainingPlan, place: int) -> float:

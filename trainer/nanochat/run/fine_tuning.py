@@ -18,8 +18,8 @@ from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel.agreement import file_digest
-from nanochat.rules import stages
-from nanochat.rules.schedule import TrainingPlan, lr_scale
+from nanochat.rules import schedule, stages
+from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
 from nanochat.run.stage import BaseModel, Place, Reader, RunStage
@@ -57,9 +57,11 @@ class FineTuning(RunStage):
             warmup_steps=settings.warmup_steps,
             warmdown_ratio=settings.warmdown_ratio,
             final_lr_frac=settings.final_lr_frac,
-            lr_scale=lr_scale(batch) * self.settings.init_lr_frac,
+            # As nanochat's: the rates do not depend on the batch.
+            lr_scale=self.settings.init_lr_frac,
             weight_decay=settings.weight_decay,
             target_tokens=rows * length * steps,
+            momentum=schedule.FINE_TUNING,
         )
 
     def facts(self, settings: Settings, data_dir: Path) -> dict[str, Any]:
@@ -82,6 +84,9 @@ class FineTuning(RunStage):
     def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
         return None
+
+    def place_notice(self, reader: Reader, states: Sequence[dict[str, Any]]) -> str:
+        return ""
 
     def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """The same as the saving rank's."""

@@ -63,6 +63,8 @@ def restore(run: Run) -> None:
         run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
         run.places = DataPositions(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
         return
+    if found.notice:
+        run.note(found.notice)
     files = fetch(comm, folder, found, run.writer)
     with refusing_bad_content(folder, found.step):
         load_checkpoint(run, found, files)
@@ -92,6 +94,8 @@ def take_base_model(run: Run, base: BaseModel) -> None:
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
             "its folder with --base-checkpoints."
         )
+    if found.notice:
+        run.note(found.notice)
     if leader == comm.rank and found.step not in training.steps:
         # Would overwrite another training's checkpoint.
         checkpoints.set_aside(folder, [found.step])
@@ -137,6 +141,8 @@ def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
     if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
     run.places = DataPositions(found.step, run.stage.exact_positions(run.reader, states))
+    if run.places.ranks is None and (why := run.stage.place_notice(run.reader, states)):
+        run.note(f"Step {found.step}: {why}")
     position = approximate_position(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ PLACE: dict[str, Fits] = {
     "of": count(least=-1),
     "route": text,
     "files": listed(text),
+    "digests": listed(text),
     "cursor": lambda value: row(*NUMBERS)(value) or row(*NUMBERS, *AHEAD_AND_THEN)(value),
 }
 
@@ -99,12 +100,21 @@ def _holds_model(folder: Path, step: int, rank: int) -> bool:
 class ChosenStep(NamedTuple):
     """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
-    own: this rank's own file of the optimizer is here too.
+    own: this rank's own file of the optimizer is here too. damaged: newer steps that were complete once.
     """
 
     step: int
     writer: int | None
     own: bool = False
+    damaged: Sequence[int] = ()
+
+    @property
+    def notice(self) -> str:
+        """The message that an older step than the newest is used; empty otherwise."""
+        if not self.damaged:
+            return ""
+        newer = ", ".join(map(str, self.damaged))
+        return f"The checkpoint of step {newer} is damaged on every rank, so the older one of step {self.step} is used"
 
 
 class ResumedTraining(NamedTuple):
@@ -148,7 +158,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
             own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
-            return ChosenStep(step, writer, own)
+            return ChosenStep(step, writer, own, damaged)
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:

@@ -30,7 +30,10 @@ def checkpoint(run: Run) -> dict[str, Any]:
     """The content for checkpoint_manager.save in this rank's folder; every rank must call it together."""
     optimizer = run.sync.whole_state()
     # Each rank resumes at its data position, with the same matrix library.
-    loaders = gather_states(run.comm, {**run.feed.loader.state(), "route": numerics.route()})
+    mine = run.feed.loader.state()
+    common = mine if mine.get("world") == 1 else {}
+    own = gather_states(run.comm, {**({} if common else mine), "route": numerics.route()})
+    loaders = [{**common, **one} for one in own]
     sync, feedback = run.sync, {}
     if sync.feedback:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}

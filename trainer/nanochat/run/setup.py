@@ -199,6 +199,6 @@ def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
         capability=torch.backends.cpu.get_cpu_capability(), steps=steps, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,
-        generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
+        notices=run.notices, generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,
         **({"ends": run.ends} if run.plan.timed else {}),
     )  # fmt: skip

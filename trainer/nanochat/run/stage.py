@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nanochat.data import dataloader, dataset
 from nanochat.data.dataloader import BATCHES_AHEAD, BatchSource, Loader, Pair
-from nanochat.data.streams import Streams
+from nanochat.data.streams import CommonStream, Streams
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import LIMITS, Settings
@@ -28,6 +28,7 @@ from nanochat.run.engine import SAMPLE_PROMPTS, complete
 from nanochat.run.loss_eval import deal_out, eval_steps
 
 Place = Mapping[str, Any]  # a position in the data
+SHOWN_NAMES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Reader:
     rank: int
     world: int
     interrupted: Callable[[], bool]  # whether to stop waiting for data
+
+    @property
+    def uses_every_token(self) -> bool:
+        """Whether the data are our own shards."""
+        return dataset.uses_every_token(dataset.split_paths(self.data_dir, "train")[0])
+
+    def train_shards(self) -> list[dataset.Shard]:
+        """The shards for training, verified for this run's ranks."""
+        return dataset.inspect_split(self.data_dir, "train", 1 if self.uses_every_token else self.world)
 
     def shards(self, split: str, rows: int, rank: int, world: int, **more: Any) -> Loader:
         """One rank's batches from the shards."""
@@ -82,27 +92,41 @@ class RunStage:
     ) -> BatchSource:
         """This rank's training batches; shares: the rows of all ranks; states: where the streams resume exactly,
         position: where they resume approximately."""
-        return Streams(reader.rank, shares, opener(reader, shares, position, states))
+        if not reader.uses_every_token:
+            return Streams(reader.rank, shares, opener(reader, shares, position, states))
+        loader = reader.shards("train", sum(shares), 0, 1, position=position, state=states[0] if states else None)
+        return CommonStream(reader.rank, shares, loader)
 
     def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
         """The shares changed between two steps; states: where the streams are."""
-        if isinstance(loader, Streams):
+        if isinstance(loader, Streams | CommonStream):
             loader.deal(shares, opener(reader, shares, None, states))
 
     def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Exact positions for this run's ranks, from those of the ranks that made a checkpoint; None
         if these are useless here."""
-        old = [state for state in states if "cursor" in state]
-        files = [path.name for path in dataset.split_paths(reader.data_dir, "train")]
-        if not old or not all(dataloader.is_of(state, number, len(old), files) for number, state in enumerate(old)):
+        old, shards = [state for state in states if "cursor" in state], reader.train_shards()
+        if reader.uses_every_token:
+            return [old[0]] * reader.world if old and dataloader.is_of(old[0], 0, 1, shards) else None
+        if not old or not all(dataloader.is_of(state, number, len(old), shards) for number, state in enumerate(old)):
             return None
         if len(old) == reader.world:
             return old
-        shards = dataset.inspect_split(reader.data_dir, "train", reader.world)
         return [dataloader.deal(old, shards, number, reader.world) for number in range(reader.world)]
+
+    def place_notice(self, reader: Reader, states: Sequence[dict[str, Any]]) -> str:
+        """Why the exact positions of a checkpoint are useless here, for the user."""
+        state = next((state for state in states if "cursor" in state), None)
+        if state is None:
+            return "it does not say which documents were read, so some may be read twice or left out"
+        if names := dataloader.changed(state, reader.train_shards()):
+            return f"the data have changed since ({some_of(names)}), and training continues with what is there now"
+        return "it was made with other settings of the data, so some documents may be read twice or left out"
 
     def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
         """A lost rank's data position, from what another one saved alone; None if its last one is unknown."""
+        if reader.uses_every_token:
+            return dict(loader["mine"])
         if loader["ranks"] is None:
             return None
         last, rows = loader["ranks"][rank], loader["rows"][rank]
@@ -135,6 +159,13 @@ class RunStage:
         """Prompts, and the model's continuations."""
         for prompt in SAMPLE_PROMPTS:
             yield prompt, complete(model, reader.tokenizer, prompt)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are."""
+    return ", ".join(names[:SHOWN_NAMES]) + (
+        f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    )
 
 
 def batches_of_evaluation(settings: Settings) -> int:

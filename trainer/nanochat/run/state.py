@@ -98,6 +98,7 @@ class Run:
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
     began_at: tuple[int, int] = (0, 0)  # step and place at which this process began
     kernels: KernelChoice = NO_KERNELS
+    notices: list[str] = dataclasses.field(default_factory=list)  # about the start, for status and report, too
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -135,6 +136,11 @@ class Run:
     def schedule(self) -> StepSchedule:
         """The schedule of the current step."""
         return StepSchedule.at(self.plan, self.progress.step, self.progress.place if self.plan.timed else None)
+
+    def note(self, notice: str) -> None:
+        """Say something about the start that the user should know; every rank does."""
+        self.notices.append(notice)
+        self.journal.say(notice)
 
     def took(self, what: str, begun: float) -> None:
         """Record the time since `begun` (time.perf_counter) for work that also follows the last step."""

@@ -77,6 +77,13 @@ def test_hosts_of_arm_alone_are_allowed():
     assert not findings_with(make_plan(hosts({}, one, two)), "architecture-differs")
 
 
+def test_a_checkout_is_not_joined_on_hosts_with_and_without_avx2():
+    old = {"cpu": {**laptop()["cpu"], "flags": ["sse4_2", "avx"]}}
+    (problem,) = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat"}, two=old))
+    assert "desktop is x86_64 but laptop is x86_64 without AVX2: they round differently" in problem
+    assert not findings_with(make_plan(hosts({}, two=old)), "architecture-differs")
+
+
 def test_data_and_checkpoints_that_are_there_need_no_room_again():
     little = {**DISK, "free": int(0.05 * GIGA)}
     plan = planned()

@@ -105,6 +105,27 @@ def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
     assert max(len(line) for line in text.splitlines()) < 200
 
 
+@pytest.mark.parametrize(
+    ("size", "steps", "said"),
+    [
+        (24_000_000, 200, "200 steps read your text about 0.16 times"),
+        (200_000, 50, "50 steps read your text about 4.9 times"),
+        (200_000, 3000, "3000 steps read your text about 295 times: it will learn it by heart"),
+        (None, 200, None),
+    ],
+)
+def test_the_text_says_how_many_times_the_steps_read_an_own_text(size, steps, said):
+    settings = {"ddp_data_source": "text", "ddp_total_batch": 4096, "ddp_iterations": steps, "ddp_vocab_size": 4096}
+    known = hosts(settings)
+    for one in known:
+        one["probe"]["python"]["library_bytes"] = size
+    outcome = make_plan(known)
+    shown = render(outcome.plan, outcome.text_bytes)
+    assert [line.strip() for line in shown.splitlines() if "read your text" in line] == ([said] if said else [])
+    # A text that grows is no reason to begin again.
+    assert outcome.plan == make_plan(hosts(settings)).plan
+
+
 def test_field_25_the_text_says_who_is_on_the_radio():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
     outcome = make_plan(hosts(two=seen))

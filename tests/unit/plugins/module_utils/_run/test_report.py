@@ -180,6 +180,18 @@ def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
     assert first == "started; kernels: norm, adamw; torch's vectors: AVX2"
 
 
+def test_what_the_start_said_and_how_often_the_data_were_read_is_in_the_report(tmp_path: Path) -> None:
+    run = collected(tmp_path, steps=5)
+    for rank, host in enumerate(("node1", "node2")):
+        again = {**fake_run.start_event(rank, 2, 9, 1.7e9 + 50, resumed=3), "notices": ["Step 4 is damaged"]}
+        append(run / host / f"metrics-rank{rank}.jsonl", again)
+        append(run / host / f"metrics-rank{rank}.jsonl", {**fake_run.step_event(3, rank, 1.7e9 + 51), "epoch": 2})
+    data = report_data(run)
+    assert data["sentences"] == ["Step 4 is damaged", "epoch 2: all data were read 1 time before"]
+    told = [one for one in data["happenings"] if one["text"] == "Step 4 is damaged"]
+    assert [(one["severity"], one["step"]) for one in told] == [("warning", 3)]
+
+
 @pytest.mark.parametrize("host", ["node1", "node2"])
 def test_a_host_that_left_is_no_rank_any_more_and_a_changed_rank_is_the_new_one(tmp_path: Path, host: str) -> None:
     run = collected(tmp_path / "runs")

@@ -305,14 +305,14 @@ def test_a_restart_counts_from_its_checkpoint_and_keeps_the_first_loss(folder: F
     folder.put("session.json", session(started=1050.0))
     checkpoint = {"kind": "checkpoint", "time": 1006.0, "step": 4, "path": "x/model_000004.pt", "bytes": 5}
     first, again = (
-        [start(), *(step(n) for n in range(6))],
-        [start(1050.5, resumed_from=4), step(4, 1060.0, seconds=2.0)],
+        [start(notices=["of before"]), *(step(n) for n in range(6))],
+        [start(1050.5, resumed_from=4, notices=["step 5 is damaged"]), step(4, 1060.0, seconds=2.0, epoch=3)],
     )
     folder.metrics(*first, checkpoint, *again)
     run = folder.read()
     assert (run["done"], run["attempts"], run["resumed_from"], run["first_loss"]) == (5, 2, 4, 10.0)
     assert run["checkpoint"]["step"] == 4
-    assert run["step_seconds"] == 2.0
+    assert (run["step_seconds"], run["epoch"], run["notices"]) == (2.0, 3, ["step 5 is damaged"])
 
 
 def test_metrics_of_an_earlier_session_do_not_speak_for_the_new_one(folder: Folder) -> None:

@@ -45,6 +45,16 @@ def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
     assert (lines[0], lines[4]) == ("run d4", "  weights identical on both ranks (digest abcdef)")
 
 
+def test_what_the_start_said_and_how_often_the_data_were_read_is_told_once() -> None:
+    rows = [row(host, rank, notices=["Step 5 is damaged"], epoch=3) for rank, host in enumerate("ab")]
+    told = ["  Step 5 is damaged", "  epoch 3: all data were read 2 times before"]
+    assert run_table.status_table(rows).splitlines()[-2:] == told
+    for one in rows:
+        one["run"]["state"] = "finished"
+    assert [line for line in run_table.closing_table(rows).splitlines() if line in told] == told
+    assert "epoch" not in run_table.status_table([row("a", 0, epoch=1)])
+
+
 def test_the_status_has_no_column_of_which_nothing_is_known() -> None:
     assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
 
