@@ -13,7 +13,7 @@ import sys
 import pytest
 from ansible_collections.nanochat.ddp.plugins.modules import host_info, run_folder
 from ansible_collections.nanochat.ddp.tests.integration.local import until
-from ansible_collections.nanochat.ddp.tests.integration.test_tmux_session import SLEEP, Job, job, jobs, living, server
+from ansible_collections.nanochat.ddp.tests.integration.test_tmux_session import SLEEP, job, jobs, living, server
 
 __all__ = ["job", "jobs", "server"]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -89,7 +89,9 @@ def test_whatever_the_umask_nobody_else_may_write_what_is_made(job, masked):
     masked(0o000)
     job.start("open('made', 'w'); " + SLEEP)
     made = until(lambda: (job.folder / "made").exists() and [job.folder, *job.folder.rglob("*")])
-    assert [path for path in made if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)] == []
+    assert [
+        path for path in made if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["run.sh", "program", ""])

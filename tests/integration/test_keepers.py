@@ -168,7 +168,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purged(run):
     disk = Path(run.play.hosts["laptop"]["base_dir"])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", disk], check=True)
     try:
         Path(run.play.hosts["laptop"]["run_dir"]).mkdir(parents=True)
         run.play.run("launch")

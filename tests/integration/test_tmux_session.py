@@ -277,7 +277,7 @@ def full_disk(tmp_path):
     """Puts the job's folder on a disk of its own; `fill()` leaves no byte of it, and `fill(files=True)` no room for another file."""
     folder = tmp_path / "job-1"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k,nr_inodes=40", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k,nr_inodes=40,mode=0755", "tmpfs", folder], check=True)
 
     def fill(files=False):
         for number in range(40 if files else 1):
@@ -350,11 +350,12 @@ def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(j
     assert reboot == "@reboot"
     subprocess.run(["sh", "-c", command], check=True, cwd="/")
     assert job.record()["pid"] == session["pid"], "it runs"
+    pids = (session["pid"], *job.pids(1))
     tmux("kill-server")
-    for pid in (session["pid"], session["child_pid"]):
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not living(session["pid"]) and not living(session["child_pid"]))
+    until(lambda: not any(map(living, pids)))
     (job.folder / "session.json").write_text(json.dumps({**session, "boot_id": "before"}))
     subprocess.run(["sh", "-c", command], check=True, cwd="/")
     until(lambda: job.record().get("pid") not in (None, session["pid"]))

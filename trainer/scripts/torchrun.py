@@ -43,7 +43,8 @@ EXIT_BARRIER_SECONDS = 30
 # torch's default time limit for ranks to exit, and no limit in effect, for a stop by the user.
 SHUTDOWN_SECONDS, STOP_SECONDS = 30, 10**6
 EXIT_ERROR = 1
-EXIT_OF_OTHERS = os.EX_UNAVAILABLE  # another agent is missing, or somebody asked this one to end; its keeper blames no rank
+# Another agent is missing, or somebody asked this one to end: the keeper blames no rank for it.
+EXIT_OF_OTHERS = os.EX_UNAVAILABLE
 # Process name of a forked rank, which has the agent's command line and environment; the collection recognises ranks by it.
 RANK_NAME = "nanochat-rank"
 STDERR = 2

@@ -416,8 +416,7 @@ def rank_ended(
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
-    by_itself: it failed by its own error or crash, not because another rank or its link was lost.
-    failure: what is known of that.
+    by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
     """
     own = own.with_word(steps=steps, go=False)
     if how == FINISHED:

@@ -33,7 +33,7 @@ def awake(
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
     returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
-    same_boot: the clock has not begun anew since then; without it nobody knows how long ago the ranks died.
+    same_boot: the clock has run on since then; otherwise nobody knows how long ago the ranks died.
     ArithmeticError, LookupError, TypeError or ValueError if `kept` did not come from `to_remember`.
     """
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
@@ -50,7 +50,7 @@ def slept(own: OwnState, now: float, seconds: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (states.OFFERED, states.PROMISED):
         own = change(own, now, states.IDLE, generation=own.word.last)
-    # The clock of `now` stood still.
+    # The clock of `now` did not run meanwhile.
     earlier = tuple(death._replace(when=death.when - seconds) for death in own.deaths)
     return own.with_word(returned=True)._replace(deaths=earlier)
 

@@ -62,7 +62,7 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
 
 
 class NeverStarted:
-    """Stands for an agent of which the system could make no process."""
+    """Stands for an agent that could not be started."""
 
     def poll(self) -> int:
         return CANNOT_START
@@ -249,7 +249,7 @@ class LocalRank:
         return self._code not in OF_OTHERS
 
     def failure(self) -> str:
-        """What is known of how it failed; empty if nothing."""
+        """How it failed, as far as known."""
         if self._end_event() or any(self._of_this_start(self._last(kind)) for kind in ("step", "start")):
             return str(self._end_event().get("error", ""))
         return self._unstartable or "it ended with code %d before it had begun" % self._code

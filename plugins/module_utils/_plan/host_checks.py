@@ -164,7 +164,9 @@ def modes(host: Host, node: Node) -> Iterator[Finding]:
     """Whether the base folder's file system keeps owners and modes."""
     fstype = host.fact("disk", "fstype")
     if fstype in WITHOUT_MODES:
-        seen = f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
+        seen = (
+            f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
+        )
         yield finding("folder-exposed", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
 
 

@@ -99,9 +99,7 @@ def test_a_crontab_that_refuses_is_told_and_the_run_goes_on(run_module, host, wa
 def test_a_crontab_that_cannot_be_read_is_not_written_over(said, run_module, host, warnings):
     folder = host()
     script = (
-        (folder / "bin/crontab")
-        .read_text()
-        .replace("#!/bin/sh\n", f'[ "$1" = -l ] && echo "{said}" >&2 && exit 1\n')
+        (folder / "bin/crontab").read_text().replace("#!/bin/sh\n", f'[ "$1" = -l ] && echo "{said}" >&2 && exit 1\n')
     )
     host(crontab=script)
     assert call(run_module, folder)["way"] == "none"

@@ -390,7 +390,7 @@ class World:
                     self.post[late].append((name, said))
 
     def nonsense(self, host, word):
-        """What is left of it where it is read."""
+        """Spoil a word; None if its reader refuses it."""
         text = json.dumps({**word._asdict(), **self.random.choice(NONSENSE)})
         try:
             return wire.to_word(text, self.rules.hosts, host.wall)

@@ -43,7 +43,15 @@ WALL, WALL_SECONDS = 10**9, 60
 def plan_of(rules, timeout):
     """The parts of a plan that a keeper reads."""
     nodes = [
-        {"host": host, "rank": place, "address": host, "keeper_port": 1, "guest": {"quiet_minutes": 0}, "venv_dir": "", "tools_dir": ""}
+        {
+            "host": host,
+            "rank": place,
+            "address": host,
+            "keeper_port": 1,
+            "guest": {"quiet_minutes": 0},
+            "venv_dir": "",
+            "tools_dir": "",
+        }
         for place, host in enumerate(rules.hosts)
     ]
     return {"rules": rules, "timeout_seconds": timeout, "trainer": {"source": "theirs"}, "nodes": nodes}

@@ -22,7 +22,7 @@ TRUE: dict[str, Any] = {
 
 @pytest.fixture
 def hear():
-    """What the laptop hears of a desktop that says this."""
+    """`hear(**changes)`: the laptop's answer from a desktop that says this."""
     desktop, laptop = (talk.KeeperAddress(host, "127.0.0.1", free_port()) for host in RULES.hosts)
     talks = [talk.Messenger(desktop, (laptop,), SECRET, "1"), talk.Messenger(laptop, (desktop,), SECRET, "1")]
     talks[0].start()
@@ -39,8 +39,8 @@ def hear():
 
 def test_a_word_of_an_honest_keeper_is_taken(hear):
     for generation in ([3, ["desktop", "laptop"]], [3, ["desktop"]], None):
-        answer = hear(generation=generation)
-        assert (answer.word.steps, answer.word.generation and list(answer.word.generation)[0]) == (7, generation and 3)
+        word = hear(generation=generation).word
+        assert (word.steps, word.generation and word.generation.number) == (7, generation and 3)
     # Of one that has lost its memory.
     assert hear(promised=int(time.time()) + 600).word.promised > 1.7e9
 
