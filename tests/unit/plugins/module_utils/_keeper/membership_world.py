@@ -163,6 +163,7 @@ class World:
         self.arrives = collections.Counter()  # (from, to) -> when the last message arrives
         self.tick = self.steps = 0
         self.last_step = EVER
+        self.has_heard_lies = False
         self.trouble = rng.choice((0.05, 0.12, 0.25))
         # Some schedules have few kinds of faults, so that combinations of two are not hidden by the others.
         share = rng.choice((0.2, 0.5, 1.0, 1.0))
@@ -205,7 +206,7 @@ class World:
         return True
 
     def a_keeper_says_nonsense(self, host):
-        host.lies_until = self.tick + self.random.choice((1, 5, 30))
+        host.lies_until, self.has_heard_lies = self.tick + self.random.choice((1, 5, 30)), True
 
     def a_rank_cannot_be_killed(self, host):
         host.unkillable_until = self.tick + self.random.randint(5, 40)
@@ -385,13 +386,15 @@ class World:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
                 # Late, but in order: a host waits for each answer before it asks again.
                 late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
-                said = word if self.tick >= host.lies_until else self.nonsense(host, word)
+                # Reading takes a third of the time, and what no lie has touched fits.
+                said = self.read(word, host) if self.has_heard_lies else word
                 if said is not None:
                     self.post[late].append((name, said))
 
-    def nonsense(self, host, word):
-        """Spoil a word; None if its reader refuses it."""
-        text = json.dumps({**word._asdict(), **self.random.choice(NONSENSE)})
+    def read(self, word, host):
+        """A word where it is read; None if it is refused there."""
+        lie = self.random.choice(NONSENSE) if self.tick < host.lies_until else {}
+        text = json.dumps({**word._asdict(), **lie})
         try:
             return wire.to_word(text, self.rules.hosts, host.wall)
         except (ValueError, KeyError, TypeError):
