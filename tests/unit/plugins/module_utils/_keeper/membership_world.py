@@ -557,6 +557,7 @@ class World:
     def last_steps(self):
         """The run ends by itself on all hosts that make the last step."""
         if self.peaceful() is None:
+            self.events["not enough were left"] += 1
             return
         self.last_step = max(host.saved.step for host in self.hosts.values()) + 8
 
@@ -571,11 +572,12 @@ class World:
         """For a sufficient set, which trains within the bound."""
         stable = self.peaceful()
         if stable is None:
+            self.events["not enough were left"] += 1
             return None
         begun, steps = self.tick, self.steps
 
         def trains():
-            assert not any(self.hosts[name].own.word.state in (m.STOPPED, m.FINISHED) for name in stable), "over"
+            assert not any(host.own.word.state in (m.STOPPED, m.FINISHED) for host in self.hosts.values()), "over"
             return self.steps > steps + 1 or any(self.hosts[name].own.word.state == m.FAILED for name in stable)
 
         self.quiet(trains, "no progress with %s" % (stable,))

@@ -34,6 +34,8 @@ def test_random_schedules():
     """Losses, signals, reboots, cut links, hosts that leave and join, late messages: the invariants hold in every second."""
     events, waits = membership_world.prove(0, SCHEDULES)
     assert len(waits) > SCHEDULES / 3
+    ends = ("stopped", "finished", "given up", "not enough were left")
+    assert len(waits) + sum(events[end] for end in ends) == SCHEDULES
     assert events["steps"] > 10 * SCHEDULES
     # Every kind of fault and of end did occur.
     faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
