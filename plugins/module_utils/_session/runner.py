@@ -189,9 +189,9 @@ class Runner:
 
     def _start(self, writer: int, output: Output) -> None:
         self.status = None
-        given = self.launch.get("given") or {"argv": [], "chdir": "/", "env_file": None}
-        folder = os.path.dirname(self.launch["script"])
-        exposed = exposed_start(folder, given["argv"], given["chdir"], given["env_file"])
+        given = self.launch.get("given")
+        used = (given["argv"], given["chdir"], given["env_file"]) if given else ([], "/", None)
+        exposed = exposed_start(os.path.dirname(self.launch["script"]), *used)
         if exposed:
             output.log_line(f"{self.launch['session']} is not started: {exposed}")
             self.status = REFUSED

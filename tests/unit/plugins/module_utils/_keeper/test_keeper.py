@@ -475,8 +475,12 @@ def test_a_keeper_that_says_nonsense_is_done_without(hosts):
     liar.start()
     try:
         word = membership.Word("laptop", states.TRAINING, promised=2**53 - 1, hears=("desktop",))
-        liar.say(word)
-        hosts.wait("the desktop alone", lambda: liar.say(word) or hosts.state("desktop")["members"] == ["desktop"])
+
+        def is_alone():
+            liar.say(word)
+            return hosts.state("desktop")["members"] == ["desktop"]
+
+        hosts.wait("the desktop alone", is_alone)
         assert hosts.state("desktop")["generation"] < 20
     finally:
         liar.close()
