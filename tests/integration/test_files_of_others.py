@@ -54,9 +54,9 @@ def let_a_group_write_above(path):
 REFUSED = [
     (give_away, "{path} belongs to nobody, who could change what root runs there: chown -R root: {path}"),
     (let_all_write, "every user may write to {path} and so change what root runs: chmod go-w {path}"),
-    (let_a_group_write, "daemon may write to {path} and so change what root runs: chmod g-w {path}"),
-    (let_all_write_above, "every user may write to {parent} and so change what root runs: chmod go-w {parent}"),
-    (let_a_group_write_above, "daemon may write to {parent} and so change what root runs: chmod g-w {parent}"),
+    (let_a_group_write, "daemon may write to {path} and so change what root runs: chmod go-w {path}"),
+    (let_all_write_above, "every user may write to {parent} and so change what root runs: chmod +t {parent}"),
+    (let_a_group_write_above, "daemon may write to {parent} and so change what root runs: chmod +t {parent}"),
 ]
 
 

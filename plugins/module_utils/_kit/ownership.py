@@ -38,18 +38,17 @@ def exposure(path: str, owned: bool = True) -> str:
         if owned and place == real and found.st_uid not in (os.getuid(), ROOT):
             owner = user_name(found.st_uid)
             return f"{place} belongs to {owner}, who could change what {me} runs there: {sudo}chown -R {me}: {place}"
-        # In a folder with the sticky bit, nobody renames what belongs to others.
-        if place in (real, path) or not found.st_mode & stat.S_ISVTX:
-            who, bits = _writers(found)
-            if who:
-                return f"{who} may write to {place} and so change what {me} runs: {sudo}chmod {bits} {place}"
+        # In a folder above with the sticky bit, nobody renames what belongs to others.
+        above, who = place not in (real, path), _writers(found)
+        if who and not (above and found.st_mode & stat.S_ISVTX):
+            return f"{who} may write to {place} and so change what {me} runs: {sudo}chmod {'+t' if above else 'go-w'} {place}"
     return ""
 
 
 def exposure_of_run(run_dir: str) -> str:
     """The same of a run's folder and of the base folder around it."""
     runs, base = os.path.dirname(run_dir), os.path.dirname(os.path.dirname(run_dir))
-    return exposure(run_dir) or (exposure(base) if os.path.basename(runs) == "runs" else "")
+    return (exposure(base) if os.path.basename(runs) == "runs" else "") or exposure(run_dir)
 
 
 def _with_parents(path: str) -> Iterator[str]:
@@ -60,16 +59,12 @@ def _with_parents(path: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-def _writers(found: os.stat_result) -> Tuple[str, str]:
-    """Who else may write there, and the mode that keeps them off."""
+def _writers(found: os.stat_result) -> str:
+    """Who else may write there; empty for nobody."""
     if found.st_mode & stat.S_IWOTH:
-        return "every user", "go-w"
-    if found.st_mode & stat.S_IWGRP:
-        # Many systems give each user a group of his own, and let it write.
-        others = _members(found.st_gid)
-        if others:
-            return " and ".join(others[:3]), "g-w"
-    return "", ""
+        return "every user"
+    # Many systems give each user a group of his own, and let it write.
+    return " and ".join(_members(found.st_gid)[:3]) if found.st_mode & stat.S_IWGRP else ""
 
 
 def _members(gid: int) -> List[str]:
