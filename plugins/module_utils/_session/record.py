@@ -102,10 +102,10 @@ def launch_in(path: str) -> Launch:
 def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Optional[str]) -> str:
     """Who else could change what a start runs, and the command that prevents it; empty for nobody.
 
-    The files in the folder itself are ours; programs and libraries may also be root's or another owner's that the user chose.
+    The files in the folder itself are ours; the program may also be another owner's that the user chose.
     """
     own = filter(None, [os.path.join(state_dir, "run.sh"), env_file])
-    used = [os.path.join(chdir, word) for word in argv if "/" in word and os.path.exists(os.path.join(chdir, word))]
+    used = [os.path.join(chdir, word) for word in argv[:1] if "/" in word]
     found = [*(exposure(path) for path in own), *(exposure(path, owned=False) for path in (chdir, *used))]
     return next(filter(None, [exposure_of_run(state_dir), *found]), "")
 
