@@ -148,7 +148,7 @@ class Storm:
         for hit, until in zip(self.hits, ends, strict=True):
             hit["still"] = longest_gap(steps, hit["begun"], until)
             hit["back"] = all_back(steps, hit["healed"]) - hit["healed"]
-        stops = [hit for hit in self.hits if hit["what"] == STOPPED]
+        stops = [hit for hit in self.hits if hit["what"].startswith(STOPPED)]
         stopped = sum(hit["healed"] - hit["begun"] for hit in stops)
         seconds, undisturbed = self.ended - self.begun, len(made) * pace
         digests = [event for events in told.values() for event in events if event["kind"] == "digest"]

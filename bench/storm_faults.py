@@ -18,6 +18,23 @@ LASTING = (0.0, 3.0, 8.0, 20.0, 30.0)
 STOPPED = "stopped by the user, and started again"
 FLAPS, FLAP_SECONDS = 6, 1.5
 SPOILT_AT = 5000
+# Ends every Python of a host but its keeper's.
+BROKEN = "import os, sys\nif not any('keeper.py' in word for word in sys.orig_argv):\n    os._exit(9)\n"
+# Speaks in a keeper's place; the arguments are the run folder, and each host with its address.
+LIAR = """
+import json, random, sys, time
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership, talk
+folder, *places = sys.argv[1:]
+settings = json.load(open(folder + "/.keeper/keeper.json"))
+peers = [talk.KeeperAddress(*place.split("="), 29400) for place in places]
+me = next(peer for peer in peers if peer.host == settings["host"])
+liar = talk.Messenger(me, tuple(peer for peer in peers if peer != me), settings["secret"], settings["launch"])
+liar.start()
+word = membership.Word(me.host, "training", hears=tuple(peer.host for peer in peers))
+while True:
+    liar.say(word._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
+    time.sleep(0.5)
+"""
 
 
 class Faults:
@@ -32,6 +49,7 @@ class Faults:
             *(self.signalled(what, number) for what, number in signals), self.signalled("rank", signal.SIGKILL),
             *(self.stopped(what) for what in ("rank", "agent", "keeper")), self.freezes, self.loses_power, self.shuts_down,
             self.cut_one_way, self.cut_off, self.pair_cut, self.flaps, self.slow, self.full_disk, self.spoilt, self.stopped_by_user,
+            self.cannot_start, self.says_nonsense, self.stopped_on_a_full_disk,
         ]  # fmt: skip
 
     def draw(self) -> tuple[str, float, Iterator[str]]:
@@ -113,10 +131,14 @@ class Faults:
         self.lab.on(host, "tc", "qdisc", "del", "dev", "eth0", "root")
 
     def full_disk(self, host: str) -> Iterator[str]:
-        filler = self.lab.folder / host / "filler"
-        self.lab.on(host, "dd", "if=/dev/zero", f"of={filler}", "bs=1M")
+        filler = self.fill(host)
         yield "the disk is full"
         filler.unlink(missing_ok=True)
+
+    def fill(self, host: str) -> Path:
+        filler = self.lab.folder / host / "filler"
+        self.lab.on(host, "dd", "if=/dev/zero", f"of={filler}", "bs=512")
+        return filler
 
     def spoilt(self, host: str) -> Iterator[str]:
         newest = sorted((self.lab.folder / host).glob("base_checkpoints/*/model_*.pt"))[-1:]
@@ -140,3 +162,35 @@ class Faults:
         self.lab.stop()
         yield STOPPED
         self.lab.launch()
+
+    def stopped_on_a_full_disk(self, host: str) -> Iterator[str]:
+        filler = self.fill(host)
+        self.lab.stop()
+        yield f"{STOPPED}, on a full disk"
+        filler.unlink(missing_ok=True)
+        self.lab.launch()
+
+    def cannot_start(self, host: str) -> Iterator[str]:
+        """Its Python ends at once; where it gives up meanwhile, a user lets it in again."""
+        lab, broken = self.lab, self.lab.broken(host)
+        broken.write_text(BROKEN)
+        kept = (lab.sessions[host].pid, lab.keeper(host))
+        lab.send(signal.SIGKILL, *(pid for pid in lab.processes(host) if pid not in kept))
+        yield "no rank can start"
+        broken.unlink()
+
+        def is_decided() -> bool:
+            return lab.sessions[host].poll() is not None or lab.read(host, "members.json").get("state") == "training"
+
+        lab.wait(f"{host} to train or to give up", is_decided)
+        if lab.sessions[host].poll() is not None:
+            lab.boot(host)
+
+    def says_nonsense(self, host: str) -> Iterator[str]:
+        self.lab.power(host, on=False)
+        self.lab.cable(host, "up")
+        liar = self.lab.beside(host, LIAR)
+        yield "a keeper says nonsense"
+        liar.kill()
+        liar.wait()
+        self.lab.power(host, on=True)

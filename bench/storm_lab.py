@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session  # noqa: E402
 from lan import Lan  # noqa: E402
 from pieces import TRAINER, environment, prepare  # noqa: E402
 
@@ -44,8 +46,9 @@ class Lab:
         self.sessions: dict[str, subprocess.Popen[bytes]] = {}
         for host in HOSTS:
             (folder / host).mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder / host], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0755", "tmpfs", folder / host], check=True)
             (folder / host / "tokenizer").symlink_to(folder / "tokenizer")
+            self.broken(host).parent.mkdir()
 
     def close(self) -> None:
         self.lan.close()
@@ -106,7 +109,10 @@ class Lab:
         (folder / "stop").unlink(missing_ok=True)
         (folder / "runner.py").write_text(host_code.program(runner.__name__, "main"))
         words = environment(
-            self.folder, NANOCHAT_BASE_DIR=str(self.folder / host), PYTHONPATH=str(TRAINER), GLOO_SOCKET_IFNAME="eth0"
+            self.folder,
+            NANOCHAT_BASE_DIR=str(self.folder / host),
+            PYTHONPATH=f"{self.broken(host).parent}:{TRAINER}",
+            GLOO_SOCKET_IFNAME="eth0",
         )
         known = ("NANOCHAT", "OMP_", "PYTHONPATH", "GLOO", "TORCH")
         exports = "".join(f"export {name}='{value}'\n" for name, value in words.items() if name.startswith(known))
@@ -122,11 +128,25 @@ class Lab:
 
     def stop(self) -> None:
         """Stop as the playbook does."""
-        for host in HOSTS:
-            (self.folder / host / ".session/stop").touch()
-            self.sessions[host].send_signal(signal.SIGTERM)
-        for host in HOSTS:
-            self.sessions[host].wait()
+        with ThreadPoolExecutor() as pool:
+            for host, unwritten in zip(HOSTS, pool.map(self.stop_host, HOSTS), strict=True):
+                if unwritten or not self.read(host, "session.json").get("stopped"):
+                    raise SystemExit(f"the stop of {host} was not recorded: {unwritten}")
+
+    def stop_host(self, host: str) -> list[str]:
+        unwritten = Session(host, str(self.folder / host), None).stop(60)
+        self.sessions[host].wait()
+        return unwritten
+
+    def broken(self, host: str) -> Path:
+        """Where a file keeps a host's ranks from starting."""
+        return self.folder / host / "broken" / "sitecustomize.py"
+
+    def beside(self, host: str, program: str) -> subprocess.Popen[bytes]:
+        """Run a program on a host, with its run folder and all hosts' addresses as arguments."""
+        places = [f"{one}={self.address(one)}" for one in HOSTS]
+        argv = self.lan.inside(HOSTS.index(host), sys.executable, "-c", program, str(self.folder / host), *places)
+        return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT / ".ansible/collections")})
 
     # -- observing
 

@@ -162,3 +162,41 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
         for path in Path(run.play.hosts["laptop"]["run_dir"]).iterdir()
     }
     assert {name for name in names if name not in contract} == set()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purged(run):
+    disk = Path(run.play.hosts["laptop"]["base_dir"])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", disk], check=True)
+    try:
+        Path(run.play.hosts["laptop"]["run_dir"]).mkdir(parents=True)
+        run.play.run("launch")
+        run.wait_for_training("laptop", "desktop", "laptop")
+
+        def fill() -> None:
+            with contextlib.suppress(OSError), (disk / f"filler-{time.time()}").open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 512)
+            assert not os.statvfs(disk).f_bavail
+
+        fill()
+        assert "laptop has left the run d4" in run.book("leave", "-e", "target=laptop")
+        run.wait_for_training("desktop", "desktop")
+        fill()
+        run.book("join", "-e", "target=laptop")
+        fill()
+        run.book("stop")
+        assert run.record("laptop")["stopped"] and run.state("desktop")[0] == "stopped"
+        fill()
+        run.play.variables["launch_state"] = "restarted"
+        account = run.play.run("launch")
+        assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+        run.wait_for_training("desktop", "desktop")
+        fill()
+        run.play.variables.update(launch_stop_state="absent", ddp_purge="run", ddp_run="d4")
+        account = run.play.run("launch:stop+launch:purge")
+        assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+        assert not (disk / "runs").exists()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

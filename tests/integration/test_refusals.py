@@ -19,8 +19,10 @@ def test_hosts_and_folders_that_cannot_be_used_are_told_before_anything_is_chang
     (tmp_path / "empty").mkdir()
     tmux = shutil.which("tmux")
     assert tmux
-    lan.preludes[0] += f"mount -t tmpfs -o size=30m full {tmp_path}/h0;"
-    lan.preludes[1] += f"mount -t tmpfs -o ro still {tmp_path}/h1; mount --bind /dev/null {os.path.realpath(tmux)};"
+    lan.preludes[0] += f"mount -t tmpfs -o size=30m,mode=0755 full {tmp_path}/h0;"
+    lan.preludes[1] += (
+        f"mount -t tmpfs -o ro,mode=0755 still {tmp_path}/h1; mount --bind /dev/null {os.path.realpath(tmux)};"
+    )
     before = sorted(str(path) for path in tmp_path.rglob("*"))
 
     done = lan.playbook(

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
-from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
+from ansible_collections.nanochat.ddp.plugins.modules import session_boot, tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 from ansible_collections.nanochat.ddp.tests.integration.test_env_file import environment_of
 
@@ -270,6 +270,97 @@ def test_a_full_disk_does_not_stop_the_program(job, tmp_path):
     job.start("print('x' * 100000); print('y'); raise SystemExit(3)", log="/dev/full")
 
     assert job.ended()["exit_code"] == 3
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """Puts the job's folder on a disk of its own; `fill()` leaves no byte of it, and `fill(files=True)` no room for another file."""
+    folder = tmp_path / "job-1"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k,nr_inodes=40,mode=0755", "tmpfs", folder], check=True)
+
+    def fill(files=False):
+        for number in range(40 if files else 1):
+            with contextlib.suppress(OSError), (folder / f"filler-{number}").open("wb", buffering=0) as file:
+                while number == 0:
+                    file.write(b"x" * 512)
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "filler-0").open("ab", buffering=0).write(b"x" * 4096)
+
+    yield fill
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+# A keeper, which its session starts again after this code; its rank gets no signal that it handles.
+KEEPER = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(75))
+signal.signal(signal.SIGINT, lambda *dummy: sys.exit(0))
+while not os.path.exists(".session/stop"): time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("files", [False, True])
+def test_a_full_disk_can_be_stopped_restarted_and_cleaned(files, full_disk, job, warnings):
+    given = {"argv": [sys.executable, "-c", KEEPER], "revive": True, "stop_timeout": 20}
+    session = job.play(**given)["session"]
+    full_disk(files)
+    stopped = job.play("stopped", stop_timeout=20)
+    assert stopped["changed"] and not living(session["pid"]) and not living(session["child_pid"])
+    assert job.record()["stopped"] and not warnings
+    # Without its record, only an empty file says so after a reboot.
+    again = job.play("restarted", **given)
+    assert again["session"]["state"] == "running", again
+    job.play("restarted", **given)
+    assert job.play("absent")["changed"] and not (job.folder / "session.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_what_a_disk_did_not_take_of_a_stop_is_said(job, warnings):
+    session = job.start(SLEEP)["session"]
+    for options in (["--bind", job.folder], ["-o", "remount,ro,bind"]):
+        subprocess.run(["mount", *options, job.folder], check=True)
+    try:
+        assert job.play("stopped")["changed"]
+        assert not living(session["pid"]) and not living(session["child_pid"])
+        assert not job.record()["stopped"]
+        (warning,) = warnings
+        assert "job-1 was stopped" in warning and "cannot be written (Read-only file system)" in warning
+        assert "it may be started again after a reboot" in warning
+    finally:
+        subprocess.run(["umount", job.folder], check=True)
+
+
+CRONTAB = '[ "$1" = -l ] && { cat %s; exit 0; }; cat "$1" >%s'
+
+
+def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, run_module, tmp_path, monkeypatch):
+    table, tools = tmp_path / "crontab", tmp_path / "bin"
+    tools.mkdir()
+    table.touch()
+    for name, script in {"systemctl": "exit 1", "loginctl": "exit 1", "crontab": CRONTAB % (table, table)}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(boot, "cron_is_running", lambda: True)
+    session = job.start(SAY + SLEEP, revive=True)["session"]
+    assert run_module(session_boot, name=job.name, state_dir=str(job.folder))["way"] == "cron"
+    reboot, dummy, command = table.read_text().partition(" ")
+    assert reboot == "@reboot"
+    subprocess.run(["sh", "-c", command], check=True, cwd="/")
+    assert job.record()["pid"] == session["pid"], "it runs"
+    pids = (session["pid"], *job.pids(1))
+    tmux("kill-server")
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(living, pids)))
+    (job.folder / "session.json").write_text(json.dumps({**session, "boot_id": "before"}))
+    subprocess.run(["sh", "-c", command], check=True, cwd="/")
+    until(lambda: job.record().get("pid") not in (None, session["pid"]))
+    assert job.play("started", argv=session["argv"], revive=True)["session"]["state"] == "running"
+    assert living(until(lambda: job.record().get("child_pid")))
 
 
 # -- what it survives -------------------------------------------------------------------------------------------------

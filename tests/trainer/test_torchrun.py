@@ -121,7 +121,7 @@ def test_a_stop_waits_for_the_ranks(sent: signal.Signals, tmp_path: Path) -> Non
         (tmp_path / "end").touch()
     lines = lines_of(agent)
     assert f"{sent.name}; waiting for the ranks to save and exit" in "\n".join(lines)
-    assert f"was terminated by {sent.name}" in lines[-1] and agent.returncode == 1
+    assert f"was terminated by {sent.name}" in lines[-1] and agent.returncode == os.EX_UNAVAILABLE
 
 
 def test_forked_ranks_that_share_a_host_have_the_threads_that_torchrun_chose(tmp_path: Path) -> None:

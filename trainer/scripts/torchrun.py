@@ -43,6 +43,8 @@ EXIT_BARRIER_SECONDS = 30
 # torch's default time limit for ranks to exit, and no limit in effect, for a stop by the user.
 SHUTDOWN_SECONDS, STOP_SECONDS = 30, 10**6
 EXIT_ERROR = 1
+# Another agent is missing, or somebody asked this one to end: the keeper blames no rank for it.
+EXIT_OF_OTHERS = os.EX_UNAVAILABLE
 # Process name of a forked rank, which has the agent's command line and environment; the collection recognises ranks by it.
 RANK_NAME = "nanochat-rank"
 STDERR = 2
@@ -139,12 +141,14 @@ def main() -> int:
     except ChildFailedError as error:
         return tell(" and ".join(ended(rank, failure) for rank, failure in sorted(error.failures.items())))
     except SignalException as error:
-        return tell(f"was terminated by {error.sigval.name} and stopped its ranks")
+        return tell(f"was terminated by {error.sigval.name} and stopped its ranks", EXIT_OF_OTHERS)
     except (DistError, OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return tell(f"could not start or hold the ranks: {lines[0].rstrip('.')}")
+        of_others = isinstance(error, DistError) and "EADDRINUSE" not in str(error)
+        what = f"could not start or hold the ranks: {lines[0].rstrip('.')}"
+        return tell(what, EXIT_OF_OTHERS if of_others else EXIT_ERROR)
     except KeyboardInterrupt:
-        return tell("was terminated by SIGINT and stopped its ranks")
+        return tell("was terminated by SIGINT and stopped its ranks", EXIT_OF_OTHERS)
     return 0
 
 
@@ -208,9 +212,9 @@ def ended(rank: int, failure: object) -> str:
     return f"rank {rank} (pid {pid}) ended with exit code {code}"
 
 
-def tell(what: str) -> int:
+def tell(what: str, code: int = EXIT_ERROR) -> int:
     print(f"torchrun: {what}.", file=sys.stderr, flush=True)
-    return EXIT_ERROR
+    return code
 
 
 def leave(code: int) -> NoReturn:

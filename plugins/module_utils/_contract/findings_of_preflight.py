@@ -269,6 +269,12 @@ KINDS: Dict[str, Kind] = {
         (24,),
         ("Permission denied", "Read-only file system"),
     ),
+    "folder-exposed": Kind(
+        ERROR,
+        "Other users may change what is in the base folder",
+        "The job runs programs from there, again and again: who can replace them runs commands as the job's user.",
+        "Type this command there, or set ddp_base_dir to a folder that only this user can write to.",
+    ),
     "folder-noexec": Kind(
         ERROR,
         "The base folder's file system does not allow running programs",

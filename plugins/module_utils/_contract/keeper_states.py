@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # Before and during training, and while leaving it.
 IDLE, OFFERED, PROMISED, TRAINING, ENDING = "idle", "offered", "promised", "training", "ending"
+BEFORE = (IDLE, OFFERED, PROMISED)
 ASKING = "asking"  # its rank ended because a host was asked to stop; looking for the reason
-STUCK = "stuck"  # its rank cannot be killed, so it takes part in nothing until the rank is gone
+STUCK = "stuck"  # its rank cannot be killed, or its disk not be written, so it takes part in nothing until that is over
 RESTING = "resting"  # the machine is in use by others (ddp_polite guest); it comes back by itself
 # The keeper ends. AWAY: its host shuts down and comes back by itself.
 FINISHED, STOPPED, LEFT, FAILED, AWAY = "finished", "stopped", "left", "failed", "away"

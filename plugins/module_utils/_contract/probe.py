@@ -122,6 +122,7 @@ class PythonFacts(Pythons):
 
 class _Noexec(TypedDict, total=False):
     noexec: bool
+    exposed: str  # who else could change what is run from there; empty for nobody
 
 
 class Disk(_Noexec):

@@ -19,17 +19,25 @@ class GenerationDeath(NamedTuple):
     hosts: Tuple[str, ...]  # whose ranks failed by themselves; none if each blames another
 
 
+def with_another(
+    deaths: Sequence[GenerationDeath], when: float, step: int, hosts: Tuple[str, ...]
+) -> Tuple[GenerationDeath, ...]:
+    """The deaths that still matter after another one."""
+    earlier, newest = deaths[: 1 - DEATHS_AT_ONE_STEP], deaths[1 - DEATHS_AT_ONE_STEP :]
+    return (*(one for one in earlier if when - one.when < HOUR), *newest, GenerationDeath(when, step, hosts))
+
+
 def reason_to_give_up(deaths: Sequence[GenerationDeath], me: str, restarts: int, now: float) -> str:
     """Why this host should not restart; empty if it may.
 
-    A host whose rank alone fails repeatedly gives up alone. If one step kills several hosts' ranks, the run is at fault.
+    A host whose rank alone fails repeatedly gives up alone. If one step kills several hosts' ranks, or nobody knows whose, the run
+    is at fault.
     """
     newest = deaths[-DEATHS_AT_ONE_STEP:]
     if len(newest) == DEATHS_AT_ONE_STEP and len({death.step for death in newest}) == 1:
-        culprits = {death.hosts for death in newest}
-        if culprits == {(me,)}:
+        if {death.hosts for death in newest} == {(me,)}:
             return "the rank of %s died %d times at step %d" % (me, DEATHS_AT_ONE_STEP, newest[0].step)
-        if len(culprits) > 1 or len(newest[0].hosts) != 1:
+        if len({host for death in newest for host in death.hosts}) != 1:
             return "the run died %d times at step %d" % (DEATHS_AT_ONE_STEP, newest[0].step)
     lately = [death for death in deaths if me in death.hosts and now - death.when < HOUR]
     if len(lately) > restarts:

@@ -36,11 +36,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     SESSION_FILES,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.plausible import is_plausible
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LocalRank
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE, boot_id
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import UsageMeter
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
 
@@ -102,6 +101,7 @@ class Keeper:
         self.gave_way: Optional[membership.Generation] = None  # the last generation whose checkpoints were moved aside
         self.kept: Dict[str, Any] = {}  # the state on disk
         self.full_since = 0.0  # when writing first failed
+        self.boot = boot_id()
         self.own = self._remembered()
         self.runner = os.getppid()
         self.signals: Set[int] = set()
@@ -123,16 +123,16 @@ class Keeper:
         # If the runner restarted it, the host stayed up, and a stop would be on its disk.
         off = not os.environ.get(RESTARTED_VARIABLE)
         try:
-            own = memory.awake(self.host, kept, now, steps, returned=off)
+            own = memory.awake(self.host, kept, now, steps, returned=off, same_boot=kept.get("boot") == self.boot)
             self.kept, self.since = kept, whole(kept, "since")
             return own
         except (ArithmeticError, LookupError, TypeError, ValueError):  # somebody damaged the file
             return memory.forgetful(self.host, now, time.time(), steps)
 
     def _remember(self, own: membership.OwnState) -> bool:
-        """Save what must outlive this keeper. False if a promise could not be saved and so must not be made."""
-        kept = {"launch": self.launch, **memory.to_remember(own), "since": self.since}
-        if kept == self.kept:
+        """Save what must outlive this keeper. False if a promise could not be saved and so must not be made, until it can write."""
+        kept = {"launch": self.launch, "boot": self.boot, **memory.to_remember(own), "since": self.since}
+        if kept == self.kept and not self.full_since:
             return True
         try:
             files.write_json(os.path.join(self.folder, KEEPER_MEMORY), kept, mode=0o600, durable=True)
@@ -141,7 +141,7 @@ class Keeper:
                 self.full_since = time.monotonic()
                 self._tell("cannot write", "%s: %s; tried again until it can" % (error.filename, error.strerror))
             promised = [self.kept.get("promised", 0), (self.kept.get("last") or [0])[0]]
-            return promised == [own.word.promised, own.word.started]
+            return promised == [own.word.promised, own.word.started] and own.word.state not in states.BEFORE
         if self.full_since:
             self._tell("can write", "again after %.0f s" % (time.monotonic() - self.full_since))
             self.full_since = 0.0
@@ -181,9 +181,8 @@ class Keeper:
         with contextlib.suppress(queue.Empty):
             word = self.talk.heard.get(timeout=seconds)
             while True:
-                if is_plausible(word, self.rules.hosts):
-                    before = self.heard.get(word.host)
-                    self.heard[word.host] = membership.hear(before, word, time.monotonic(), self.rules.lost)
+                before = self.heard.get(word.host)
+                self.heard[word.host] = membership.hear(before, word, time.monotonic(), self.rules.lost)
                 word = self.talk.heard.get_nowait()
 
     def turn(self, seconds: float) -> None:
@@ -199,11 +198,13 @@ class Keeper:
         decided = self.own
         if not order:
             decided, order = membership.decide(self.rules, self.own, self.heard, now)
-        # Save before publishing; until then this host is silent, and the others continue without it.
+        # Save before publishing; until that is possible, the others continue without this host.
         if self._remember(decided):
             self.own = decided
             self._carry_out(order)
             self.talk.say(self.own.word)
+        else:
+            self.talk.say(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
         self._report(before)
 
     def _carry_out(self, order: str) -> None:
@@ -221,7 +222,8 @@ class Keeper:
             self.code = int(ended == states.FAILED)
             self._note_apart_since()
             error = self.rank.lasting_error() if self.code else ""
-            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, self.rank.by_itself())
+            by_itself, failure = self.rank.by_itself(), self.rank.failure() if self.code else ""
+            self.own = membership.rank_ended(self.own, now, self.rank.steps(), ended, error, by_itself, failure)
         elif self.rank.stuck:
             pids = ", ".join(map(str, self.rank.stuck))
             why = "the rank of %s (pid %s) cannot be killed: it hangs in the kernel" % (self.host, pids)
@@ -297,7 +299,7 @@ class Keeper:
         if now - before > self.rules.lost + self.rules.grace:
             # An answer to a question from before may still come.
             self.woke = time.monotonic() + talk.LATE_SECONDS
-            self.own = memory.slept(self.own, time.monotonic())
+            self.own = memory.slept(self.own, time.monotonic(), now - before)
             self._tell("awake", "after %.0f s" % (now - before))
         self.own = memory.woken(self.own, self.heard, self.woke)
 
@@ -353,7 +355,7 @@ class Keeper:
             deaf = [host for host in word.hears if self.host not in self.heard[host].word.hears]
             reasons += ["%s does not hear this host" % host for host in deaf]
             words = [self.heard[host].word for host in word.hears]
-            reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state == states.RESTING]
+            reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state in (states.RESTING, states.STUCK)]
         return "; ".join(dict.fromkeys(reasons))
 
     def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:

@@ -81,6 +81,7 @@ class OwnState(NamedTuple):
     word: Word
     since: float = 0.0  # when the state began
     died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
+    failure: str = ""  # what is known of that
     deaths: Tuple[deaths.GenerationDeath, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
@@ -242,7 +243,7 @@ def _join(rules: Rules, own: OwnState, words: Words, offer: Generation, now: flo
     before, own = own.deaths, _count_death(own, words, now)
     why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
     if why and own.deaths != before:
-        return change(own, now, FAILED, why=why)
+        return change(own, now, FAILED, why="%s (%s)" % (why, own.failure) if own.failure else why)
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
 
 
@@ -257,7 +258,7 @@ def _count_death(own: OwnState, words: Words, now: float) -> OwnState:
     missed = any(word.missed == last.number or word.started != last.number for word in known)
     if not crashed and (missed or len(known) < len(last.members)):
         return own
-    return own._replace(deaths=(*own.deaths, deaths.GenerationDeath(now, own.word.steps, crashed)))
+    return own._replace(deaths=deaths.with_another(own.deaths, now, own.word.steps, crashed))
 
 
 def _promise(rules: Rules, own: OwnState, words: Words, caller: Word, now: float) -> OwnState:
@@ -346,7 +347,7 @@ def _missing(rules: Rules, own: OwnState, heard: Hearing, now: float) -> str:
             continue
         if one.word.started > mine.number or one.word.promised > mine.number:
             return "%s is in another generation" % host
-        if one.word.state == RESTING and one.word.started < mine.number == one.word.promised:
+        if one.word.state in (RESTING, STUCK) and one.word.started < mine.number == one.word.promised:
             return "%s: %s" % (host, one.word.why)
         if one.word.started < mine.number and now - own.since > rules.begin:
             return "%s has not started its rank" % host
@@ -410,12 +411,12 @@ def _ask(rules: Rules, own: OwnState, words: Words, now: float) -> OwnState:
 
 
 def rank_ended(
-    own: OwnState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False
+    own: OwnState, now: float, steps: int, how: str, lasting_error: str = "", by_itself: bool = False, failure: str = ""
 ) -> OwnState:
     """This host's rank has exited. how: FINISHED (all steps), STOPPED (asked to) or FAILED.
 
     lasting_error: the cause, if a restart would not change it.
-    by_itself: it failed by its own error or crash, not because another rank or its link was lost.
+    by_itself: it failed by its own error or crash (failure: which), not because another rank or its link was lost.
     """
     own = own.with_word(steps=steps, go=False)
     if how == FINISHED:
@@ -429,7 +430,9 @@ def rank_ended(
         own = own.with_word(crashed=own.word.started)
     if lasting_error:
         return change(own, now, FAILED, why=lasting_error)
-    return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(died=True)
+    return change(own, now, IDLE, why="the rank of %s died" % own.word.host)._replace(
+        died=True, failure=failure if by_itself else ""
+    )
 
 
 def asked_to_end(own: OwnState, now: float, state: str, why: str) -> Tuple[OwnState, str]:

@@ -27,10 +27,13 @@ def to_remember(own: OwnState) -> Dict[str, object]:
     }  # fmt: skip
 
 
-def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool) -> OwnState:
+def awake(
+    host: str, kept: Mapping[str, Any], now: float, steps: int, returned: bool, same_boot: bool = True
+) -> OwnState:
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
     returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
+    same_boot: the clock has run on since then; otherwise nobody knows how long ago the ranks died.
     ArithmeticError, LookupError, TypeError or ValueError if `kept` did not come from `to_remember`.
     """
     last = kept["last"] and Generation(int(kept["last"][0]), tuple(map(str, kept["last"][1])))
@@ -39,16 +42,17 @@ def awake(host: str, kept: Mapping[str, Any], now: float, steps: int, returned: 
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
         missed=last.number if last else 0, returned=returned,
     )  # fmt: skip
-    # After a reboot the clock restarts, so times that seem ahead are past.
-    died = [GenerationDeath(min(float(when), now), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
-    return OwnState(word, since=now, deaths=tuple(died))
+    died = [GenerationDeath(float(when), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
+    return OwnState(word, since=now, deaths=tuple(died) if same_boot else ())
 
 
-def slept(own: OwnState, now: float) -> OwnState:
+def slept(own: OwnState, now: float, seconds: float) -> OwnState:
     """A keeper whose host was suspended: the run may have been stopped meanwhile, and an offer made or promised is void."""
     if own.word.state in (states.OFFERED, states.PROMISED):
         own = change(own, now, states.IDLE, generation=own.word.last)
-    return own.with_word(returned=True)
+    # The clock of `now` did not run meanwhile.
+    earlier = tuple(death._replace(when=death.when - seconds) for death in own.deaths)
+    return own.with_word(returned=True)._replace(deaths=earlier)
 
 
 def woken(own: OwnState, heard: Mapping[str, Heard], since: float) -> OwnState:

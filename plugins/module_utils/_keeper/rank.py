@@ -23,6 +23,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import member
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.nursery import Nursery
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LASTING, LOSSES
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, read_events
@@ -37,6 +38,9 @@ LOOK_SECONDS = 1.0  # no more time than this passes between two looks
 AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to close all its connections; read by the trainer
+CANNOT_START = 127  # a shell's exit code for it
+# Exit codes of an agent that has not met the others, or was asked to end: no failure of this host's rank.
+OF_OTHERS = (os.EX_UNAVAILABLE, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
 def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
@@ -57,6 +61,15 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
     return argv_of(there, node, generation.number)
 
 
+class NeverStarted:
+    """Stands for an agent that could not be started."""
+
+    def poll(self) -> int:
+        return CANNOT_START
+
+    wait = poll
+
+
 class LocalRank:
     """The process of this host's rank, if any."""
 
@@ -68,12 +81,14 @@ class LocalRank:
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
-        self.process: Union[subprocess.Popen[bytes], Nursery, None] = None
+        self.process: Union[subprocess.Popen[bytes], Nursery, NeverStarted, None] = None
         self.nursery: Optional[Nursery] = None
         self.started_at = self.ends_at = self.agent_ends_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
+        self._code = 0  # the last agent's exit code
+        self._unstartable = ""  # why no process could be made at the last start
         self._metrics_begin = 0  # where this start's events begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
         me = os.getpid()
@@ -91,7 +106,9 @@ class LocalRank:
         nodes = {node["host"]: node for node in self.plan["nodes"]}
         if self.plan["trainer"]["source"] == "ours" and self.nursery is None:
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
-            self.nursery = Nursery(python, [AGENT_MODULE, self.plan["trainer"]["script"]])
+            # The next start reports a Python that is gone.
+            with contextlib.suppress(OSError):
+                self.nursery = Nursery(python, [AGENT_MODULE, self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -106,8 +123,23 @@ class LocalRank:
         places = ",".join(str(self.places[member]) for member in generation.members)
         added = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         argv, environ = command(self.plan, self.host, generation), {**os.environ, **added}
-        self.started_at = time.time()
-        self.process = self._from_nursery(argv, added) or subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
+        self.started_at, self._unstartable = time.time(), self._exposed()
+        if self._unstartable:
+            self.process = NeverStarted()
+            return
+        try:
+            self.process = self._from_nursery(argv, added) or subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, env=environ
+            )
+        except OSError as error:
+            self.process = NeverStarted()
+            self._unstartable = "%s cannot be started: %s" % (argv[0], error.strerror)
+
+    def _exposed(self) -> str:
+        """Who else could change what its rank runs; empty for nobody."""
+        node = next(node for node in self.plan["nodes"] if node["host"] == self.host)
+        used = [os.path.join(node["venv_dir"], "bin", "python"), node["tools_dir"]]
+        return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
     def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
         """An agent from the nursery, unless that was killed or cannot run here."""
@@ -160,7 +192,7 @@ class LocalRank:
         self.stuck = reaper.end(self.session, 0, term=0.0 if self.agent_ends_at else reaper.TERM_SECONDS)
         if self.stuck:
             return None
-        code = self.process.wait()
+        code = self._code = self.process.wait()
         self.process = None
         # If somebody else killed the agent, the rank's reaction does not matter.
         reason = self._end_event().get("reason") if code == 0 or self._out_of_time else None
@@ -213,8 +245,14 @@ class LocalRank:
             event = self._last(kind)
             if self._of_this_start(event):
                 return event.get("cause") not in LOSSES
-        # It ended before it recorded anything: perhaps it never met the others.
-        return False
+        # It ended before it recorded anything: its Python is broken, memory was short, or it crashed while it was loaded.
+        return self._code not in OF_OTHERS
+
+    def failure(self) -> str:
+        """How it failed, as far as known."""
+        if self._end_event() or any(self._of_this_start(self._last(kind)) for kind in ("step", "start")):
+            return str(self._end_event().get("error", ""))
+        return self._unstartable or "it ended with code %d before it had begun" % self._code
 
     def steps(self) -> int:
         """Finished steps, from the last event; the keeper asks several times a second."""

@@ -31,6 +31,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.wire import to_text, to_word
 
 LONGEST = 65536
 QUESTION = 4096  # bytes; limit for unauthenticated data
@@ -69,20 +70,6 @@ def sign(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def to_text(word: membership.Word) -> str:
-    return json.dumps(word._asdict(), sort_keys=True)
-
-
-def to_word(text: str) -> membership.Word:
-    """ValueError, KeyError or TypeError if invalid."""
-    given = json.loads(text)
-    known = {name: given[name] for name in membership.Word._fields}
-    for name in ("generation", "last"):
-        known[name] = membership.Generation(int(given[name][0]), tuple(given[name][1])) if given[name] else None
-    known.update({name: tuple(given[name]) for name in ("hears", "left", "failed")})
-    return membership.Word(**known)
-
-
 def news_of(word: membership.Word) -> str:
     """Key of a message's news; a change of steps alone is none."""
     return hashlib.sha256(to_text(word._replace(steps=0)).encode()).hexdigest()
@@ -93,6 +80,7 @@ class Messenger:
 
     def __init__(self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str) -> None:
         self.me, self.others, self.secret, self.launch = me, others, secret, launch
+        self.hosts = {one.host for one in (me, *others)}
         self.every = 1.0  # seconds between questions, and until an answer without news
         self.heard: queue.Queue[membership.Word] = queue.Queue()
         self.silent: Dict[str, str] = {}  # why a peer is not heard, by host; this host if it cannot listen
@@ -201,7 +189,7 @@ class Messenger:
             raise NoWord(answer["launch"])
         if not hmac.compare_digest(sign(self.secret, "word", peer.host, nonce, answer["word"]), answer["proof"]):
             raise ValueError("not signed by a keeper of this run")
-        return to_word(answer["word"])
+        return to_word(answer["word"], self.hosts, time.time())
 
     @contextlib.contextmanager
     def _link_to(self, peer: KeeperAddress) -> Iterator[socket.socket]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import Any, Callable, Iterator, Mapping, Tuple, Type
 
@@ -24,8 +25,10 @@ def checked_module(
 ) -> Any:
     """An AnsibleModule that rejects NUL bytes, invalid text, numbers beyond 64 bits and endless nesting in its arguments.
 
-    bounds: minimum and maximum of numbers, by option name (`wait.timeout` for a suboption).
+    bounds: minimum and maximum of numbers, by option name (`wait.timeout` for a suboption). What the module makes, nobody but its
+    user may write, whatever the umask.
     """
+    os.umask(os.umask(0) | 0o022)
     try:
         module = basic.AnsibleModule(argument_spec=argument_spec, **options)
     except UNREADABLE as error:  # Ansible's own parsing or conversion failed

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any, Callable, Iterator, List, TypedDict
 
 # Larger than any file of ours; larger files are not read into memory.
 LONGEST_JSON = 64 * 1024 * 1024
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Diff(TypedDict):
@@ -51,9 +53,30 @@ def write_whole(path: str, content: bytes | str, mode: int = 0o644, durable: boo
         raise
 
 
+def write_unless_same(path: str, content: bytes, mode: int = 0o644) -> None:
+    """`write_whole`, without needing room for what is there already."""
+    if read_bytes(path) != content or os.stat(path).st_mode & 0o7777 != mode:
+        write_whole(path, content, mode)
+
+
 def write_json(path: str, document: Any, mode: int = 0o644, durable: bool = False) -> None:
     """`write_whole` of a document as JSON."""
     write_whole(path, json.dumps(document, indent=1) + "\n", mode, durable)
+
+
+def write_json_when_full(path: str, document: Any, mode: int = 0o644) -> None:
+    """`write_json` that also survives a power cut; on a full disk it overwrites the file in the space that it has, if any."""
+    try:
+        write_json(path, document, mode, durable=True)
+    except OSError as error:
+        if error.errno not in FULL or not os.path.isfile(path):
+            raise
+        with open(path, "r+b", buffering=0) as file:
+            data = (json.dumps(document) + "\n").encode()
+            if file.write(data) != len(data):
+                raise
+            file.truncate()
+            os.fsync(file.fileno())
 
 
 def read_text(path: str) -> str:

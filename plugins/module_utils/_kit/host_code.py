@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Packs our code into one program that runs on a host with nothing but Python.
 
-The program contains the source of a module of ours and of everything it imports from this collection, under their real names. So the
-same file works for Ansible (which sends it in an archive), for a process that outlives its module, and for a poll over the
-connection without any file. Such a program can build further ones from what it contains.
+Whatever the umask, only its user may write what it makes. The program contains the source of a module of ours and of everything it
+imports from this collection, under their real names. So the same file works for Ansible (which sends it in an archive), for a process
+that outlives its module, and for a poll over the connection without any file. Such a program can build further ones from what it
+contains.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.module_utils"
 _PROGRAM = """\
-import json, sys, types
+import json, os, sys, types
+os.umask(os.umask(0) | 0o022)
 class _Source:
     def __init__(self, text):
         self.text = text

@@ -15,9 +15,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
     MADE_PYTHON,
     MAKE_PYTHON,
     VENV_BYTES,
+    WARNING,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import WITHOUT_MODES
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import is_check
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
@@ -32,6 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import o
 ARCHITECTURES = ("x86_64", "aarch64")
 # Memory that the system needs to stay alive.
 MEMORY_SHARE = 0.92
+ANOTHER_DISK = "Nothing there can be kept from the other users of that host; if it has any, use a disk of Linux."
 
 
 def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[Finding]]:
@@ -51,6 +54,7 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
+        findings += modes(host, node)
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts, plan["trainer"].get("joined", False))
     findings += compilers(hosts, nodes)
@@ -149,6 +153,8 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
         user = host.fact("host", "user")
         seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
         yield finding("folder-read-only", host.name, seen)
+    if disk.get("exposed"):
+        yield finding("folder-exposed", host.name, f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}")
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
     need = needed_bytes(host, node) * len(sharing)
     if disk["writable"] and need > disk["free"]:
@@ -166,6 +172,16 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
             remedy = "Give each its own, for example by including {{ inventory_hostname }}."
             yield finding("folder-shared", host.name, seen, remedy=remedy)
+
+
+def modes(host: Host, node: Node) -> Iterator[Finding]:
+    """Whether the base folder's file system keeps owners and modes."""
+    fstype = host.fact("disk", "fstype")
+    if fstype in WITHOUT_MODES:
+        seen = (
+            f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
+        )
+        yield finding("folder-exposed", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
 
 
 def needed_bytes(host: Host, node: Node) -> int:
@@ -189,6 +205,8 @@ def environment(host: Host, node: Node, torch: str) -> Iterator[Finding]:
     elif venv.get("kind") == "foreign" and has and has.split("+", 1)[0] != torch.split("+", 1)[0]:
         problem = f"a virtual environment that this collection did not create and will not change; it has torch {has} instead of {torch}"
         remedy = "Install that version there, or choose another folder."
+    elif room.get("exposed"):
+        problem, remedy = f"but {room['exposed']}", "Or choose another folder."
     elif venv.get("exists") or not room or node["venv_dir"].startswith(node["base_dir"] + "/"):
         return
     elif not room["writable"]:

@@ -184,7 +184,7 @@ def venv_facts(path: str) -> VenvFacts:
         "kind": venv_kind(path),
         "torch": match.group(1) if match else None,
         "stamp": read_object(os.path.join(path, VENV_STAMP)) or None,
-        "disk": disk(path),
+        "disk": disk(path, owned=False),
     }
 
 

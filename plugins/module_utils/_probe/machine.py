@@ -15,6 +15,7 @@ import socket
 import time
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Disk, Machine, Memory, Processors
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure, mount_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
@@ -165,8 +166,8 @@ def memory_limit() -> tuple[int | None, int]:
     return tightest, max(0, used)
 
 
-def disk(path: str) -> Disk:
-    """Disk space below a path, which need not exist: the nearest existing parent counts."""
+def disk(path: str, owned: bool = True) -> Disk:
+    """Disk space below a path, which need not exist: the nearest existing parent counts. owned: it must be this user's."""
     parent = path
     while not os.path.exists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)
@@ -182,6 +183,7 @@ def disk(path: str) -> Disk:
         "fstype": fstype,
         "source": source,
         "network": fstype.replace("fuse.", "") in NETWORK_FILE_SYSTEMS,
+        "exposed": exposure(path, owned),
     }
     try:
         room = os.statvfs(parent)
@@ -194,21 +196,6 @@ def disk(path: str) -> Disk:
     except OSError:
         pass
     return facts
-
-
-def mount_of(path: str) -> tuple[str, str]:
-    """(type, source) of the file system that holds a path."""
-    best, found = "", ("", "")
-    for line in read("/proc/self/mountinfo").splitlines():
-        left, dash, right = line.partition(" - ")
-        fields = left.split()
-        if not dash or len(fields) < 5:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, found = point, (right.split()[0], ([*right.split(), ""])[1])
-    return found
 
 
 def limits() -> dict[str, int | None]:

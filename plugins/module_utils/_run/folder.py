@@ -30,7 +30,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     generations,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_object, write_json, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Diff,
+    read_object,
+    write_json,
+    write_json_when_full,
+    write_whole,
+)
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure_of_run
 
 # A run's outputs; all of them move when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)
@@ -141,7 +148,9 @@ def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: O
     """Create the folder and check what `prepare` would refuse, without changing anything: a run may still use it."""
     if not fresh and not is_of_another(run_dir, training):
         refuse_loss(run_dir, read_plan(run_dir), plan)
-    there = os.path.isdir(run_dir)
+    there, exposed = os.path.isdir(run_dir), exposure_of_run(run_dir)
+    if exposed:
+        raise RunFolderError(f"The run folder {run_dir} is refused: {exposed}.")
     with _explained(f"The run folder {run_dir} cannot be created or written"):
         if not dry:
             os.makedirs(run_dir, exist_ok=True)
@@ -192,7 +201,7 @@ def write_training(run_dir: str, training: Optional[Launched], dry: bool) -> boo
         return False
     if not dry:
         with _explained(f"{TRAINING_FILE} could not be written to {run_dir}"):
-            write_json(path, record)
+            write_json_when_full(path, record)
     return True
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import text, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
@@ -33,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import 
 
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
+DATA_FILE = r"shard_\d+\.parquet|\..+\.part(\.etag)?|\.lock|\.digests\.json|tokenizer\.pkl|token_bytes\.pt"
 UNFINISHED_WHEELS = r"3\.\d+-[a-z0-9_]+\.part"
 PREPARED_NAMES = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
 # Folders that we copy files into, beside other people's.
@@ -152,15 +153,39 @@ def is_run_folder(path: str) -> bool:
     if isinstance(plan.get("nodes"), list) or str(session.get("session")).startswith("nanochat-"):
         return True
     names = set(os.listdir(path))
-    return SESSION_FILES in names or names <= PREPARED_NAMES
+    return SESSION_FILES in names or (names <= PREPARED_NAMES and _holds_only_links(path))
+
+
+def _holds_only_links(run: str) -> bool:
+    """Whether a run folder that was never launched holds nothing but other names of our data sets' files."""
+    data = os.path.join(os.path.dirname(os.path.dirname(run)), "data")
+    ours = {_inode(path) for folder in paths_in(data) if is_data_set(folder) for path in _files_below(folder)}
+    return all(os.path.isdir(path) or _inode(path) in ours for path in _files_below(run))
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    for root, folders, names in os.walk(folder):
+        yield from (os.path.join(root, name) for name in names)
+        yield from (path for path in (os.path.join(root, name) for name in folders) if os.path.islink(path))
+
+
+def _inode(path: str) -> Tuple[int, int]:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return 0, 0
 
 
 def is_data_set(path: str) -> bool:
-    """Whether a folder is a data set: by its manifest, or by our names if it is incomplete."""
+    """Whether a folder is a data set: by its manifest, or by our names of it and of all that is in it if it is incomplete."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
     manifest = read_object(os.path.join(path, MANIFEST))
-    return isinstance(manifest.get("shards"), list) or re.fullmatch(DATA_NAME, os.path.basename(path)) is not None
+    if isinstance(manifest.get("shards"), list):
+        return True
+    names = [os.path.basename(one) for one in _files_below(path)]
+    is_named = re.fullmatch(DATA_NAME, os.path.basename(path)) is not None
+    return is_named and bool(names) and all(re.fullmatch(DATA_FILE, name) for name in names)
 
 
 def is_wheels(path: str) -> bool:

@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from typing import Callable, List, NamedTuple, Tuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
@@ -35,7 +36,7 @@ SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
 MARK = "# nanochat.ddp "
 # crontab's ways to report a missing crontab, where that is no failure.
-NO_CRONTAB = ("no crontab for", "can't open", "No such file or directory")
+NO_CRONTAB = ("no crontab for", "No such file or directory")
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
 
@@ -165,12 +166,11 @@ def _readable_crontab(run: Run) -> List[str]:
 
 def _write_crontab(run: Run, entry: BootEntry, lines: List[str]) -> None:
     kept = [line for line in _crontab(run) if not entry.is_old(line)]
-    fresh = entry.program + ".crontab"
-    write_whole(fresh, ("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"), 0o600)
-    try:
-        _must(run, ["crontab", fresh])
-    finally:
-        os.unlink(fresh)
+    # Not beside the program, whose disk may be full.
+    with tempfile.NamedTemporaryFile(prefix="nanochat-crontab-") as fresh:
+        fresh.write(("\n".join([*kept, *lines]) + "\n").encode("utf-8", "surrogateescape"))
+        fresh.flush()
+        _must(run, ["crontab", fresh.name])
 
 
 def _must(run: Run, argv: List[str]) -> None:

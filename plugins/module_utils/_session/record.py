@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Dict, List, Mapping, Optional, Tuple, TypedDict, cast
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure, exposure_of_run
 
 LAUNCH = "launch.json"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
@@ -96,6 +97,17 @@ def launch_in(path: str) -> Launch:
     ):
         found.pop("given", None)
     return cast(Launch, found if found.get("id") else {})
+
+
+def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Optional[str]) -> str:
+    """Who else could change what a start runs, and the command that prevents it; empty for nobody.
+
+    The files in the folder itself are ours; the program may also be another owner's that the user chose.
+    """
+    own = filter(None, [os.path.join(state_dir, "run.sh"), env_file])
+    used = [os.path.join(chdir, word) for word in argv[:1] if "/" in word]
+    found = [*(exposure(path) for path in own), *(exposure(path, owned=False) for path in (chdir, *used))]
+    return next(filter(None, [exposure_of_run(state_dir), *found]), "")
 
 
 def cut_short(exit_code: Optional[int]) -> bool:

@@ -25,15 +25,21 @@ import time
 from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json_when_full
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import priority, reaper
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Launch, Record, cut_short
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
+    Launch,
+    Record,
+    cut_short,
+    exposed_start,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Show an incomplete line after this long (a prompt, a progress bar).
 _PARTIAL_SECONDS = 0.5
 _CHUNK = 65536
+REFUSED = 1 << 8  # the wait status of an exit with code 1
 # First delay before restarting a dead job; doubles each time it dies again soon.
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
@@ -183,6 +189,13 @@ class Runner:
 
     def _start(self, writer: int, output: Output) -> None:
         self.status = None
+        given = self.launch.get("given")
+        used = (given["argv"], given["chdir"], given["env_file"]) if given else ([], "/", None)
+        exposed = exposed_start(os.path.dirname(self.launch["script"]), *used)
+        if exposed:
+            output.log_line(f"{self.launch['session']} is not started: {exposed}")
+            self.status = REFUSED
+            return
         self.child = subprocess.Popen(
             ["/bin/sh", self.launch["script"]],
             env=base_environment(self.launch["id"], restarted=self.state["revived"] > 0),
@@ -280,7 +293,7 @@ class Runner:
             output.say(f"cannot write {self.launch['record']}: {error.strerror}")
 
     def _write_state(self) -> None:
-        write_json(self.launch["record"], self.state, durable=True)
+        write_json_when_full(self.launch["record"], self.state)
 
 
 def _exit_code(status: int) -> int | None:

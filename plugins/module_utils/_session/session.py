@@ -23,8 +23,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
     Busy,
     locked,
     read_object,
-    write_json,
-    write_whole,
+    write_json_when_full,
+    write_unless_same,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
@@ -35,6 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._session.record impor
     Record,
     StartArguments,
     Status,
+    exposed_start,
     label_of,
     launch_in,
     record_in,
@@ -173,18 +174,21 @@ class Session:
         )
         self._wait_until_started(identifier)
 
-    def stop(self, timeout: float) -> None:
-        """End the session's processes and verify that they are dead."""
+    def stop(self, timeout: float) -> list[str]:
+        """End the session's processes and verify that they are dead; returns what could not be recorded of it."""
         record = self.recorded()
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
-            return
+            return []
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
             raise SessionError(
                 f"session {self.name}: this command runs inside the session that it should stop; run it from outside"
             )
-        if os.path.isdir(self.folder):
-            write_whole(os.path.join(self.folder, "stop"), f"{time.time()}\n".encode(), 0o644)
+        if os.path.isdir(self.folder) and not self._marked_as_stopped() and identity.runner is not None:
+            # A full disk: as Ctrl-C in its pane, which is a user's stop, too.
+            runner = processes.process(identity.runner[0])
+            if runner is not None and runner.start == identity.runner[1]:
+                reaper.send(runner, signal.SIGINT)
         left = reaper.end(identity, timeout)
         if not left and identity.runner is not None:
             left = _end_runner(*identity.runner)
@@ -196,8 +200,23 @@ class Session:
             )
         record = self.recorded()
         if record and record.get("ended") is None:
-            # Its runner was already gone, so nobody else can record the stop.
-            write_json(self.record, {**record, "stopped": True}, durable=True)
+            # Its runner was already gone or could not write, so nobody else can record the stop.
+            try:
+                write_json_when_full(self.record, {**record, "stopped": True})
+            except OSError as error:
+                if not self._marked_as_stopped():
+                    return [
+                        f"session {self.name} was stopped, but {self.record} cannot be written ({error.strerror}), so it may be "
+                        "started again after a reboot; make room there and stop it again"
+                    ]
+        return []
+
+    def _marked_as_stopped(self) -> bool:
+        """Mark this start as stopped by a user; an empty file needs no room. Whether that was possible."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(os.path.join(self.folder, "stop"), os.O_WRONLY | os.O_CREAT, 0o644))
+            return True
+        return False
 
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
@@ -260,6 +279,9 @@ class Session:
             raise SessionError(f"session {self.name}: its folder {spec.chdir} does not exist; create it first")
         if "/" in program and not os.access(os.path.join(spec.chdir, program), os.X_OK):
             raise SessionError(f"session {self.name}: {program} does not exist or cannot be executed")
+        exposed = exposed_start(self.state_dir, spec.argv, spec.chdir, spec.env_file)
+        if exposed:
+            raise SessionError(f"session {self.name} is not started: {exposed}")
 
     def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
@@ -268,8 +290,8 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        write_whole(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
-        write_whole(self.script, script(self.name, spec), 0o755)
+        write_unless_same(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
+        write_unless_same(self.script, script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,
             "boot_id": processes.boot_id(),
@@ -282,7 +304,7 @@ class Session:
             "revive": spec.revive,
             "given": _given(spec, identifier),
         }
-        write_json(os.path.join(self.folder, LAUNCH), launch, 0o600, durable=True)
+        write_json_when_full(os.path.join(self.folder, LAUNCH), launch, 0o600)
 
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS

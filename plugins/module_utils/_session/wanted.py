@@ -56,18 +56,24 @@ def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Opti
     return "stop" if running or session.left_over() else "none"
 
 
-def carry_out(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int) -> None:
-    """Do it. Before a start, the remains of an earlier session are ended."""
+def carry_out(
+    session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int
+) -> List[str]:
+    """Do it, and return warnings. Before a start, the remains of an earlier session are ended."""
     if action == "none":
-        return
+        return []
     if spec is not None:
         # Do not stop what could not be restarted.
         session.check_startable(spec)
-    session.stop(timeout)
+    unwritten = session.stop(timeout)
     if action == "remove":
         session.remove()
     elif spec is not None:
         session.start(spec, timeout)
+    else:
+        return unwritten
+    # There is a new record, or none.
+    return []
 
 
 def difference(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec]) -> Dict[str, str]:
@@ -126,10 +132,9 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
     with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
         action = decide(session, params, spec)
         diff = difference(session, action, spec)
-        if not check:
-            carry_out(session, action, spec, params["stop_timeout"])
+        warnings = [] if check else carry_out(session, action, spec, params["stop_timeout"])
         status = session.status()
-    warnings = warnings_of_logout(status) if logout_kills else []
+    warnings += warnings_of_logout(status) if logout_kills else []
     return {"changed": action != "none", "action": action, "diff": diff, "session": status, "warnings": warnings}
 
 

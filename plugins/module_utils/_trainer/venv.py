@@ -93,7 +93,10 @@ class Venv:
     def __init__(self, wanted: VenvSpec, run: Run, interpreter: HostInterpreter) -> None:
         # Packages received from other hosts are in a folder for each Python and architecture.
         handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
+        # Where a link leads to another disk, the environment is made there again.
+        self.given = wanted.path
         self.wanted = wanted._replace(
+            path=os.path.realpath(wanted.path),
             wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
             requirements=applicable(wanted.requirements, interpreter.minor),
         )
@@ -196,7 +199,7 @@ class Venv:
 
     def refuse_in_use(self) -> None:
         """Refuse to replace files that a training uses."""
-        inside = os.path.join(self.wanted.path, "bin", "")
+        inside = tuple(os.path.join(path, "bin", "") for path in (self.given, self.wanted.path))
         users = [
             one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
         ]

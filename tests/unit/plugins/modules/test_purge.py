@@ -41,9 +41,14 @@ def base(tmp_path: Path) -> Path:
         put(base / "runs" / run / "plan.json", json.dumps({"format": 1, "run": run, "nodes": []}))
         put(base / "runs" / run / "base_checkpoints" / run / "model_000010.pt")
         put(base / "runs" / run / "previous" / "1" / "plan.json")
-    put(base / "runs" / "half" / "data" / "shard_00000.parquet")
     put(base / "data" / "text-1a2b3c4d" / "manifest.json", '{"format": 1, "shards": []}')
     put(base / "data" / "url-1a2b3c4d" / ".shard_00000.parquet.part")
+    shard, half = put(base / "data" / "text-1a2b3c4d" / "shard_00000.parquet"), base / "runs" / "half"
+    for part in ("data", "tokenizer", "log"):
+        (half / part).mkdir(parents=True)
+    (half / "data" / "shard_00000.parquet").hardlink_to(shard)
+    (half / "tokenizer" / "tokenizer.pkl").symlink_to(put(shard.parent / "tokenizer" / "tokenizer.pkl"))
+    (half / "base_data").symlink_to("data")
     put(base / "wheels" / "3.11-x86_64" / "manifest.json", '{"format": 1, "files": []}')
     put(base / "wheels" / "3.13-x86_64.part" / "torch.whl")
     put(base / "trainer" / ".deployed.json", '{"digest": "x", "files": ["scripts/base_train.py", "nanochat/model.py"]}')
@@ -118,6 +123,9 @@ def test_field_28_what_others_have_there_stays(run_module, base):
         put(base / "tools" / "my_notes.txt"),
         put(base / "trainer" / "mine.py"),
         put(base / "data" / "photos" / "1.jpg"),
+        put(base / "data" / "url-deadbeef" / "notes.txt"),
+        put(base / "runs" / "exp1" / "log" / "today.txt"),
+        put(base / "runs" / "x" / "data" / "shard_00000.parquet"),
         put(base / "runs" / "marathon" / "2026.gpx"),
         put(base / "wheels" / "bicycle.txt"),
         put(base / "src" / "main.c"),
@@ -125,7 +133,8 @@ def test_field_28_what_others_have_there_stays(run_module, base):
     (base / "runs" / "linked").symlink_to(base / "src")
     told = run_module(purge, base_dir=str(base), what="all")
     assert left(base) == sorted([*(str(path.relative_to(base)) for path in others), "runs/linked"])
-    for name in ("data/photos", "runs/marathon", "runs/linked", "wheels/bicycle.txt", "tools", "trainer"):
+    stayed = "data/photos data/url-deadbeef runs/exp1 runs/x runs/marathon runs/linked wheels/bicycle.txt tools trainer"
+    for name in stayed.split():
         assert str(base / name) in told["stayed"]
 
 

@@ -272,3 +272,14 @@ def test_an_environment_is_removed_without_a_python_that_could_make_one(make, to
     monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: None)
     assert make(state="absent")["changed"]
     assert not tools.path.exists()
+
+
+def test_an_environment_behind_a_link_is_made_again_where_the_link_leads(make, tools, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "venv").symlink_to(tmp_path / "large")
+    make()
+    (tmp_path / "large" / venv.STAMP).write_text("damaged")
+    (tmp_path / "large" / venv.MARK).touch()
+    done = make()
+    assert (done["changed"], (tmp_path / "venv").is_symlink()) == (True, True)
+    assert (tmp_path / "large" / venv.STAMP).exists() and make()["changed"] is False

@@ -20,6 +20,7 @@ import signal
 import sys
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
@@ -27,6 +28,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
     LEAVE,
     MEMORY,
     STOP,
+    WALL,
     WALL_SECONDS,
     Host,
     Lineage,
@@ -46,6 +48,7 @@ class Machine(Host):
     def __init__(self, name, clock, plan, world):
         super().__init__(name, clock, plan, world)
         self.off_at = self.deaf_until = self.thaws_at = self.unkillable_until = self.full_until = self.needed_until = 0
+        self.broken_until = self.lies_until = 0
         self.back_at = None  # when the keeper starts again
         self.over_at = None  # when its keeper ended
         self.gone = False  # for good: nobody starts it again, or it is of another start of the run
@@ -62,7 +65,10 @@ class Machine(Host):
 
     def may_train_again(self):
         over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
-        return not over and self.own.word.state != m.FAILED and not self.unkillable_until
+        return not (over or self.own.word.state == m.FAILED or self.is_hindered())
+
+    def is_hindered(self):
+        return bool(self.unkillable_until or self.broken_until or self.full_until)
 
 
 class Checks:
@@ -124,9 +130,15 @@ class Checks:
             one = one.before
 
     def only_own_errors_end_it(self, host, hosts):
-        """Lost hosts and signals never do, however many."""
-        crashes = sum(one.crashes for one in hosts.values())
-        assert host.own.word.state != m.FAILED or crashes >= min(3, self.rules.restarts), "a run of no error gave up"
+        """Lost hosts and signals never do, however many, nor do the errors of one host where the others are enough."""
+        if host.own.word.state != m.FAILED or host.crashes >= 3:
+            return
+        crashed = [one for one in hosts.values() if one.crashes]
+        several = len(crashed) > 1 and sum(one.crashes for one in crashed) >= 3
+        out = [name for name, one in hosts.items() if one.own.word.state == m.FAILED and one.crashes >= 3]
+        others = set(self.rules.hosts) - {*out, *host.own.word.left}
+        too_few = out and not may_train(self.rules, others, host.own.word.left)
+        assert several or too_few, "one host's errors ended the run for another"
 
     def only_a_user_stops_it(self, host, hosts):
         if host.own.word.state == m.STOPPED:
@@ -151,6 +163,7 @@ class World:
         self.arrives = collections.Counter()  # (from, to) -> when the last message arrives
         self.tick = self.steps = 0
         self.last_step = EVER
+        self.has_heard_lies = False
         self.trouble = rng.choice((0.05, 0.12, 0.25))
         # Some schedules have few kinds of faults, so that combinations of two are not hidden by the others.
         share = rng.choice((0.2, 0.5, 1.0, 1.0))
@@ -176,6 +189,10 @@ class World:
     def a_rank_died(self, host):
         return bool(host.rank) and self.crash(host)
 
+    def a_rank_cannot_start(self, host):
+        """For a while or for good: its Python is broken, or memory too short to load anything."""
+        host.broken_until = self.tick + self.random.choice((2, 15, EVER))
+
     def a_rank_was_told_to_end(self, host):
         if not host.rank or host.rank.told:
             return False
@@ -187,6 +204,9 @@ class World:
             return False
         host.rank.stopped = True
         return True
+
+    def a_keeper_says_nonsense(self, host):
+        host.lies_until, self.has_heard_lies = self.tick + self.random.choice((1, 5, 30)), True
 
     def a_rank_cannot_be_killed(self, host):
         host.unkillable_until = self.tick + self.random.randint(5, 40)
@@ -235,7 +255,7 @@ class World:
         return True
 
     def a_full_disk(self, host):
-        host.full_until = self.tick + self.random.randint(3, 40)
+        host.full_until = self.tick + self.random.choice((3, 10, 40, EVER))
 
     def a_freeze(self, host):
         host.thaws_at, host.is_suspended = self.tick + self.random.randint(2, 25), False
@@ -338,7 +358,7 @@ class World:
             return
         host.over_at = None
         if not host.restarted and self.random.random() < 0.8:
-            host.clock = self.random.uniform(0, 50)
+            host.clock, host.boots = self.random.uniform(0, 50), host.boots + 1
         host.boot()
 
     def deliver(self):
@@ -366,7 +386,19 @@ class World:
                 late = self.tick + 1 + int(self.random.random() * 3) * (self.random.random() < 0.6)
                 # Late, but in order: a host waits for each answer before it asks again.
                 late = self.arrives[host.name, name] = max(late, self.arrives[host.name, name])
-                self.post[late].append((name, word))
+                # Reading takes a third of the time, and what no lie has touched fits.
+                said = self.read(word, host) if self.has_heard_lies else word
+                if said is not None:
+                    self.post[late].append((name, said))
+
+    def read(self, word, host):
+        """A word where it is read; None if it is refused there."""
+        lie = self.random.choice(NONSENSE) if self.tick < host.lies_until else {}
+        text = json.dumps({**word._asdict(), **lie})
+        try:
+            return wire.to_word(text, self.rules.hosts, host.wall)
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def turn(self, host):
         before = host.own.word
@@ -395,6 +427,9 @@ class World:
 
     def train(self):
         trains = 0
+        for host in self.hosts.values():
+            if host.rank and host.rank.head is None and self.tick < host.broken_until:
+                self.crash(host)
         for mine in {host.rank.generation for host in self.hosts.values() if host.rank}:
             ranks = [self.hosts[name] for name in mine.members]
             here = [host for host in ranks if host.rank and host.rank.generation == mine]
@@ -462,7 +497,11 @@ class World:
             self.step(disturbed=True)
         for host in self.hosts.values():
             self.checks.each_step_once(host)
-            host.thaws_at = host.deaf_until = host.full_until = host.needed_until = 0
+            host.thaws_at = host.deaf_until = host.needed_until = host.lies_until = 0
+            # What lasts for good is no reason for the others to wait.
+            host.broken_until, host.full_until = (
+                until if until >= EVER else 0 for until in (host.broken_until, host.full_until)
+            )
             # An unkillable rank remains unkillable; its keeper continues to answer.
             host.unkillable_until = EVER if host.rank and self.tick < host.unkillable_until else 0
             host.sick_at = None
@@ -518,6 +557,7 @@ class World:
     def last_steps(self):
         """The run ends by itself on all hosts that make the last step."""
         if self.peaceful() is None:
+            self.events["not enough were left"] += 1
             return
         self.last_step = max(host.saved.step for host in self.hosts.values()) + 8
 
@@ -532,14 +572,20 @@ class World:
         """For a sufficient set, which trains within the bound."""
         stable = self.peaceful()
         if stable is None:
+            self.events["not enough were left"] += 1
             return None
         begun, steps = self.tick, self.steps
 
         def trains():
-            assert not any(self.hosts[name].own.word.state in (m.STOPPED, m.FINISHED) for name in stable), "over"
-            return self.steps > steps + 1 or any(host.own.word.state == m.FAILED for host in self.hosts.values())
+            assert not any(host.own.word.state in (m.STOPPED, m.FINISHED) for host in self.hosts.values()), "over"
+            return self.steps > steps + 1 or any(self.hosts[name].own.word.state == m.FAILED for name in stable)
 
         self.quiet(trains, "no progress with %s" % (stable,))
+        beside = [host for name, host in self.hosts.items() if name not in stable and not host.gone]
+        for what in ("broken", "full"):
+            self.events["trained beside a host that is %s" % what] += sum(
+                bool(getattr(host, what + "_until")) for host in beside
+            )
         if self.steps <= steps + 1:
             # Checks.only_own_errors_end_it tells whether it may give up.
             self.events["given up"] += 1
@@ -577,7 +623,7 @@ class World:
             }:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
-            if name not in able and not host.unkillable_until:
+            if name not in able and not host.is_hindered():
                 host.gone, host.process = True, None
                 for words in self.post.values():
                     words[:] = [(to, word) for to, word in words if word.host != name]
@@ -590,9 +636,14 @@ OFTEN = {
     World.an_agent_died: 4, World.a_keeper_died: 8, World.a_keeper_was_told_to_end: 4, World.a_power_cut: 5, World.a_reboot: 8,
     World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2, World.a_freeze: 8, World.a_suspend: 8,
     World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4, World.a_repair: 30,
-    World.a_leave: 4, World.a_join: 20, World.a_need_of_the_owner: 12,
+    World.a_leave: 4, World.a_join: 20, World.a_need_of_the_owner: 12, World.a_rank_cannot_start: 4,
+    World.a_keeper_says_nonsense: 4,
 }  # fmt: skip
 HEALING = (World.a_repair, World.a_join)
+NONSENSE = (
+    {"promised": 2**53 - 1}, {"last": [2**53 - 1, ["a"]]}, {"generation": [WALL + 10**8, ["a", "b"]]}, {"state": "king"}, {"steps": -1},
+    {"crashed": 10**30}, {"hears": ["z"]}, {"missed": "all"}, {"last": [1]}, {"go": None}, {"left": 5}, {"generation": []},
+)  # fmt: skip
 
 
 def name_of(fault):

@@ -43,7 +43,15 @@ WALL, WALL_SECONDS = 10**9, 60
 def plan_of(rules, timeout):
     """The parts of a plan that a keeper reads."""
     nodes = [
-        {"host": host, "rank": place, "address": host, "keeper_port": 1, "guest": {"quiet_minutes": 0}}
+        {
+            "host": host,
+            "rank": place,
+            "address": host,
+            "keeper_port": 1,
+            "guest": {"quiet_minutes": 0},
+            "venv_dir": "",
+            "tools_dir": "",
+        }
         for place, host in enumerate(rules.hosts)
     ]
     return {"rules": rules, "timeout_seconds": timeout, "trainer": {"source": "theirs"}, "nodes": nodes}
@@ -101,6 +109,7 @@ class Host:
         self.metrics, self.beat = b"", {}
         self.is_full = self.is_used = self.unkillable = False
         self.restarted = False
+        self.boots = 1
         self.process = None
         self.crashes = 0  # of its ranks, by their own error
         self.log = []
@@ -339,9 +348,7 @@ def simulated():
                 Attendance=Attendance,
                 sys=types.SimpleNamespace(stdout=HERE),
                 rules_of=lambda plan: plan["rules"],
-                is_plausible=lambda word, hosts: (
-                    True
-                ),  # the check takes a third of the time, and only keepers send words here
+                boot_id=lambda: HERE.host.boots,
             )
         )
         stack.enter_context(
@@ -356,6 +363,7 @@ def simulated():
                 subprocess=types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
                 read_object=HERE.read_object,
                 write_whole=HERE.write_whole,
+                exposure=lambda path, owned: "",
                 command=lambda plan, host, generation: [generation],
                 read_events=lambda path: types.SimpleNamespace(events=[]),
                 stop_seconds=lambda *dummy: END_SECONDS,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import KEEPER_MEMORY
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
@@ -263,6 +263,17 @@ def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hos
     assert json.loads((folder / KEEPER_MEMORY).read_text())["promised"] > promised
 
 
+def test_a_host_that_cannot_write_is_done_without_until_it_can(hosts):
+    hosts.train_together()
+    folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
+    folder.rename(away)
+    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
+    hosts.wait_for_training("desktop", "desktop")
+    assert hosts.state("desktop")["generation"] < 12 and hosts.running["laptop"].poll() is None
+    away.rename(folder)
+    hosts.wait("room", lambda: "keeper: can write" in (hosts.folder / "laptop.log").read_text())
+
+
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     hosts.train_together()
     # The master goes.
@@ -419,3 +430,61 @@ def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_m
     hosts.wait("another generation", lambda: hosts.state("laptop")["generation"] > 1)
     hosts.wait_for_training("laptop", "desktop", "laptop")
     hosts.wait("another nursery", lambda: len(below(hosts.running["laptop"].pid)) == 2)
+
+
+CANNOT_START = [
+    ("gone", "cannot be started: No such file or directory", False),
+    ("broken", "it ended with code 9 before it had begun", True),
+    ("killed", "it ended with code -9 before it had begun", False),
+]
+
+
+@pytest.mark.parametrize(("how", "told", "first"), CANNOT_START)
+def test_a_host_whose_rank_cannot_start_costs_the_others_seconds(hosts, how, told, first):
+    """Its Python is gone, ends by itself, or is killed while it loads (as by a lack of memory), each time before anything is recorded."""
+    ill, well = ("desktop", "laptop") if first else ("laptop", "desktop")
+    place = hosts.folder / "ill"
+    (place / "bin").mkdir(parents=True)
+    if how != "gone":
+        end = "sys.exit(9)" if how == "broken" else "os.kill(os.getpid(), 9)"
+        (place / "bin/python").write_text(f"#!{sys.executable}\nimport os, sys\n{end}\n")
+        (place / "bin/python").chmod(0o755)
+    hosts.plan["nodes"][0 if first else 1]["venv_dir"] = str(place)
+    begun = time.monotonic()
+    for host in (ill, well):
+        hosts.start(host)
+    hosts.wait_for_training(well, well)
+    took = time.monotonic() - begun
+    assert hosts.running[ill].wait(PATIENCE) == 1
+    assert hosts.state(ill)["why"] == f"the rank of {ill} died 3 times at step 0 ({told})".replace(
+        "(cannot", f"({place}/bin/python cannot"
+    )
+    # A few for each of three attempts, on a machine with other work.
+    assert took < 60 and hosts.running[well].poll() is None
+    assert hosts.state(well)["generation"] < 12
+
+
+def test_a_keeper_that_says_nonsense_is_done_without(hosts):
+    hosts.train_together()
+    settings = json.loads((hosts.folder / "laptop/.keeper/keeper.json").read_text())
+    for pid in [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]:
+        os.kill(pid, signal.SIGKILL)
+    hosts.running["laptop"].wait()
+    addresses = {n["host"]: talk.KeeperAddress(n["host"], "127.0.0.1", n["keeper_port"]) for n in hosts.plan["nodes"]}
+    liar = talk.Messenger(addresses["laptop"], (addresses["desktop"],), settings["secret"], settings["launch"])
+    liar.start()
+    try:
+        word = membership.Word("laptop", states.TRAINING, promised=2**53 - 1, hears=("desktop",))
+
+        def is_alone():
+            liar.say(word)
+            return hosts.state("desktop")["members"] == ["desktop"]
+
+        hosts.wait("the desktop alone", is_alone)
+        assert hosts.state("desktop")["generation"] < 20
+    finally:
+        liar.close()
+    log = hosts.folder / "desktop.log"
+    heard = log.read_text().count("laptop is heard")
+    hosts.start("laptop", again=True)
+    hosts.wait("a true word", lambda: log.read_text().count("laptop is heard") > heard)

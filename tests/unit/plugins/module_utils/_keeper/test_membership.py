@@ -34,6 +34,8 @@ def test_random_schedules():
     """Losses, signals, reboots, cut links, hosts that leave and join, late messages: the invariants hold in every second."""
     events, waits = membership_world.prove(0, SCHEDULES)
     assert len(waits) > SCHEDULES / 3
+    ends = ("stopped", "finished", "given up", "not enough were left")
+    assert len(waits) + sum(events[end] for end in ends) == SCHEDULES
     assert events["steps"] > 10 * SCHEDULES
     # Every kind of fault and of end did occur.
     faults = [membership_world.name_of(fault) for fault in membership_world.OFTEN]
@@ -97,7 +99,7 @@ def test_an_offer_from_before_a_suspend_is_void():
     caller = m.Word("desktop", m.TRAINING, offer, go=True, promised=5, last=offer, hears=("laptop",))
     own = m.OwnState(m.Word("laptop", m.PROMISED, offer, promised=5))
     assert m.decide(RULES, own, heard(5, caller), 5.0)[1] == m.START
-    own, order = m.decide(RULES, memory.slept(own, 5.0), heard(5, caller), 5.0)
+    own, order = m.decide(RULES, memory.slept(own, 5.0, 60.0), heard(5, caller), 5.0)
     assert (own.word.state, order, own.word.returned) == (m.IDLE, "", True)
 
 
@@ -232,7 +234,22 @@ def test_deaths_of_long_ago_do_not_count():
     own = m.OwnState(m.Word("laptop"))
     for number in range(20):
         own = died(RULES, own, number + 1, number, 1300.0 * number, others=[m.Word("desktop")], by_itself=True)
-    assert (own.word.state, len(own.deaths)) == (m.OFFERED, 20)
+    assert own.word.state == m.OFFERED
+    # Of those of an hour ago only the newest still matter, for one step may kill the rank again.
+    assert [death.step for death in own.deaths] == [17, 18, 19]
+
+
+def test_deaths_before_a_reboot_or_a_suspend_are_not_within_the_hour():
+    own = m.OwnState(m.Word("laptop"))
+    for number in range(3):
+        own = died(RULES, own, number + 1, number, 90000.0 * number, others=[m.Word("desktop")], by_itself=True)
+    assert len(own.deaths) == 3
+    for rested in (again(own, returned=True, same_boot=False), memory.slept(own, 180010.0, 90000.0)):
+        for number in (4, 5, 6):
+            assert rested.word.state != m.FAILED
+            rested = died(RULES, rested, number, number, 180010.0, others=[m.Word("desktop")], by_itself=True)
+        assert rested.word.state == m.OFFERED
+    own = died(RULES, own, 4, 4, 180010.0, others=[m.Word("desktop")], by_itself=True)
 
 
 def test_a_step_that_kills_the_ranks_of_several_hosts_ends_the_run():

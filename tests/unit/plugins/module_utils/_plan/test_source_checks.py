@@ -146,6 +146,10 @@ def test_what_is_wrong_on_the_controller(source, here, sentence):
         ({"kind": "foreign", "exists": True, "torch": "2.9.0+cpu"}, "it has torch 2.9.0+cpu instead of 2.13.0"),
         ({"disk": {"device": 2, "writable": False, "parent": "/opt", "free": GIGA}}, "xiaoxin cannot write to /opt"),
         ({"disk": {"device": 2, "writable": True, "parent": "/opt", "free": GIGA}}, "with 1.0 GB free"),
+        (
+            {"exists": True, "disk": {"exposed": "every user may write to /opt: chmod go-w /opt"}},
+            "but every user may write to /opt",
+        ),
     ],
 )
 def test_environment_that_cannot_be_made_where_it_is_wanted(venv, sentence):

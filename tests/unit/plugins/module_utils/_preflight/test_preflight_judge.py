@@ -333,6 +333,8 @@ def test_selinux_and_apparmor_are_named_where_they_denied_something(security, to
     [
         ("disk", {"noexec": True}, "folder-noexec"),
         ("disk", {"writable": False}, "folder-read-only"),
+        ("disk", {"exposed": "every user may write to /mnt: chmod go-w /mnt"}, "folder-exposed"),
+        ("disk", {"fstype": "vfat"}, "folder-exposed"),
         ("disk", {"free": 10**6}, "disk-short"),
         ("memory", {"total": 10**8, "available": 10**8}, "memory-short"),
         ("python", {"candidates": [], "version": "3.9.2"}, "python-made"),

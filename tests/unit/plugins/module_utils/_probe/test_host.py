@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import ownership, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import run
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
@@ -116,17 +116,18 @@ def test_a_file_in_the_way_cannot_be_written_below(tmp_path):
     assert machine.disk(str(tmp_path / "file" / "x"))["writable"] is False
 
 
-def test_the_file_system_of_a_path(files):
-    files["/proc/self/mountinfo"] = (
+def test_the_file_system_of_a_path(tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         "30 22 0:50 / /home rw - nfs4 server:/home rw\n"
         "31 22 0:51 / /home\\040two rw - xfs /dev/sdb1 rw\n"
         "32 22 0:52 / /mnt/x rw - fuse.sshfs me@there: rw\n"
     )
-    assert machine.mount_of("/home/me/n") == ("nfs4", "server:/home")
-    assert machine.mount_of("/homes") == ("ext4", "/dev/sda1")
-    assert machine.mount_of("/home two/n") == ("xfs", "/dev/sdb1")
-    assert machine.mount_of("/mnt/x") == ("fuse.sshfs", "me@there:")
+    assert ownership.mount_of("/home/me/n", str(mounts)) == ("nfs4", "server:/home")
+    assert ownership.mount_of("/homes", str(mounts)) == ("ext4", "/dev/sda1")
+    assert ownership.mount_of("/home two/n", str(mounts)) == ("xfs", "/dev/sdb1")
+    assert ownership.mount_of("/mnt/x", str(mounts)) == ("fuse.sshfs", "me@there:")
 
 
 def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):

@@ -1,0 +1,116 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Folders and files that another user of a host could change are refused, with the command to type; ours are made so that none is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.modules import host_info, run_folder
+from ansible_collections.nanochat.ddp.tests.integration.local import until
+from ansible_collections.nanochat.ddp.tests.integration.test_tmux_session import SLEEP, job, jobs, living, server
+
+__all__ = ["job", "jobs", "server"]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+NOBODY, DAEMONS = 65534, 1
+PLAN = {"nodes": [], "run": "d4"}
+
+
+@pytest.fixture
+def masked():
+    """Whatever umask a test sets, as Ubuntu and Mint do."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+def give_away(path):
+    os.chown(path, NOBODY, NOBODY)
+
+
+def let_all_write(path):
+    path.chmod(0o1777)
+
+
+def let_a_group_write(path):
+    os.chown(path, 0, DAEMONS)
+    path.chmod(0o775)
+
+
+def let_all_write_above(path):
+    path.parent.chmod(0o777)
+
+
+def let_a_group_write_above(path):
+    let_a_group_write(path.parent)
+
+
+REFUSED = [
+    (give_away, "{path} belongs to nobody, who could change what root runs there: chown -R root: {path}"),
+    (let_all_write, "every user may write to {path} and so change what root runs: chmod go-w {path}"),
+    (let_a_group_write, "daemon may write to {path} and so change what root runs: chmod go-w {path}"),
+    (let_all_write_above, "every user may write to {parent} and so change what root runs: chmod +t {parent}"),
+    (let_a_group_write_above, "daemon may write to {parent} and so change what root runs: chmod +t {parent}"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), REFUSED)
+def test_a_folder_that_others_may_change_is_refused_before_anything_is_there(change, told, run_module, tmp_path):
+    (tmp_path / "place").mkdir()
+    base = tmp_path / "place" / "nanochat"
+    base.mkdir()
+    change(base)
+    told = told.format(path=base, parent=base.parent)
+    assert run_module(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == told
+    folder = run_module(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")
+    assert folder["failed"] and told in folder["msg"]
+    run = run_module(run_folder, path=str(base), plan=PLAN, state="ready")
+    assert run["failed"] and told in run["msg"] and not list(base.iterdir())
+
+
+def test_what_only_this_user_may_change_is_not_refused(run_module, tmp_path):
+    """Below a folder like /tmp, and writable by a group of which nobody else is."""
+    place = tmp_path / "place"
+    base = place / "nanochat"
+    base.mkdir(parents=True)
+    place.chmod(0o1777)
+    base.chmod(0o775)
+    assert run_module(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == ""
+    assert run_module(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")["changed"]
+
+
+def test_whatever_the_umask_nobody_else_may_write_what_is_made(job, masked):
+    masked(0o000)
+    job.start("open('made', 'w'); " + SLEEP)
+    made = until(lambda: (job.folder / "made").exists() and [job.folder, *job.folder.rglob("*")])
+    assert [
+        path for path in made if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["run.sh", "program", ""])
+def test_what_somebody_else_may_have_changed_is_not_started(name, job, tmp_path):
+    program = job.folder / "program"
+    job.folder.mkdir()
+    program.write_text(f"#!{sys.executable}\n{SLEEP}\n")
+    program.chmod(0o755)
+    given = {"argv": [str(program)], "revive": True}
+    session = job.play(**given)["session"]
+    child = until(lambda: job.record().get("child_pid"))
+    (job.folder / name).chmod(0o777)
+    # At once where the session starts it again, and when a user does.
+    os.kill(child, signal.SIGKILL)
+    ended = job.ended()
+    assert (ended["exit_code"], ended["revived"]) == (1, 1)
+    until(lambda: not living(session["pid"]))
+    assert f"is not started: every user may write to {job.folder / name}".rstrip("/") in job.lines()[-1]
+    refused = job.play(**given, rerun=True)
+    assert refused["failed"] and "chmod go-w" in refused["msg"]
+    (job.folder / name).chmod(0o755)
+    assert job.play(**given, rerun=True)["session"]["state"] == "running"
