@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, unexpanded
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import across_sleep, code_answer, unexpanded
 
 ROUNDS = 1000
 # Read once, before Ansible forks for each host.
@@ -62,10 +62,14 @@ class ActionModule(ActionBase):
         self, arguments: dict[str, object], have: Mapping[str, object], variables: dict[str, object]
     ) -> dict[str, object]:
         asked = {**arguments, "have": have}
-        answer = code_answer(self, files, asked, variables)
-        if answer is None:
-            answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
-        return answer
+
+        def ask() -> dict[str, object]:
+            answer = code_answer(self, files, asked, variables)
+            if answer is None:
+                answer = self._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
+            return answer
+
+        return across_sleep(self, ask)
 
     def bring(self, arguments: dict[str, object], folder: Path, variables: dict[str, object]) -> set[str] | None:
         """Copy everything; returns the files that were (or in check mode would be) written, None if there is no such run."""
@@ -99,7 +103,7 @@ class ActionModule(ActionBase):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
-            self._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
+            across_sleep(self, lambda: self._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside)))
             if beside.stat().st_size != part.get("size"):
                 raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
             # The host's own stamp; while it is the same, so is the file.
