@@ -34,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, decoded, drop_connection
 
 display = Display()
 
@@ -143,6 +143,8 @@ class FollowingAction(ActionBase):
     # The repeated request: a module, and the file with its OPTIONS whose `say` answers.
     MODULE: ClassVar[str]
     CODE: ClassVar[ModuleType]
+    # The documents in its answer, by key.
+    ANSWER: ClassVar[Mapping[str, Any]]
     # One process makes all attempts of a host's loop, but with a new object each time.
     _company: ClassVar[list[BaseProcess] | None] = None
     # The host's claim.
@@ -178,9 +180,10 @@ class FollowingAction(ActionBase):
                 answer = code_answer(self, self.CODE, arguments, self._known or variables)
                 if answer is None and self._known:
                     raise AnsibleError("it can be asked by a module only")
-                return answer or dict(self._execute_module(self.MODULE, module_args=arguments, task_vars=variables))
+                answer = answer or self._execute_module(self.MODULE, module_args=arguments, task_vars=variables)
+                return decoded(answer, self.ANSWER, (self._known or variables).get("inventory_hostname"))
         except AnsibleConnectionFailure:
-            self._begin_again()
+            drop_connection(self)
             time.sleep(RETRY_SECONDS)
             return None
 
@@ -189,17 +192,7 @@ class FollowingAction(ActionBase):
         try:
             super().cleanup(force)
         except AnsibleConnectionFailure:
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        """Drop the connection, and the temporary folder that can no longer be removed through it."""
-        self._connection.close()
-        with contextlib.suppress(AnsibleError, OSError):
-            # A persistent connection would seem to work however long the host is frozen.
-            self._connection.reset()
-        shell = getattr(self._connection, "_shell", None)
-        if shell is not None:
-            shell.tmpdir = None
+            drop_connection(self)
 
     # -- accompanying hosts ------------------------------------------------------------------------------------------------
 

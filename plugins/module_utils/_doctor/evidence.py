@@ -10,17 +10,17 @@ from typing import Dict, List, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 
 
-class RankProcess(TypedDict, total=False):
-    """The rank's process, empty if there is none; shares are of one core."""
+class RankProcess(TypedDict):
+    """The rank's process; shares are of one core."""
 
     pid: int
     state: str
-    command: str
+    command: Optional[str]
     cpu_share: float
-    waits_for_core: float
+    waits_for_core: Optional[float]
     memory_bytes: int
-    swapped_bytes: int
-    waits_in: str
+    swapped_bytes: Optional[int]
+    waits_in: Optional[str]
 
 
 class OtherProcess(TypedDict):
@@ -47,25 +47,25 @@ class NicState(TypedDict):
     """The state of a network interface."""
 
     state: str
-    carrier_changes: int
-    errors: int
+    carrier_changes: Optional[int]
+    errors: Optional[int]
 
 
-class System(TypedDict, total=False):
+class System(TypedDict):
     """The machine during the examination."""
 
     cpus: int
     load1: float
-    memory_total: int
+    memory_total: Optional[int]
     memory_available: int
-    swapped_pages_per_second: float
+    swapped_pages_per_second: Optional[float]
     disk_free: Optional[int]
-    throttled: bool
-    limited: float
-    pressure: Dict[str, Optional[float]]
-    oom_kills: int
-    nics: Dict[str, NicState]
-    time: float
+    throttled: Optional[bool]
+    limited: Optional[float]
+    pressure: Optional[Dict[str, Optional[float]]]
+    oom_kills: Optional[int]
+    nics: Optional[Dict[str, NicState]]
+    time: Optional[float]
 
 
 class Flight(TypedDict, total=False):

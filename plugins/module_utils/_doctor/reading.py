@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess, System
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
@@ -23,14 +23,24 @@ def error_of(found: RankEvidence) -> str:
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
+def system_of(found: RankEvidence) -> Mapping[str, Any]:
+    """The machine during the examination; empty if unknown."""
+    return found.get("system") or {}
+
+
+def process_of(found: RankEvidence) -> Mapping[str, Any]:
+    """The rank's process; empty if there is none."""
+    return found.get("process") or {}
+
+
 def low_disk(found: RankEvidence) -> Optional[int]:
     """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
-    free = (found.get("system") or {}).get("disk_free")
+    free = system_of(found).get("disk_free")
     return free if free is not None and free < LOW_DISK else None
 
 
 def cpu_share(found: RankEvidence) -> float:
-    return float((found.get("process") or {}).get("cpu_share", 0.0))
+    return float(process_of(found).get("cpu_share") or 0.0)
 
 
 def works(found: RankEvidence) -> bool:
@@ -51,14 +61,13 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system: System = found.get("system") or {}
-    process: RankProcess = found.get("process") or {}
+    system, process = system_of(found), process_of(found)
     reasons = []
-    if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
-    others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
+    if (system.get("swapped_pages_per_second") or 0) > 50 or (process.get("swapped_bytes") or 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
+    others, late = found.get("others") or [], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
-    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > system.get("cpus", 1)):
+    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > (system.get("cpus") or 1)):
         first = others[0]
         told = "pid %d of %s (%s) takes %.1f cores" % (
             first["pid"],
@@ -83,7 +92,7 @@ def host_reasons(system: Mapping[str, Any]) -> List[str]:
         reasons.append("a process there waits for memory %d %% of the time" % round(pressure["memory"]))
     if system.get("throttled"):
         reasons.append("its cores are thermally throttled")
-    if system.get("limited", 0.0) > 0.1:
+    if (system.get("limited") or 0.0) > 0.1:
         reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * system["limited"]))
     return reasons
 
@@ -102,8 +111,7 @@ def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> L
 
 
 def describe(found: RankEvidence) -> str:
-    system: System = found.get("system") or {}
-    process: RankProcess = found.get("process") or {}
+    system, process = system_of(found), process_of(found)
     run = found["run"]
     parts = [
         run["state"],

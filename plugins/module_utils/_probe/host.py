@@ -10,9 +10,16 @@ import os
 import pwd
 import re
 import sys
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
+    Measured,
+    Probe,
+    Python,
+    Pythons,
+    Transfer,
+    VenvFacts,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     MEASURED,
     PYTHON_FOLDER,
@@ -118,7 +125,7 @@ def probe(
         "finished": finished_trainings(base) if finished else [],
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
-        "measured": read_object(os.path.join(base, MEASURED)) or None,
+        "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
         "usage": usage_facts(run),
     }
 
@@ -206,7 +213,7 @@ def sudo(run: Run, find: Find) -> str:
     return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
 
 
-def transfer(run: Run, folder: str) -> Optional[Dict[str, str]]:
+def transfer(run: Run, folder: str) -> Optional[Transfer]:
     """Ansible's folder and the login shell, if files cannot be copied to this host.
 
     If a login shell prints something by itself, sftp and scp fail. Ansible's fallback, dd, does not support a space in

@@ -1,27 +1,54 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads a collected run: one folder per host."""
+"""Reads a collected run: one folder per host. Its files come from hosts, so what does not fit their types is left out, with a sentence."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import PastSession
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank, newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TAIL_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
+    Event,
+    finite,
+    json_lines,
+    parse_events,
+    read_tail,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
 
 class ReportError(Exception):
     """There is nothing to report; the text is for the user."""
+
+
+class MetricsEvent(TypedDict):
+    """The keys of every line of a rank's metrics."""
+
+    kind: str
+    time: Optional[float]
+    step: Optional[int]
+
+
+class MemberEvent(TypedDict):
+    """The keys of every line of a keeper's members.jsonl."""
+
+    what: str
+    time: float
+    generation: Optional[int]
 
 
 class CollectedRank(NamedTuple):
@@ -45,24 +72,50 @@ class CollectedRun(NamedTuple):
     prediction: Document
     findings: List[Document]
     members: Sequence[Document] = ()  # records of the keeper that trained most often
+    problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
 
 
-def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
+def fitting(
+    kind: Any, found: Iterable[Document], path: str, problems: List[str], partial: bool = False
+) -> List[Document]:
+    """The documents of a host's file that fit their type; a sentence about the others is added to the problems."""
+    fits, reasons = [], []
+    for one in filter(None, found):
+        try:
+            fits.append(cast(Document, decode(kind, one, partial)))
+        except Untrue as why:
+            reasons.append(str(why))
+    if reasons:
+        folder, name = os.path.split(path)
+        what = "%s of its %s" % (plural(len(reasons), "line"), name) if name.endswith(".jsonl") else "its " + name
+        problems.append("%s: left out %s: %s" % (os.path.basename(folder), what, reasons[0]))
+    return fits
+
+
+def file_of(kind: Any, path: str, problems: List[str], partial: bool = False) -> Document:
+    """The document in a host's file; empty if there is none or it does not fit."""
+    return next(iter(fitting(kind, [read_object(path)], path, problems, partial)), {})
+
+
+def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[CollectedRank]:
     """One host's folder; None if it contains nothing about a run."""
     found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in os.listdir(folder))
     metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
-    session = read_object(os.path.join(folder, "session.json"))
+    host = os.path.basename(folder)
+    session = file_of(PastSession, os.path.join(folder, "session.json"), problems)
     if not metrics and not session:
         return None
     # A host whose rank changed has files of both; the newest start decides.
-    host = os.path.basename(folder)
     planned = [number(node, "rank") for node in items(plan, "nodes") if host_folder(node.get("host")) == host]
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
+    events = fitting(MetricsEvent, events, metrics.get(rank, ""), problems)
+    kept = os.path.join(folder, MEMBER_EVENTS)
+    members = fitting(MemberEvent, json_lines(read_tail(kept, TAIL_BYTES)), kept, problems)
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
     training = read_object(os.path.join(folder, TRAINING_FILE))
-    return CollectedRank(host, rank, events, session, lines, read_members(folder), training)
+    return CollectedRank(host, rank, events, session, lines, members, training)
 
 
 def host_folder(host: object) -> str:
@@ -86,11 +139,11 @@ def _folders(folder: str) -> List[str]:
     return [path for path in paths_in(folder) if os.path.isdir(path)]
 
 
-def newest_plan(folders: Sequence[str]) -> Document:
+def newest_plan(folders: Sequence[str], problems: List[str]) -> Document:
     """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
     newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
     for folder in folders:
-        plan = read_object(os.path.join(folder, "plan.json"))
+        plan = file_of(Plan, os.path.join(folder, "plan.json"), problems, partial=True)
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
         order = (number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started)
         if plan and order > newest[0]:
@@ -103,10 +156,11 @@ def load_run(path: str) -> CollectedRun:
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = _folders(path)
-    plan = newest_plan(folders)
+    problems: List[str] = []
+    plan = newest_plan(folders, problems)
     planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}
     there = [folder for folder in folders if os.path.basename(folder) in planned] or folders
-    ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
+    ranks = [rank for rank in (load_rank(folder, plan, problems) for folder in there) if rank is not None]
     if not ranks:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
     # The last rehearsal's prediction; collecting copies it if the results are elsewhere.
@@ -117,4 +171,4 @@ def load_run(path: str) -> CollectedRun:
         (rank.members for rank in ranks), key=lambda events: [one.get("what") for one in events].count(TRAINING)
     )
     name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
-    return CollectedRun(name, plan, by_rank, prediction, findings, members)
+    return CollectedRun(name, plan, by_rank, prediction, findings, members, problems)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -42,6 +42,16 @@ class Absence(NamedTuple):
     why: str
     back: Optional[float]
     step: Optional[int] = None
+
+
+class AwayHost(TypedDict):
+    """The same in a document."""
+
+    host: str
+    left: float
+    why: str
+    back: Optional[float]
+    step: Optional[int]
 
 
 class GaveWay(TypedDict):
@@ -81,7 +91,7 @@ class Membership(TypedDict):
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
-    away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
+    away: List[AwayHost]  # hosts that left
     repeated: int  # steps repeated after restarts
     gave_way: List[GaveWay]  # its own steps that were discarded for those of another part of the run
     kept: List[Kept]  # where the checkpoints of such steps are
@@ -110,7 +120,7 @@ def read_membership(
         "hears": words(record, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
-        "away": [one._asdict() for one in absences(events)],
+        "away": [cast(AwayHost, one._asdict()) for one in absences(events)],
         "repeated": steps_repeated(metrics),
         "gave_way": steps_given_up(events),
         "kept": kept_apart(run_dir),
@@ -120,7 +130,7 @@ def read_membership(
 def read_members(run_dir: str) -> List[Document]:
     """A keeper's newest events."""
     newest = json_lines(read_tail(os.path.join(run_dir, MEMBER_EVENTS), TAIL_BYTES))
-    return [event for event in newest if isinstance(event.get("time"), (int, float))]
+    return [event for event in newest if finite(event.get("time")) is not None]
 
 
 def last_word(events: Sequence[Mapping[str, Any]]) -> Optional[LastWord]:

@@ -10,8 +10,9 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans, decode
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans, checked_probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
@@ -35,7 +36,7 @@ def real(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_a_real_machine_is_believed(real):
-    assert checked_probe(copy.deepcopy(real)) == real
+    assert decode(Probe, copy.deepcopy(real)) == real
 
 
 UNTRUE = [
@@ -62,14 +63,14 @@ def test_what_cannot_be_true_is_refused_with_its_place(real, change):
         part = part[one]
     part[name] = value
     with pytest.raises(Untrue, match=f"its {[*place, name][0]}.*; check that host") as why:
-        checked_probe(told)
+        decode(Probe, told)
     assert str(why.value).isprintable()
 
 
 @pytest.mark.parametrize("told", [None, [], "probe", 5])
 def test_what_is_no_probe_at_all_is_refused(told):
     with pytest.raises(Untrue, match="its answer"):
-        checked_probe(told)
+        decode(Probe, told)
 
 
 def test_facts_without_end_are_refused(real):
@@ -77,15 +78,26 @@ def test_facts_without_end_are_refused(real):
     for dummy in range(500):
         deep = {"deeper": deep}
     with pytest.raises(Untrue, match="nested too deeply"):
-        checked_probe({**real, "measured": deep})
+        decode(Probe, {**real, "measured": {"model": deep}})
+
+
+UNKNOWN: dict[str, Any] = {"peers": None, "nic": None}
 
 
 def deployed(**changes: Any) -> dict[str, Any]:
     nodes = [
-        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}"}
+        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}", **UNKNOWN}
         for rank, host in enumerate("ab")
     ]
-    return {"run": "d4", "nodes": nodes, "data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, **changes}
+    master = {"host": "a", "address": "10.0.0.1", "port": 29500}
+    return {
+        "run": "d4",
+        "nodes": nodes,
+        "master": master,
+        "data_ports": {"low": 32768, "high": 60999},
+        "timeout_seconds": 300,
+        **changes,
+    }
 
 
 NODE = deployed()["nodes"][0]
@@ -93,6 +105,7 @@ HOSTILE = [
     {"run": "../../etc"}, {"run": None}, {"nodes": []}, {"nodes": "ab"}, {"nodes": [{**NODE, "host": "elsewhere"}]}, {"nodes": [{}]},
     {"nodes": [{**NODE, "address": "10.0.0.1;reboot"}]}, {"nodes": [{**NODE, "rank": "../0"}]}, {"data_ports": {"low": 22, "high": 22}},
     {"nodes": [{**NODE, "session": "a b"}]}, {"timeout_seconds": 1e308}, {"timeout_seconds": -1},
+    {"master": None}, {"master": {"host": "a", "port": 29500, "address": "0.0.0.0"}}, {"nodes": [{**NODE, "rank": None}]},
 ]  # fmt: skip
 
 
