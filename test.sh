@@ -12,7 +12,7 @@ COLLECTIONS=$ROOT/.ansible/collections
 COLLECTION=$COLLECTIONS/ansible_collections/nanochat/ddp
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer+integration+lint,unit,docs,molecule:site")
+EVERY_TIME=("trainer,pins+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
 THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening")
 
@@ -60,6 +60,12 @@ run_trainer() {
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
+}
+
+# What the product does, as it was recorded: tests/pins/record.py TOPIC records it again.
+run_pins() {
+    need_trainer_venv
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python tests/pins)
 }
 
 # The tests of both that take minutes each, and a hundred times the random schedules of keepers.
@@ -177,8 +183,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | long | campaign | storm | ee | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, long, campaign, storm, ee, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | pins | long | campaign | storm | ee | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, long, campaign, storm, ee, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
