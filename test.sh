@@ -20,7 +20,7 @@ HOST_PYTHONS=(3.9 3.13)
 SYSTEMS=(bookworm trixie testing)
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
-EVERY_TIME=("trainer,cores+integration+lint,unit,docs,molecule:site")
+EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
 THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
@@ -68,6 +68,12 @@ run_trainer() {
     # One thread a process: the tests run several ranks on few cores.
     # Every tenth of the generated cases; FEWER=1 tries all 9,000.
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
+}
+
+# What the product does, as it was recorded: tests/pins/record.py TOPIC records it again.
+run_pins() {
+    need_trainer_venv
+    (cd "$COLLECTION" && TRAINER_VENV=$TRAINER_VENV PYTHONPATH=$COLLECTIONS real_processes python tests/pins)
 }
 
 # The tests of both that take minutes each, a hundred times the random schedules of keepers, and more answers of hostile hosts.
@@ -271,8 +277,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | long | campaign | storm | ee | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, cores, cores:all, long, campaign, storm, ee, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | pins | long | campaign | storm | ee | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, campaign, storm, ee, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
