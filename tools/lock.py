@@ -5,8 +5,8 @@
 
     python tools/lock.py UV          UV: the program
 
-The wanted packages are below and in trainer/requirements.txt. PyTorch's CPU wheels are those of trainer/locks/torch-cpu.sha256, which has the
-lines of its index (https://download.pytorch.org/whl/cpu/torch/), so that the locks can be written where that index is not reached.
+The wanted packages are below and in trainer/requirements.txt. PyTorch's CPU wheels are those of trainer/locks/torch-cpu.sha256, which
+has the lines of its index (https://download.pytorch.org/whl/cpu/torch/), so that the locks can be written where that is not reached.
 """
 
 from __future__ import annotations
@@ -36,25 +36,40 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 # What each further lock is for, and its packages; versions are those of the trainer's own lock where that has one.
 FURTHER = {
-    "checkout": ("a nanochat checkout", ["filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", "wandb==0.31.0"]),
+    "checkout": (
+        "a nanochat checkout",
+        ["filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", "wandb==0.31.0"],
+    ),
     "wandb": ("ddp_tracker: wandb", ["wandb==0.31.0"]),
     "mlflow": ("ddp_tracker: mlflow, on every host", ["mlflow-skinny==3.17.2"]),
-    "mlflow-server": ("the server of ddp_tracker: mlflow", ["mlflow==3.17.2"]),
     "zig": ("ddp_kernels: zig", ["ziglang==0.17.0"]),
-    "uv": ("uv itself, which makes the environments", [UV]),
+}
+ALONE = {
+    "mlflow-server": ("the server of ddp_tracker: mlflow", "mlflow==3.17.2"),
+    "uv": ("uv itself, which makes the environments", UV),
 }
 CUDA = re.compile(r"nvidia-|cuda-|triton$")
 HEADER = "# Packages for {}. Written by tools/lock.py.\n# Checked: {}\n"
 
 
-def resolve(uv: str, wanted: Sequence[str], constraints: Path | None) -> list[Package]:
+def resolve(uv: str, wanted: Sequence[str], constraints: Sequence[Path] = ()) -> list[Package]:
     """The packages that uv chooses, with the digests of the wheels that our hosts can use."""
     with tempfile.TemporaryDirectory() as folder:
         source, lock = Path(folder, "in.txt"), Path(folder, "out.txt")
         source.write_text("\n".join(wanted) + "\n")
-        limits = ["--constraints", str(constraints)] if constraints else []
-        argv = [uv, "pip", "compile", "--quiet", "--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--no-build", "--no-header"]
-        subprocess.run([*argv, "--no-annotate", *limits, "-o", str(lock), str(source)], check=True)
+        limits = [word for path in constraints for word in ("--constraints", str(path))]
+        argv = [
+            uv,
+            "pip",
+            "compile",
+            "--quiet",
+            "--universal",
+            "--python-version",
+            PYTHONS[0],
+            "--generate-hashes",
+            "--no-build",
+        ]
+        subprocess.run([*argv, "--no-header", "--no-annotate", *limits, "-o", str(lock), str(source)], check=True)
         return [only_ours(one) for one in packages(lock.read_text()) if "== 'win32'" not in one.marker]
 
 
@@ -75,7 +90,8 @@ def text_of(purpose: str, checked: Sequence[str], found: Sequence[Package]) -> s
     lines = [HEADER.format(purpose, " ".join(sorted(checked)))]
     for one in found:
         marker = f" ; {one.marker}" if one.marker else ""
-        lines.append(" \\\n".join([f"{one.name}=={one.version}{marker}", *(f"    --hash=sha256:{digest}" for digest in one.digests)]) + "\n")
+        digests = [f"    --hash=sha256:{digest}" for digest in one.digests]
+        lines.append(" \\\n".join([f"{one.name}=={one.version}{marker}", *digests]) + "\n")
     return "".join(lines)
 
 
@@ -91,15 +107,20 @@ def main() -> None:
     uv = sys.argv[1]
     wanted = [line for line in (ROOT / "trainer/requirements.txt").read_text().splitlines() if not line.startswith("#")]
     checked = sorted({re.split("[=<>;]", line)[0] for line in wanted})
-    found = resolve(uv, wanted, None)
+    found = resolve(uv, wanted)
     own = LOCKS / "trainer-default.txt"
     own.write_text(text_of("the trainer, with the default index's build of torch", checked, found))
     (LOCKS / "trainer-cpu.txt").write_text(text_of("the trainer, with a CPU build of torch", checked, cpu_build(found)))
+    names = {one.name for one in found}
+    earlier = [own]
     for name, (purpose, asked) in FURTHER.items():
-        more = resolve(uv, asked, own if name not in ("mlflow-server", "uv") else None)
-        names = {one.name for one in found} if name not in ("mlflow-server", "uv") else set()
-        text = text_of(purpose, sorted({re.split("[=<>;]", one)[0] for one in asked} - names), [one for one in more if one.name not in names])
-        (LOCKS / f"{name}.txt").write_text(text)
+        more = [one for one in resolve(uv, asked, earlier) if one.name not in names]
+        wanted = sorted({re.split("[=<>;]", one)[0] for one in asked} - names)
+        earlier.append(LOCKS / f"{name}.txt")
+        earlier[-1].write_text(text_of(purpose, wanted, more))
+    # Environments of their own, which hold nothing else.
+    for name, (purpose, package) in ALONE.items():
+        (LOCKS / f"{name}.txt").write_text(text_of(purpose, [package.split("==")[0]], resolve(uv, [package])))
 
 
 if __name__ == "__main__":

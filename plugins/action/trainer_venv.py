@@ -27,7 +27,9 @@ class ActionModule(ActionBase):
         given = {"host": task_vars.get("inventory_hostname"), **self._task.args}
         if given.get("state", "present") == "present":
             names = given.get("packages") or ["trainer"]
-            lock = read_lock(Path(str(given.get("src") or TRAINER)).expanduser(), names, str(given.get("torch_index", "auto")))
+            lock = read_lock(
+                Path(str(given.get("src") or TRAINER)).expanduser(), names, str(given.get("torch_index", "auto"))
+            )
             given.update(lock=lock.text, digest=lock.digest, pins=lock.pins)
 
         def ask() -> dict[str, object]:
@@ -39,7 +41,12 @@ class ActionModule(ActionBase):
                 self._bring_uv(str(asked["lacks_uv"]), str(asked["venv"]))
                 asked = ask()
             except AnsibleError as why:
-                asked = {"failed": True, "reason": "network", "tags": asked.get("tags"), "msg": f"{given['host']}: {why.message}"}
+                asked = {
+                    "failed": True,
+                    "reason": "network",
+                    "tags": asked.get("tags"),
+                    "msg": f"{given['host']}: {why.message}",
+                }
         asked.pop("invocation", None)
         result.update(asked)
         return result
@@ -50,4 +57,6 @@ class ActionModule(ActionBase):
         part = f"{there}.{os.getpid()}"
         self._transfer_file(str(program), part)
         self._fixup_perms2([part], execute=True)
-        self._low_level_execute_command(f"mv {self._connection._shell.quote(part)} {self._connection._shell.quote(there)}")
+        self._low_level_execute_command(
+            f"mv {self._connection._shell.quote(part)} {self._connection._shell.quote(there)}"
+        )

@@ -141,8 +141,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import (
@@ -172,7 +174,7 @@ ARGUMENTS = {
 
 def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
-    before = venv.stamp().get("packages") or {}
+    before = section(venv.stamp(), "packages")
     state, found = venv.look()
     changes, lacks_uv = state != "ready", ""
     if changes and not module.check_mode:
@@ -196,7 +198,7 @@ def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     }
 
 
-def listed(packages: dict[str, str]) -> str:
+def listed(packages: Mapping[str, object]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
 
 
@@ -208,7 +210,7 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
             f"{venv.wanted.host}: {venv.wanted.path} was not created by this collection, so it was not changed",
             "occupied",
         )
-    before = venv.stamp().get("packages") or {}
+    before = section(venv.stamp(), "packages")
     if not module.check_mode:
         venv.remove()
     return {"changed": state != "absent", "packages": {}, "diff": {"before": listed(before), "after": ""}}
@@ -238,7 +240,8 @@ def main() -> None:
         if has_credentials(wanted.torch_index):
             raise VenvError(f"{host}: torch_index is {NO_CREDENTIALS}", "requirement")
         venv = Venv(wanted)
-        tags = venv.tags
+        # An environment is removed also where no Python could make one.
+        tags = venv.tags if make is present else None
         # Somebody else's environment is only read, and its folder may not be writable for a lock.
         if module.check_mode or venv.place() == "foreign":
             result = make(module, venv)
@@ -249,7 +252,7 @@ def main() -> None:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)
     except OSError as why:
         module.fail_json(msg=f"{host}: {why.filename or path}: {why.strerror or why}", reason="folder", tags=tags)
-    module.exit_json(venv=path, python=venv.python, python_version=venv.minor, tags=tags, **result)
+    module.exit_json(venv=path, python=venv.python, python_version=tags and tags["python"], tags=tags, **result)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 DEFAULT_INDEX = "https://pypi.org/simple"
 TRAINER = Path(__file__).parents[2] / "trainer"
 SECONDS = 60
-PACKAGE = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\\n]+?))?\s*\\?\n((?:\s+--hash=sha256:[0-9a-f]{64}\s*\\?\n)+)", re.M)
+PACKAGE = re.compile(
+    r"^([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\\n]+?))?\s*\\?\n((?:\s+--hash=sha256:[0-9a-f]{64}\s*\\?\n)+)", re.M
+)
 LINK = re.compile(r"""href=["']([^"'#]+)(?:#sha256=([0-9a-f]{64}))?""")
 
 
@@ -114,8 +116,8 @@ def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch
     asked = ", ".join(places(torch_index)) or "none"
     raise AnsibleActionFail(
         f"the controller could not fetch {package.name} {package.version} for Python {python} on {machine}: "
-        f"{'; '.join(seen) or 'no package index of it has that wheel'} (asked: {asked}). Connect the controller, set its index in pip.conf, or put the wheel "
-        f"into {folder}"
+        f"{'; '.join(seen) or 'no package index of it has that wheel'} (asked: {asked}). Connect the controller, set its index in "
+        f"pip.conf, or put the wheel into {folder}"
     )
 
 

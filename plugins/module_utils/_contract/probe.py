@@ -97,7 +97,6 @@ class Python(TypedDict):
 
     executable: str
     version: str
-    venv_module: bool
 
 
 class Pythons(TypedDict):

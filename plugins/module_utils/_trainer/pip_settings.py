@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads what pip is configured with on this machine (indexes, folders of wheels, certificate, proxy), and hands it to uv, which does not."""
+"""Reads how pip is configured on this machine (indexes, folders of wheels, certificate, proxy), for uv, which does not."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def folders(settings: Mapping[str, str]) -> list[str]:
 
 def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str, str]:
     """The same as environment variables of uv; `more` is another index. What the user set for uv stands."""
+    own = ("UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INSECURE_HOST", "UV_INDEX_STRATEGY")
     # Every package is pinned by its digest, so that it does not matter which index has it.
     wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     given = indexes(settings, "")
@@ -72,7 +73,7 @@ def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str,
     wanted["SSL_CERT_FILE"] = settings.get("cert", "")
     proxy = settings.get("proxy", "")
     wanted.update(HTTP_PROXY=proxy, HTTPS_PROXY=proxy)
-    return {name: value for name, value in wanted.items() if value and (name == "UV_INDEX" or not os.environ.get(name))}
+    return {name: value for name, value in wanted.items() if value and (name not in own or not os.environ.get(name))}
 
 
 def _quoted(url: str) -> str:

@@ -10,6 +10,7 @@ rebuilt; one with neither belongs to somebody else: it is used if it has the pac
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -125,7 +126,6 @@ class Venv:
 
     def __init__(self, wanted: VenvSpec) -> None:
         self.wanted = wanted
-        self.minor, self.machine = self._base_python()
         self.warnings: list[str] = []
         self.index = ""
 
@@ -134,31 +134,38 @@ class Venv:
         return os.path.join(self.wanted.path, "bin", "python")
 
     @property
+    def minor(self) -> str:
+        """For example 3.11, the part of the version that compiled packages depend on."""
+        return self._base_python[0]
+
+    @property
     def tags(self) -> dict[str, str]:
         """What wheels must match, and the name of their folder."""
-        return {"python": self.minor, "machine": self.machine, "kind": f"{self.minor}-{self.machine}"}
+        return {"python": self.minor, "machine": self._base_python[1], "kind": "-".join(self._base_python)}
 
     @property
     def makes_python(self) -> bool:
         """Whether the interpreter is one that uv installs, and is not there yet."""
         return self.wanted.python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.wanted.python)
 
+    @functools.cached_property
     def _base_python(self) -> tuple[str, str]:
         """Version and machine of the interpreter that the environment is made with."""
         if self.makes_python:
             return MADE_PYTHON, os.uname().machine
-        rc, out, err = run([self.wanted.python, "-I", "-c", ASK_PYTHON])
+        dummy, out, err = run([self.wanted.python, "-I", "-c", ASK_PYTHON])
         try:
             major, minor, machine = json.loads(out)
         except (ValueError, TypeError):
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.python} is no Python that runs ({last_line(err or out)}); set ddp_python to one, or leave it empty",
+                f"{self.wanted.host}: {self.wanted.python} is no Python that runs ({last_line(err or out)}); set ddp_python to "
+                "one, or leave it empty",
                 "python",
             ) from None
         if (major, minor) < OLDEST_PYTHON:
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.python} is Python {major}.{minor}, and the trainer needs 3.10 or newer; set ddp_python to "
-                "such a one, or leave it empty",
+                f"{self.wanted.host}: {self.wanted.python} is Python {major}.{minor}, and the trainer needs 3.10 or newer; set "
+                "ddp_python to such a one, or leave it empty",
                 "python",
             )
         return f"{major}.{minor}", str(machine)
@@ -215,7 +222,9 @@ class Venv:
         """Make or update the environment; the stamp comes last."""
         self._refuse(state)
         self.refuse_in_use()
-        check_room(os.path.dirname(self.wanted.path), VENV_BYTES if "torch" in self.wanted.pins else 0, self.wanted.host)
+        check_room(
+            os.path.dirname(self.wanted.path), VENV_BYTES if "torch" in self.wanted.pins else 0, self.wanted.host
+        )
         # Update a finished environment of the same Python; rebuild any other.
         fresh = state != "other"
         if fresh:
@@ -377,7 +386,9 @@ class Venv:
         found = self.packages()
         lacking = self.lacking(found["packages"])
         if lacking:
-            raise VenvError(f"{self.wanted.host}: uv reported success, but {self.wanted.path} lacks {', '.join(lacking)}")
+            raise VenvError(
+                f"{self.wanted.host}: uv reported success, but {self.wanted.path} lacks {', '.join(lacking)}"
+            )
         stamp = {"digest": self.wanted.digest, "index": self.index, **found}
         write_json(os.path.join(self.wanted.path, STAMP), stamp)
 
@@ -387,11 +398,14 @@ class Venv:
         who, words = f"{host}: the packages could not be installed in {path}", last_line(text)
         if re.search(r"No space left on device|Disk quota exceeded", text):
             free = bytes_text(free_bytes(os.path.dirname(path)))
-            return VenvError(f"{who}: the disk is full ({free} free); make room there, or give another folder (ddp_venv_dir)", "disk")
+            return VenvError(
+                f"{who}: the disk is full ({free} free); make room there, or give another folder (ddp_venv_dir)", "disk"
+            )
         if "Failed to install cpython" in text or "python-build-standalone" in text:
             return VenvError(
-                f"{host} has no Python of 3.10 or newer, and uv could not install one: {words}. uv downloads it from GitHub: connect the host; or set "
-                "python-install-mirror in ~/.config/uv/uv.toml there to a mirror, or to file:///FOLDER; or install a newer Python",
+                f"{host} has no Python of 3.10 or newer, and uv could not install one: {words}. uv downloads it from GitHub: connect "
+                "the host; or set python-install-mirror in ~/.config/uv/uv.toml there to a mirror, or to file:///FOLDER; or install a "
+                "newer Python",
                 "python",
             )
         if re.search("certificate", text, re.I):
@@ -400,10 +414,15 @@ class Venv:
                 "pip.conf (cert = ...) or set the clock right",
                 "network",
             )
-        if "Hash mismatch" in text:
-            return VenvError(f"{who}: a package differs from the one in the trainer's lock ({words}); the index that has it is not to be trusted")
         if self.wanted.offline:
-            return VenvError(f"{who}: the wheels in {self.index} are not those that the lock names for {self.tags['kind']} ({words})", "wheels")
+            return VenvError(
+                f"{who}: the wheels in {self.index} are not those that the lock names for {self.tags['kind']} ({words})",
+                "wheels",
+            )
+        if "Hash mismatch" in text:
+            return VenvError(
+                f"{who}: a package differs from the one in the trainer's lock ({words}); the index that has it is not to be trusted"
+            )
         if re.search(r"Failed to fetch|error sending request|Failed to download|dns error|timed out", text):
             return VenvError(
                 f"{who}: no package index answers there ({words}); connect the host, set an index that it can reach in "
@@ -412,9 +431,9 @@ class Venv:
             )
         if "torch==" in text and "+cpu" in text:
             return VenvError(
-                f"{who}: no CPU build of torch is to be had there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and that user's package "
-                "index has none. Connect the host, set an index that has one (ddp_torch_index), or accept the CUDA build with `ddp_torch_index: "
-                f"default`: about {bytes_text(CUDA_DOWNLOAD)} to download and {bytes_text(CUDA_DISK)} of disk",
+                f"{who}: no CPU build of torch is to be had there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and that user's "
+                "package index has none. Connect the host, set an index that has one (ddp_torch_index), or accept the CUDA build with "
+                f"`ddp_torch_index: default`: about {bytes_text(CUDA_DOWNLOAD)} to download and {bytes_text(CUDA_DISK)} of disk",
                 "network",
             )
         return VenvError(f"{who}: uv said: {words}", "requirement" if "no version of" in text else "other")
@@ -438,10 +457,14 @@ def answers(url: str, settings: Mapping[str, str]) -> bool:
     if url.startswith("file://"):
         return os.path.isdir(os.path.join(urllib.request.url2pathname(url[len("file://") :]), "torch"))
     proxy = settings.get("proxy")
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
+    handlers: list[urllib.request.BaseHandler] = (
+        [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
+    )
     try:
         handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=settings.get("cert"))))
-        with urllib.request.build_opener(*handlers).open(f"{url.rstrip('/')}/torch/", timeout=ANSWER_SECONDS) as response:
+        with urllib.request.build_opener(*handlers).open(
+            f"{url.rstrip('/')}/torch/", timeout=ANSWER_SECONDS
+        ) as response:
             return bool(response.status == 200)
     except (OSError, ValueError, http.client.HTTPException):
         return False
