@@ -142,18 +142,14 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import (
-    Venv,
-    VenvError,
-    VenvSpec,
-    building,
-    uv_beside,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building, uv_beside
 
 ARGUMENTS = {
     "path": {"type": "path", "required": True},
@@ -216,6 +212,20 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     return {"changed": state != "absent", "packages": {}, "diff": {"before": listed(before), "after": ""}}
 
 
+def wanted_of(given: Mapping[str, Any]) -> VenvSpec:
+    """The wanted environment, from the module's options."""
+    path = given["path"].rstrip("/")
+    found = [one for one in (uv_beside(path), shutil.which("uv")) if one and os.access(one, os.X_OK)]
+    return VenvSpec(
+        host=given["host"] or platform.node(),
+        path=path,
+        python=given["python"] or sys.executable,
+        uv=found[0] if found else "",
+        wheels=given["wheels_dir"] or "",
+        **{name: given[name] for name in ("digest", "pins", "lock", "torch_index", "offline")},
+    )
+
+
 def main() -> None:
     module = checked_module(
         argument_spec=ARGUMENTS,
@@ -223,36 +233,28 @@ def main() -> None:
         supports_check_mode=True,
         required_if=[("offline", True, ["wheels_dir"])],
     )
-    given = module.params
-    host, path = given["host"] or platform.node(), given["path"].rstrip("/")
-    found = [one for one in (uv_beside(path), shutil.which("uv")) if one and os.access(one, os.X_OK)]
-    wanted = VenvSpec(
-        host=host,
-        path=path,
-        python=given["python"] or sys.executable,
-        uv=found[0] if found else "",
-        wheels=given["wheels_dir"] or "",
-        **{name: given[name] for name in ("digest", "pins", "lock", "torch_index", "offline")},
-    )
-    make = absent if given["state"] == "absent" else present
+    wanted = wanted_of(module.params)
+    venv = Venv(wanted)
+    make = absent if module.params["state"] == "absent" else present
     tags: dict[str, str] | None = None
     try:
         if has_credentials(wanted.torch_index):
-            raise VenvError(f"{host}: torch_index is {NO_CREDENTIALS}", "requirement")
-        venv = Venv(wanted)
+            raise VenvError(f"{wanted.host}: torch_index is {NO_CREDENTIALS}", "requirement")
         # An environment is removed also where no Python could make one.
         tags = venv.tags if make is present else None
         # Somebody else's environment is only read, and its folder may not be writable for a lock.
         if module.check_mode or venv.place() == "foreign":
             result = make(module, venv)
         else:
-            with building(path, host, given["lock_seconds"]):
+            with building(wanted.path, wanted.host, module.params["lock_seconds"]):
                 result = make(module, venv)
     except VenvError as why:
         module.fail_json(msg=str(why), reason=why.reason, tags=tags)
     except OSError as why:
-        module.fail_json(msg=f"{host}: {why.filename or path}: {why.strerror or why}", reason="folder", tags=tags)
-    module.exit_json(venv=path, python=venv.python, python_version=tags and tags["python"], tags=tags, **result)
+        message = f"{wanted.host}: {why.filename or wanted.path}: {why.strerror or why}"
+        module.fail_json(msg=message, reason="folder", tags=tags)
+    version = tags["python"] if tags else None
+    module.exit_json(venv=wanted.path, python=venv.python, python_version=version, tags=tags, **result)
 
 
 if __name__ == "__main__":

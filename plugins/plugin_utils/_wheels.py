@@ -19,7 +19,7 @@ from ansible.module_utils.urls import open_url
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import locked, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import folders, indexes, pip_settings
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import CPU_INDEX
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import CPU_INDEX
 from packaging.markers import Marker
 from packaging.tags import cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename

@@ -22,7 +22,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     plan_links,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, VenvError, VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
     "src": {"type": "path", "required": True},

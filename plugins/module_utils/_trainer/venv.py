@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Optional, TypedDict, cast
+from typing import Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, UV, VENV_BYTES
@@ -34,14 +34,18 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import for_uv, pip_settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import (
+    ANSWER_SECONDS,
+    CPU_INDEX,
+    VenvError,
+    VenvSpec,
+    explain,
+    last_line,
+)
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-ANSWER_SECONDS = 4
 OLDEST_PYTHON = (3, 10)
-# What the CUDA build costs with all that it needs.
-CUDA_DOWNLOAD, CUDA_DISK = 3_000_000_000, 8_000_000_000
 
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 ASK_PACKAGES = """
@@ -78,29 +82,6 @@ if found.get("torch"):
 print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else cuda, "damaged": damaged,
     "python": "%d.%d" % sys.version_info[:2]}))
 """
-
-
-class VenvError(Exception):
-    """A sentence, and a code for the reason so that callers can try something else."""
-
-    def __init__(self, text: str, reason: str = "other") -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-class VenvSpec(NamedTuple):
-    """The wanted environment."""
-
-    host: str
-    path: str
-    python: str  # an interpreter; one that the plan would have made may be absent
-    digest: str  # of the lock
-    pins: Mapping[str, list[str]]  # the packages that the trainer imports, with their versions in the lock
-    lock: str = ""  # its text, in uv's format; only needed to install
-    torch_index: str = "auto"  # auto, default or a URL
-    wheels: str = ""  # a folder of wheels, or of such folders
-    offline: bool = False
-    uv: str = ""  # the program
 
 
 class Installed(TypedDict):
@@ -140,7 +121,7 @@ class Venv:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What wheels must match, and the name of their folder."""
+        """The tags that wheels must match, and the name of their folder."""
         return {"python": self.minor, "machine": self._base_python[1], "kind": "-".join(self._base_python)}
 
     @property
@@ -158,7 +139,7 @@ class Venv:
             major, minor, machine = json.loads(out)
         except (ValueError, TypeError):
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.python} is no Python that runs ({last_line(err or out)}); set ddp_python to "
+                f"{self.wanted.host}: {self.wanted.python} does not run as a Python ({last_line(err or out)}); set ddp_python to "
                 "one, or leave it empty",
                 "python",
             ) from None
@@ -240,12 +221,12 @@ class Venv:
         self._install()
         self._write_stamp()
         os.unlink(os.path.join(self.wanted.path, MARK))
-        # Kept after a broken attempt only, which goes on from there.
+        # Kept after a broken attempt only, so that the next one continues from there.
         shutil.rmtree(self._cache(), ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the environment, renaming it first: a half-removed one must not look like somebody else's."""
-        # A link to it stays, so that it is made again on the disk where its owner wants it.
+        # A link to it stays, so that it is rebuilt on the disk where its owner wants it.
         place = os.path.realpath(self.wanted.path)
         trash = place + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
@@ -316,7 +297,7 @@ class Venv:
         }
         rc, out, err = run([self.wanted.uv, *argv], given)
         if rc != 0:
-            raise self._explain(f"{err}\n{out}")
+            raise explain(f"{err}\n{out}", self.wanted, self.tags["kind"], self.index)
 
     def _make_python(self) -> None:
         """A Python for a host that has none that is new enough; the link to it comes last."""
@@ -391,60 +372,6 @@ class Venv:
             )
         stamp = {"digest": self.wanted.digest, "index": self.index, **found}
         write_json(os.path.join(self.wanted.path, STAMP), stamp)
-
-    def _explain(self, text: str) -> VenvError:
-        """Turn uv's output into a sentence with advice."""
-        host, path = self.wanted.host, self.wanted.path
-        who, words = f"{host}: the packages could not be installed in {path}", last_line(text)
-        if re.search(r"No space left on device|Disk quota exceeded", text):
-            free = bytes_text(free_bytes(os.path.dirname(path)))
-            return VenvError(
-                f"{who}: the disk is full ({free} free); make room there, or give another folder (ddp_venv_dir)", "disk"
-            )
-        if "Failed to install cpython" in text or "python-build-standalone" in text:
-            return VenvError(
-                f"{host} has no Python of 3.10 or newer, and uv could not install one: {words}. uv downloads it from GitHub: connect "
-                "the host; or set python-install-mirror in ~/.config/uv/uv.toml there to a mirror, or to file:///FOLDER; or install a "
-                "newer Python",
-                "python",
-            )
-        if re.search("certificate", text, re.I):
-            return VenvError(
-                f"{who}: the package index's certificate is not trusted there ({words}); set the right CA bundle in that user's "
-                "pip.conf (cert = ...) or set the clock right",
-                "network",
-            )
-        if self.wanted.offline:
-            return VenvError(
-                f"{who}: the wheels in {self.index} are not those that the lock names for {self.tags['kind']} ({words})",
-                "wheels",
-            )
-        if "Hash mismatch" in text:
-            return VenvError(
-                f"{who}: a package differs from the one in the trainer's lock ({words}); the index that has it is not to be trusted"
-            )
-        if re.search(r"Failed to fetch|error sending request|Failed to download|dns error|timed out", text):
-            return VenvError(
-                f"{who}: no package index answers there ({words}); connect the host, set an index that it can reach in "
-                "that user's pip.conf, or set ddp_trainer_offline so that the controller fetches the packages for it",
-                "network",
-            )
-        if "torch==" in text and "+cpu" in text:
-            return VenvError(
-                f"{who}: no CPU build of torch is to be had there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and that user's "
-                "package index has none. Connect the host, set an index that has one (ddp_torch_index), or accept the CUDA build with "
-                f"`ddp_torch_index: default`: about {bytes_text(CUDA_DOWNLOAD)} to download and {bytes_text(CUDA_DISK)} of disk",
-                "network",
-            )
-        return VenvError(f"{who}: uv said: {words}", "requirement" if "no version of" in text else "other")
-
-
-def last_line(text: str) -> str:
-    """What uv, or a Python, said of the cause."""
-    lines = [re.sub(r"\s+", " ", line).strip() for line in text.splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(("error:", "cause:"))]
-    chosen = ": ".join(dict.fromkeys((causes[0], causes[-1]))) if causes else (lines or ["nothing"])[-1]
-    return re.sub(r"(error|cause): ", "", chosen)[:400].rstrip(".")
 
 
 def answers(url: str, settings: Mapping[str, str]) -> bool:

@@ -114,7 +114,7 @@ WHO = "worker: the packages could not be installed in "
         (
             "error: No solution found\n  cause: Because there is no version of torch==2.13.0+cpu and you require it",
             "network",
-            "no CPU build of torch is to be had there",
+            "no CPU build of torch is available there",
         ),
         (
             "error: No solution found\n  cause: Because there is no version of tiny==1.0 and you require tiny==1.0",
@@ -301,8 +301,8 @@ def test_a_python_is_made_once_where_none_is_new_enough(make, uv, tmp_path, monk
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("/nowhere/python3", "is no Python that runs"),
-        ("/bin/echo", "is no Python that runs"),
+        ("/nowhere/python3", "does not run as a Python"),
+        ("/bin/echo", "does not run as a Python"),
         ("", "is Python 3.9, and the trainer needs 3.10"),
     ],
 )
