@@ -32,14 +32,15 @@ need_tools() {
     unset ANSIBLE_CONFIG
 }
 
-# The trainer's own environment, made by the module that makes it on the hosts.
+# The trainer's own environment, made by the module that makes it on the hosts; and what the tests need beside it.
 need_trainer_venv() {
     TRAINER_VENV=$CACHE/tests-venv
-    local requirements
-    requirements=$(grep -hv '^#' trainer/requirements.txt tools/requirements/trainer-tests.txt | "$VENV/bin/python" -c 'import json, sys; print(json.dumps(sys.stdin.read().split()))')
-    ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
-        -a "{\"path\": \"$TRAINER_VENV\", \"requirements\": $requirements, \"torch_index\": \"${TORCH_INDEX:-auto}\"}" >"$CACHE/tests-venv.log" 2>&1 ||
-        { cat "$CACHE/tests-venv.log" >&2; die "The trainer's environment could not be made."; }
+    local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log
+    {
+        ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
+            -a "{\"path\": \"$TRAINER_VENV\", \"torch_index\": \"${TORCH_INDEX:-auto}\"}" &&
+            "$CACHE"/uv-* pip install --quiet --python "$TRAINER_VENV/bin/python" -r "$more"
+    } >"$log" 2>&1 || { cat "$log" >&2; die "The trainer's environment could not be made."; }
 }
 
 run_lint() {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import set
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import digests_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sources
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import read_lock
 
 
 class ActionModule(BareAction):
@@ -22,5 +24,8 @@ class ActionModule(BareAction):
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:
         """Host names are the inventory's."""
-        host = self._task.args.get("host") or variables.get("inventory_hostname")
-        return {"files": digests_of(sources(self._task.args)), "host": host}
+        given = self._task.args
+        src = Path(str(given.get("src", ""))).expanduser()
+        lock = read_lock(src, given.get("packages") or ["trainer"], str(given.get("torch_index", "auto")))
+        host = given.get("host") or variables.get("inventory_hostname")
+        return {"files": digests_of(sources(given)), "host": host, "digest": lock.digest, "pins": lock.pins}

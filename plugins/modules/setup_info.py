@@ -17,8 +17,30 @@ description:
   - Unreadable items count as missing; the module that installs them reports the problem.
 extends_documentation_fragment:
   - nanochat.ddp.reader
-  - nanochat.ddp.packages
 options:
+  host:
+    description: Name of this host in messages.
+    type: str
+  packages:
+    description: The locks of the environment, as in M(nanochat.ddp.trainer_venv).
+    type: list
+    elements: str
+    default: [trainer]
+  python:
+    description: The interpreter that the environment is made with; by default the one that runs the module.
+    type: str
+  torch_index:
+    description: As in M(nanochat.ddp.trainer_venv).
+    type: str
+    default: auto
+  digest:
+    description: The digest of the locks; filled in from O(src).
+    type: str
+    default: ''
+  pins:
+    description: The packages of the locks that are checked, with their versions; filled in from O(src).
+    type: dict
+    default: {}
   src:
     description: The folder of the trainer on the controller.
     type: path
@@ -51,7 +73,6 @@ EXAMPLES = r"""
     src: "{{ playbook_dir }}/../trainer"
     dest: /home/xiaoxin/nanochat/trainer
     venv_dir: /home/xiaoxin/nanochat/venv
-    requirements: [torch==2.13.0]
     data_dir: /home/xiaoxin/nanochat/data/books
     run_dir: /home/xiaoxin/nanochat/runs/d4
   register: there
@@ -77,12 +98,11 @@ data:
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup_look import OPTIONS, setup_seen
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import runner
 
 
 def main() -> None:
     module = checked_module(argument_spec=OPTIONS, supports_check_mode=True)
-    module.exit_json(changed=False, **setup_seen(module.params, runner(module), module.get_bin_path))
+    module.exit_json(changed=False, **setup_seen(module.params))
 
 
 if __name__ == "__main__":

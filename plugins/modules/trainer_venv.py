@@ -2,25 +2,21 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: trainer_venv
-short_description: Make a Python virtual environment with the trainer's pinned packages
-version_added: 0.1.0
-author:
-  - The nanochat.ddp contributors (@nanochat-ddp)
+short_description: Make a virtual environment with exactly the packages of a lock
+version_added: "0.1.0"
+author: The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Creates a virtual environment with exactly the pinned packages, including torch, and returns their versions.
-  - Rebuilds a half-built environment. Uses an environment made by somebody else if it has the packages, and never changes it.
-  - Several nodes on one machine may use the same path; one builds it, the others wait.
-  - Packages come through pip with the user's own C(pip.conf) and C(PIP_) variables applied, or, on hosts without a way to
-    a package index, from a folder of wheels.
+  - Makes a virtual environment with uv, from the locks in the trainer's folder on the controller, which name each package's version and the
+    digests of its wheels. Nothing is built from sources.
+  - Needs neither root nor pip on the host. If the host has no uv of this version, the controller fetches it and copies it.
+  - Uses the indexes, folders of wheels, certificate and proxy that pip is configured with on the host, from its files and environment.
+  - An environment that this module did not make is used if it has the packages, and never changed.
 extends_documentation_fragment:
   - nanochat.ddp.changer
-  - nanochat.ddp.packages
-  - nanochat.ddp.packages.lock
 options:
   path:
     description: The folder of the environment.
@@ -32,6 +28,28 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  host:
+    description: Name of this host in messages; by default its own host name.
+    type: str
+  src:
+    description: The trainer's folder on the controller, which has the locks; by default this collection's.
+    type: path
+  packages:
+    description: The locks to install, without their suffix; V(trainer) is the trainer's own.
+    type: list
+    elements: str
+    default: [trainer]
+  python:
+    description:
+      - The interpreter; by default the one that runs the module.
+      - One at C(python/current/bin/python3) of the base folder is downloaded by uv if it is not there.
+    type: str
+  torch_index:
+    description:
+      - Where torch comes from. V(auto) is PyTorch's index of CPU builds if it answers, and the host's own indexes; V(default) are only these, with
+        the CUDA build that they have; a URL is another index of CPU builds.
+    type: str
+    default: auto
   wheels_dir:
     description: A folder of wheels, as M(nanochat.ddp.trainer_wheels) fetches them, read with O(offline=true).
     type: path
@@ -39,20 +57,32 @@ options:
     description: Install from O(wheels_dir) only.
     type: bool
     default: false
+  lock_seconds:
+    description: How long another process may take to make the same environment.
+    type: int
+    default: 1800
+  lock:
+    description: The text of the locks; filled in from O(src).
+    type: str
+    default: ''
+  digest:
+    description: The digest of O(lock); filled in.
+    type: str
+    default: ''
+  pins:
+    description: The packages of the locks that are checked, with their versions; filled in.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
 - name: Create the trainer's environment
   nanochat.ddp.trainer_venv:
     path: /home/xiaoxin/nanochat/venv
-    requirements:
-      - torch==2.13.0
-      - numpy==2.4.6
 
-- name: Install them without an index
+- name: Create it without an index
   nanochat.ddp.trainer_venv:
     path: /home/xiaoxin/nanochat/venv
-    requirements: [torch==2.13.0]
     wheels_dir: /home/xiaoxin/nanochat/wheels
     offline: true
 """
@@ -73,12 +103,12 @@ python_version:
   type: str
   sample: '3.11'
 tags:
-  description: Tags that wheels for this host must match.
+  description: What wheels for this host must match, and the name of their folder.
   returned: always, once an interpreter was found
   type: dict
-  sample: {python: '3.11', machine: x86_64, libc: glibc-2.36, kind: 3.11-x86_64}
+  sample: {python: '3.11', machine: x86_64, kind: 3.11-x86_64}
 packages:
-  description: Installed versions of the requirements; empty in check mode before the environment exists.
+  description: Installed versions of the checked packages; empty in check mode before the environment exists.
   returned: success
   type: dict
   sample: {torch: 2.13.0+cpu, numpy: 2.4.6}
@@ -92,15 +122,14 @@ torch_is_cpu_build:
   returned: success
   type: bool
 index:
-  description: Where the packages came from.
+  description: Where torch came from.
   returned: success
   type: str
   sample: default
-install:
-  description: The requirements that were (in check mode, would be) installed.
-  returned: success
-  type: list
-  elements: str
+lacks_uv:
+  description: The host's architecture if an environment must be made and the host has no uv.
+  returned: always
+  type: str
 reason:
   description: Reason of the failure in one word, for choosing a fallback (V(network) if no package index answers).
   returned: failure
@@ -109,48 +138,64 @@ reason:
 """
 
 import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import VenvError
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import SPEC, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building, uv_beside
 
 ARGUMENTS = {
-    **SPEC,
+    "path": {"type": "path", "required": True},
     "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
+    "host": {"type": "str"},
+    "src": {"type": "path"},
+    "packages": {"type": "list", "elements": "str", "default": ["trainer"]},
+    "python": {"type": "str"},
+    "torch_index": {"type": "str", "default": "auto"},
     "wheels_dir": {"type": "path"},
     "offline": {"type": "bool", "default": False},
+    "lock_seconds": {"type": "int", "default": 1800},
+    "lock": {"type": "str", "default": ""},
+    "digest": {"type": "str", "default": ""},
+    "pins": {"type": "dict", "default": {}},
 }
 
 
 def present(module: AnsibleModule, venv: Venv) -> dict[str, object]:
     """Brings the environment about, unless it is there."""
-    before = words(venv.stamp(), "requirements")
+    before = section(venv.stamp(), "packages")
     state, found = venv.look()
-    is_ready = state == "ready"
-    if not is_ready and not module.check_mode:
-        venv.build(state)
-        found = venv.packages()
-    found = found or {"packages": {}, "cuda": None, "damaged": [], "python": ""}
-    index = venv.stamp().get("index") if is_ready or not module.check_mode else None
+    changes, lacks_uv = state != "ready", ""
+    if changes and not module.check_mode:
+        if venv.wanted.uv:
+            venv.build(state)
+            found = venv.packages()
+        else:
+            changes, lacks_uv = False, os.uname().machine
     for warning in venv.warnings:
         module.warn(warning)
-    after = sorted(venv.wanted.requirements)
+    packages = found["packages"] if found else {}
+    after = packages or {name: versions[-1] for name, versions in venv.wanted.pins.items()}
     return {
-        "changed": not is_ready,
-        "packages": found["packages"],
-        "torch": found["packages"].get("torch"),
-        "torch_is_cpu_build": found["cuda"] is None if found["packages"].get("torch") else None,
-        "index": index or venv.index,
-        "install": [] if is_ready else after,
-        "diff": diff(after if is_ready else before, after),
+        "changed": changes,
+        "lacks_uv": lacks_uv,
+        "packages": packages,
+        "torch": packages.get("torch"),
+        "torch_is_cpu_build": found["cuda"] is None if found and packages.get("torch") else None,
+        "index": venv.index or venv.stamp().get("index"),
+        "diff": {"before": listed(before), "after": listed(after)},
     }
 
 
-def diff(before: list[str], after: list[str]) -> dict[str, str]:
-    return {"before": "".join(f"{one}\n" for one in before), "after": "".join(f"{one}\n" for one in after)}
+def listed(packages: Mapping[str, object]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
 
 
 def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
@@ -161,12 +206,24 @@ def absent(module: AnsibleModule, venv: Venv) -> dict[str, object]:
             f"{venv.wanted.host}: {venv.wanted.path} was not created by this collection, so it was not changed",
             "occupied",
         )
-    before = words(venv.stamp(), "requirements")
+    before = section(venv.stamp(), "packages")
     if not module.check_mode:
-        venv.refuse_in_use()
-        venv.discard()
-        os.unlink(venv.wanted.path + ".lock")
-    return {"changed": state != "absent", "packages": {}, "install": [], "diff": diff(before, [])}
+        venv.remove()
+    return {"changed": state != "absent", "packages": {}, "diff": {"before": listed(before), "after": ""}}
+
+
+def wanted_of(given: Mapping[str, Any]) -> VenvSpec:
+    """The wanted environment, from the module's options."""
+    path = given["path"].rstrip("/")
+    found = [one for one in (uv_beside(path), shutil.which("uv")) if one and os.access(one, os.X_OK)]
+    return VenvSpec(
+        host=given["host"] or platform.node(),
+        path=path,
+        python=given["python"] or sys.executable,
+        uv=found[0] if found else "",
+        wheels=given["wheels_dir"] or "",
+        **{name: given[name] for name in ("digest", "pins", "lock", "torch_index", "offline")},
+    )
 
 
 def main() -> None:
@@ -176,10 +233,28 @@ def main() -> None:
         supports_check_mode=True,
         required_if=[("offline", True, ["wheels_dir"])],
     )
-    if module.params["state"] == "absent":
-        run_module(module, absent, removes=True)
-    else:
-        run_module(module, present)
+    wanted = wanted_of(module.params)
+    venv = Venv(wanted)
+    make = absent if module.params["state"] == "absent" else present
+    tags: dict[str, str] | None = None
+    try:
+        if has_credentials(wanted.torch_index):
+            raise VenvError(f"{wanted.host}: torch_index is {NO_CREDENTIALS}", "requirement")
+        # An environment is removed also where no Python could make one.
+        tags = venv.tags if make is present else None
+        # Somebody else's environment is only read, and its folder may not be writable for a lock.
+        if module.check_mode or venv.place() == "foreign":
+            result = make(module, venv)
+        else:
+            with building(wanted.path, wanted.host, module.params["lock_seconds"]):
+                result = make(module, venv)
+    except VenvError as why:
+        module.fail_json(msg=str(why), reason=why.reason, tags=tags)
+    except OSError as why:
+        message = f"{wanted.host}: {why.filename or wanted.path}: {why.strerror or why}"
+        module.fail_json(msg=message, reason="folder", tags=tags)
+    version = tags["python"] if tags else None
+    module.exit_json(venv=wanted.path, python=venv.python, python_version=version, tags=tags, **result)
 
 
 if __name__ == "__main__":

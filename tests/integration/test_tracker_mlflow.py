@@ -23,9 +23,7 @@ from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
 
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
-VERSION = yaml.safe_load((ROOT / "roles/tracker/defaults/main.yml").read_text())["tracker_requirements"][0].split("==")[
-    1
-]
+VERSION = (ROOT / "trainer/locks/mlflow-server.txt").read_text().split("\nmlflow==")[1].split()[0]
 STEPS = 25
 LOG_A_RUN = """
 import sys

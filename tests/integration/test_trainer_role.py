@@ -1,11 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role trainer with the real venv and pip, and a small package in place of torch."""
+"""The role trainer with the real uv, and a small package in place of torch."""
 
 from __future__ import annotations
 
-import ensurepip
+import hashlib
+import os
 import shutil
 import subprocess
 import zipfile
@@ -18,6 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     plan_links,
     save_manifest,
 )
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import bring_uv
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
 
@@ -27,26 +29,35 @@ METADATA = {
 }
 
 
-def publish(folder: Path, version: str) -> None:
+def publish(folder: Path, version: str, text: str = "") -> Path:
     """A wheel of the small package."""
     name = f"tiny_thing-{version}"
-    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny_thing.py", "")
+    path = folder / f"{name}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("tiny_thing.py", text)
         record = ["tiny_thing.py,,"]
-        for file, text in METADATA.items():
-            wheel.writestr(f"{name}.dist-info/{file}", text.format(version))
+        for file, content in METADATA.items():
+            wheel.writestr(f"{name}.dist-info/{file}", content.format(version))
             record.append(f"{name}.dist-info/{file},,")
         wheel.writestr(f"{name}.dist-info/RECORD", "\n".join([*record, f"{name}.dist-info/RECORD,,"]) + "\n")
+    return path
+
+
+def write_lock(trainer: Path, *wheels: Path) -> None:
+    """The lock of a trainer that needs the small package."""
+    (trainer / "locks").mkdir(exist_ok=True)
+    version = wheels[0].name.split("-")[1].removesuffix(".tar.gz")
+    digests = [f"    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" for wheel in wheels]
+    lines = [f"tiny-thing=={version}", *digests]
+    (trainer / "locks/trainer-default.txt").write_text("# Checked: tiny-thing\n" + " \\\n".join(lines) + "\n")
 
 
 @pytest.fixture
 def index(tmp_path):
-    """A folder of wheels, pip's own among them, that serves as the package index."""
+    """A folder of wheels that serves as the package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     publish(folder, "1.0")
-    for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
-        shutil.copy(wheel, folder)
     return folder
 
 
@@ -58,20 +69,36 @@ def sources(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """The controller's cache, with uv in it: fetched once for all tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    bring_uv(folder, os.uname().machine)
+    return folder
+
+
 @pytest.fixture
-def play(tmp_path, index, sources):
+def play(tmp_path, index, sources, cache):
     trainer = {
         "source": "path",
         "script": "scripts.base_train",
         "url": str(sources),
         "index": "default",
-        "requirements": ["tiny-thing==1.0"],
+        "packages": ["trainer"],
     }
+    ours = tmp_path / "trainer"
+    ours.mkdir()
+    write_lock(ours, index / "tiny_thing-1.0-py3-none-any.whl")
     plan: dict[str, object] = {"run": "d4", "trainer": trainer, "data": {"id": "x", "source": "text", "paths": []}}
     plan.update(timeout_seconds=10)
-    environment = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    environment = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(index),
+        "NANOCHAT_DDP_HOME": str(cache),
+    }
     made = Play(tmp_path, "ab", plan, environment)
-    trainer["tracker_requirements"] = []
+    made.variables = {"trainer_src": str(ours), "trainer_cache": str(tmp_path / "cache")}
     return made
 
 
@@ -107,7 +134,7 @@ def test_under_a_training_no_host_is_changed(play):
 
 def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     play.plan["trainer"].update(source="ours")
-    play.variables = {"trainer_src": str(sources)}
+    shutil.copytree(sources, play.variables["trainer_src"], dirs_exist_ok=True)
     for node in play.hosts.values():
         manifest = describe(fill(Path(node["data_dir"])))
         save_manifest(node["data_dir"], manifest)
@@ -143,10 +170,13 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
 
 
-def test_whose_packages_could_not_be_fetched_is_told(play):
-    play.plan["trainer"].update(offline=True, requirements=["tiny-thing==9.9"])
-    (told,) = {one for one in messages(play.run("trainer")) if "fetched" in one}
-    assert told.startswith("packages for a and b (Python 3.") and ", fetched by the controller: " in told
+def test_what_the_controller_cannot_fetch_is_told(play, index):
+    play.plan["trainer"]["offline"] = True
+    (index / "tiny_thing-1.0-py3-none-any.whl").unlink()
+    (told,) = set(messages(play.run("trainer")))
+    assert (
+        told.startswith("the controller could not fetch tiny-thing 1.0 for Python 3.") and f"(asked: {index})" in told
+    )
 
 
 def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):
@@ -160,47 +190,73 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert counts(second, "changed") == {"a": 0, "b": 0}
 
-    # The packages that b got before belong to other requirements.
-    publish(index, "1.1")
-    play.environments = {"b": {"PIP_FIND_LINKS": str(index / "nothing")}}
-    play.plan["trainer"]["requirements"] = ["tiny-thing==1.1"]
+    # The packages that b got before belong to another lock.
+    newer = publish(index, "1.1")
+    write_lock(Path(play.variables["trainer_src"]), newer)
     third = play.run("trainer")
     assert messages(third) == []
     assert results(third, "Create the trainer's environment")["b"]["reason"] == "wheels"
     assert results(third, "Create the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.1"}
+    assert newer.name in {one.name for one in Path(play.hosts["b"]["base_dir"]).glob("wheels/*/*.whl")}
 
 
-def test_host_without_a_network_gets_the_packages_from_its_peer(play, index):
-    """The index of host b answers nobody; host a has one."""
-    play.environment = {"PIP_CONFIG_FILE": "/dev/null"}
-    away = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}
-    here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
-    play.environments = {"a": here, "b": away}
+def test_host_without_a_network_gets_the_packages_from_the_controller(play, index):
+    """The index of host b answers nobody."""
+    play.environments = {"b": {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://127.0.0.1:1/simple"}}
 
     account = play.run("trainer")
 
     assert messages(account) == []
-    assert results(account, "Create the trainer's environment")["b"]["reason"] == "network"
-    assert results(account, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
+    made = results(account, "Create the trainer's environment")
+    assert made["a"]["changed"] and made["b"]["reason"] == "network"
     assert results(account, "Create the trainer's environment from them")["b"]["changed"]
 
 
-def test_a_host_that_hands_on_other_packages_than_the_index_has_is_refused(play, index):
-    play.environment = {"PIP_CONFIG_FILE": "/dev/null"}
-    here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
-    play.environments = {"a": here, "b": {"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}}
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_package_that_differs_from_the_lock_is_never_installed(play, index, offline):
+    """Such as another file of the same version at an index that somebody took over."""
+    play.plan["trainer"]["offline"] = offline
+    publish(index, "1.0", "import evil")
+
+    told = messages(play.run("trainer"))
+
+    assert told and all("tiny-thing" in one for one in told)
+    assert all(("has another digest" if offline else "Hash mismatch") in one for one in told)
+    assert not list(Path(play.hosts["b"]["base_dir"]).rglob("tiny_thing.py"))
+
+
+def test_what_was_handed_on_is_not_believed(play, index):
+    """Another local user, or a host that hands packages on, put another wheel into the folder."""
+    play.plan["trainer"]["offline"] = True
     assert messages(play.run("trainer")) == []
-    (fetched,) = Path(play.hosts["a"]["base_dir"]).glob("wheels/*/tiny_thing-*.whl")
-    # Host a turns hostile, and b is set up again.
-    with zipfile.ZipFile(fetched, "a") as wheel:
-        wheel.writestr("tiny_thing_evil.pth", "import evil\n")
-    shutil.rmtree(play.hosts["b"]["base_dir"])
+    (there,) = Path(play.hosts["b"]["base_dir"]).glob("wheels/*/tiny_thing-*.whl")
+    shutil.copy(publish(play.folder, "1.0", "import evil"), there)
+    shutil.rmtree(play.hosts["b"]["venv_dir"])
 
-    account = play.run("trainer")
+    assert messages(play.run("trainer")) == []
+    (module,) = Path(play.hosts["b"]["venv_dir"]).glob("lib/*/site-packages/tiny_thing.py")
+    assert module.read_text() == ""
 
-    (told,) = messages(account)
-    assert "a fetched packages for b" in told and "1 of them (tiny_thing-1.0-py3-none-any.whl)" in told
-    assert not list(Path(play.hosts["b"]["base_dir"]).rglob("*.whl"))
+
+def test_sources_are_never_built(play, index):
+    """A file of sources runs code of its own when it is installed."""
+    wheel = index / "tiny_thing-1.0-py3-none-any.whl"
+    sources = index / "tiny_thing-1.0.tar.gz"
+    wheel.rename(sources)
+    write_lock(Path(play.variables["trainer_src"]), sources)
+    assert "tiny-thing==1.0" in messages(play.run("trainer"))[0]
+    play.plan["trainer"]["offline"] = True
+    assert "could not fetch tiny-thing 1.0" in messages(play.run("trainer"))[0]
+
+
+def test_an_interrupted_set_up_goes_on(play, index):
+    wheel = index / "tiny_thing-1.0-py3-none-any.whl"
+    wheel.rename(index / "away")
+    assert messages(play.run("trainer"))
+    assert not Path(play.hosts["a"]["venv_dir"], ".nanochat-ddp.json").exists()
+    (index / "away").rename(wheel)
+    assert messages(play.run("trainer")) == []
+    assert counts(play.run("trainer"), "changed") == {"a": 0, "b": 0}
 
 
 def test_sources_come_from_a_repository(play, sources, tmp_path):

@@ -40,7 +40,6 @@ def write_inventory(folder: Path, **settings: Any) -> Path:
         "ddp_venv_dir": str(VENV),
         "ddp_python": os.path.realpath(VENV / "bin/python"),
         "ddp_port": free_port(),
-        "trainer_requirements": json.loads(STAMP.read_text())["requirements"],
         "ddp_data_paths": [f"{folder}/text"],
         "ddp_vocab_size": 300,
         "ddp_iterations": 3,

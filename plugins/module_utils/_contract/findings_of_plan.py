@@ -168,7 +168,8 @@ KINDS: Dict[str, Kind] = {
         INFO,
         "A Python is installed for the trainer",
         "The host has none that PyTorch supports. uv installs one below the base folder, once and without root; the system is not changed.",
-        "No action needed. ddp_python selects another Python; ddp_python_mirror downloads from somewhere other than GitHub.",
+        "No action needed. ddp_python selects another Python; python-install-mirror in ~/.config/uv/uv.toml there names another source "
+        "than GitHub.",
     ),
     "no-compiler": Kind(
         INFO,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, MAKE_PYTHON, WARNING, Kind
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING, Kind
 
 KINDS: Dict[str, Kind] = {
     "host-down": Kind(
@@ -310,7 +310,8 @@ KINDS: Dict[str, Kind] = {
         ERROR,
         "A host has no Python that PyTorch supports",
         "PyTorch needs 3.10 or newer.",
-        f"Its user can install one without root, and the plan finds it: {MAKE_PYTHON}. Or set ddp_python to the path of another.",
+        "Install one (apt install python3.12; without root: uv python install 3.12), which the plan then finds, or set ddp_python to the "
+        "path of another.",
         (),
         ("No matching distribution found for torch", "requires a different Python"),
     ),

@@ -13,10 +13,8 @@ INFO = "info"
 
 # Python versions for the trainer, the most certain to have a wheel of every package first.
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
-# The installer for hosts without a suitable Python, and the version it installs.
+# What makes the trainer's environment, and the Python that it installs where the host's own are too old.
 UV, MADE_PYTHON = "uv==0.13.9", "3.12"
-# The same by hand, below the user's home, where the probe looks; uv's wheel runs on any Linux with an older Python.
-MAKE_PYTHON = f"python3 -m venv ~/uv && ~/uv/bin/pip install {UV} && ~/uv/bin/uv python install {MADE_PYTHON}"
 # Disk space of the trainer's Python with its packages.
 VENV_BYTES = 1_600_000_000
 

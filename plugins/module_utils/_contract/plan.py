@@ -107,10 +107,7 @@ class Trainer(_Joined):
     torch: str
     index: str  # auto, default or a URL
     python: str
-    uv: str  # installs a Python on hosts without a recent one
-    python_mirror: str
-    requirements: List[str]
-    tracker_requirements: List[str]
+    packages: List[str]  # the locks that the environment is made from
     offline: bool
 
 

@@ -106,7 +106,6 @@ class Python(TypedDict):
 
     executable: AbsolutePath
     version: Version
-    venv_module: bool
 
 
 class Pythons(TypedDict):

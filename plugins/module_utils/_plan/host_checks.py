@@ -13,7 +13,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import (
     INFO,
     MADE_PYTHON,
-    MAKE_PYTHON,
     VENV_BYTES,
     WARNING,
 )
@@ -142,8 +141,7 @@ def python(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
     elif not node["python"]:
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
-        how = f"Its user can install one without root, which the plan then finds: {MAKE_PYTHON}"
-        yield finding("python-too-old", host.name, seen, remedy=how)
+        yield finding("python-too-old", host.name, seen)
 
 
 def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:

@@ -54,12 +54,11 @@ def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Inter
     return {"python": None, "python_version": None}
 
 
-def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, bool, int]:
-    """Sort key: can create environments, common to all hosts, packages surely exist for it, used by Ansible there."""
+def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, int]:
+    """Sort key: common to all hosts, packages surely exist for it, used by Ansible there."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
     return (
-        not entry.get("venv_module"),
         version not in common,
         version not in PYTHONS,
         entry["version"] != used,

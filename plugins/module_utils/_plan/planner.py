@@ -15,7 +15,6 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
     Controller,
     Given,
@@ -71,10 +70,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
 
 FORMAT = 1
-ZIG = "ziglang==0.17.0"
-WANDB = "wandb==0.31.0"
-# Packages of a nanochat checkout that our trainer does not need.
-UPSTREAM_PACKAGES = ("filelock<5", "jinja2<4", "psutil<8", "pyyaml<7", "requests<3", "tokenizers<1", WANDB)
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
 EPHEMERAL = {"low": 32768, "high": 60999}
 
@@ -100,13 +95,11 @@ class Inputs(NamedTuple):
     hosts: Sequence[Host]  # in the order of the inventory
     by_rank: Sequence[Host]
     endpoints: Mapping[str, Endpoint]
-    requirements: Sequence[str]
     here: Mapping[str, Any]
 
 
 def make_plan(
     hosts: Sequence[Given],
-    requirements: Sequence[str] = (),
     tolerant: bool = False,
     here: Mapping[str, Any] | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
@@ -135,7 +128,7 @@ def make_plan(
     by_rank = sorted(known, key=lambda host: order[host.name])
     decided = decide(asked, basis, shape, by_rank, known, shared)
     chooser = EndpointChooser(known)
-    plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), requirements, here))
+    plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), here))
     in_the_way, seen = host_checks.check_hosts(known, plan)
     obstacles = [
         *chooser.problems,
@@ -307,8 +300,8 @@ def trainer_of(inputs: Inputs) -> Trainer:
     run, decided = inputs.asked.run, inputs.decided
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
     urls = {"ours": None, "path": data_set.path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
-    others = [line for line in inputs.requirements if not line.startswith("torch==")]
-    compilers = [ZIG] if run.kernels == "zig" and decided.ours else []
+    compiler = ["zig"] if run.kernels == "zig" and decided.ours else []
+    tracker = [run.tracker] if run.tracker in ("mlflow", "wandb") else []
     trainer: Trainer = {
         "source": source,
         "script": stages.SCRIPTS[run.stage],
@@ -316,10 +309,7 @@ def trainer_of(inputs: Inputs) -> Trainer:
         "torch": run.torch,
         "index": run.torch_index,
         "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
-        "uv": UV,
-        "python_mirror": run.python_mirror or "",
-        "requirements": [f"torch=={run.torch}", *others, *(() if decided.ours else UPSTREAM_PACKAGES), *compilers],
-        "tracker_requirements": {"mlflow": ["mlflow-skinny==3.17.2"], "wandb": [WANDB]}.get(run.tracker, []),
+        "packages": ["trainer", *(() if decided.ours else ["checkout"]), *compiler, *tracker],
         "offline": run.trainer_offline,
     }
     if decided.joined:

@@ -8,7 +8,8 @@ Unreadable items count as missing; the step itself then reports the problem.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+import sys
+from typing import Any, Mapping
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, digest_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
@@ -21,13 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     plan_links,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    Run,
-    VenvError,
-    find_interpreter,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.module import PIP_ENVIRONMENT, SPEC, wanted_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -35,7 +30,12 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dest": {"type": "path", "required": True},
     "files": {"type": "dict", "default": {}},
     "venv_dir": {"type": "path", "required": True},
-    **{name: SPEC[name] for name in ("host", "requirements", "python", "python_minimum", "torch_index")},
+    "host": {"type": "str"},
+    "packages": {"type": "list", "elements": "str", "default": ["trainer"]},
+    "python": {"type": "str"},
+    "torch_index": {"type": "str", "default": "auto"},
+    "digest": {"type": "str", "default": ""},
+    "pins": {"type": "dict", "default": {}},
     "data_dir": {"type": "path", "required": True},
     "run_dir": {"type": "path", "required": True},
 }
@@ -44,15 +44,16 @@ OPTIONS: dict[str, dict[str, object]] = {
 def say(mark: str, params: Mapping[str, Any]) -> None:
     """The program: returns the result of setup_info."""
     given = bare.expanded(params, [name for name, option in OPTIONS.items() if option["type"] == "path"])
-    bare.answer(mark, setup_seen(given, lambda argv: bare.run(argv, PIP_ENVIRONMENT), bare.find))
+    bare.answer(mark, setup_seen(given))
 
 
-def setup_seen(given: Mapping[str, Any], run: Run, find: Callable[[str], str | None]) -> dict[str, Document]:
+def setup_seen(given: Mapping[str, Any]) -> dict[str, Document]:
     """The parts that a host already has."""
-    wanted = wanted_of({**given, "path": given["venv_dir"], "wheels_dir": ""})
+    python = given["python"] or sys.executable
+    wanted = VenvSpec(given["host"] or "", given["venv_dir"].rstrip("/"), python, given["digest"], given["pins"])
     return {
         "files": files_seen(given["dest"], given["files"]),
-        "venv": venv_seen(wanted, given["python"] or "", given["python_minimum"], run, find),
+        "venv": venv_seen(wanted),
         "data": data_seen(given["data_dir"], given["run_dir"]),
     }
 
@@ -65,11 +66,10 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wanted: VenvSpec, python: str, minimum: str, run: Run, find: Callable[[str], str | None]) -> Document:
-    """Whether the environment has the required packages and Python; only `ready` if it is incomplete."""
+def venv_seen(wanted: VenvSpec) -> Document:
+    """Whether the environment has the lock's packages and Python; only `ready` if it is incomplete."""
     try:
-        base = find_interpreter(run, find, python, minimum, wanted.host)
-        venv = Venv(wanted, run, base)
+        venv = Venv(wanted)
         state, found = venv.look()
     except VenvError:
         return {"ready": False}
@@ -79,7 +79,7 @@ def venv_seen(wanted: VenvSpec, python: str, minimum: str, run: Run, find: Calla
     return {
         "ready": True,
         "venv": wanted.path,
-        "python_version": base.minor,
+        "python_version": venv.minor,
         "torch": packages.get("torch"),
         "packages": packages,
     }

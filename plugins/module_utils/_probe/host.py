@@ -51,10 +51,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts, text_bytes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import facts as usage_facts
 
-PYTHON_CHECK = (
-    "import sys;from importlib.util import find_spec as f;print('%d.%d.%d'%sys.version_info[:3]);"
-    "sys.exit(not(f('venv')and f('ensurepip')))"
-)
+PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.
 VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
@@ -167,12 +164,12 @@ def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
     candidates: list[Python] = []
     library = os.path.dirname(os.path.abspath(os.__file__))
     for path in python_paths(find, wanted, base):
-        code, out, _dummy = run([path, "-I", "-S", "-c", PYTHON_CHECK])
+        out = run([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:
             numbers = tuple(int(part) for part in version.group(1).split("."))
             if numbers >= (3, 10):
-                candidates.append({"executable": path, "version": version.group(1), "venv_module": code == 0})
+                candidates.append({"executable": path, "version": version.group(1)})
     return {
         "executable": sys.executable,
         "version": "%d.%d.%d" % sys.version_info[:3],

@@ -1,47 +1,53 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The virtual environment with exactly the pinned packages: find, build, reuse it, or fetch wheels for other hosts.
+"""The trainer's virtual environment on a host, made by uv from a lock: a list of packages with the digests of their wheels.
 
-A mark is written first, and last a stamp with the requirements. An environment with a mark but no stamp is half-built, and is
+A mark is written first, and last a stamp with the lock's digest. An environment with a mark but no stamp is half-built, and is
 rebuilt; one with neither belongs to somebody else: it is used if it has the packages, but never changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from typing import Mapping, TypedDict, cast
+from collections.abc import Iterator, Mapping
+from typing import Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, UV, VENV_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Busy, locked, read_object, write_json
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.interpreter import (
-    HostInterpreter,
-    Run,
-    VenvError,
-    install_hint,
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import run
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
+    Busy,
+    free_bytes,
+    locked,
+    read_object,
+    write_json,
+    write_whole,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import for_uv, pip_settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import (
+    ANSWER_SECONDS,
+    CPU_INDEX,
+    VenvError,
     VenvSpec,
-    applicable,
-    check_room,
-    choose_index,
     explain,
     last_line,
-    meets,
-    name_of,
 )
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
+OLDEST_PYTHON = (3, 10)
 
+ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
 ASK_PACKAGES = """
 import csv, importlib.metadata, json, os, pathlib, re, sys
 names = json.loads(sys.argv[1])
@@ -79,35 +85,71 @@ print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else
 
 
 class Installed(TypedDict):
-    """Installed versions of the requirements, torch's build, missing files, and the Python."""
+    """Installed versions of the pinned packages, torch's build, missing files, and the Python."""
 
-    packages: dict[str, str | None]
-    cuda: str | None
+    packages: dict[str, Optional[str]]
+    cuda: Optional[str]
     damaged: list[str]
     python: str
+
+
+def uv_beside(path: str) -> str:
+    """Where uv is kept for an environment: beside it, for all that lie there."""
+    return os.path.join(os.path.dirname(path.rstrip("/")), UV.replace("==", "-"))
+
+
+def version_in(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 class Venv:
     """One environment on this host."""
 
-    def __init__(self, wanted: VenvSpec, run: Run, interpreter: HostInterpreter) -> None:
-        # Packages received from other hosts are in a folder for each Python and architecture.
-        handed_on = os.path.join(wanted.wheels, interpreter.tags["kind"]) if wanted.offline else ""
-        # Where a link leads to another disk, the environment is made there again.
-        self.given = wanted.path
-        self.wanted = wanted._replace(
-            path=os.path.realpath(wanted.path),
-            wheels=handed_on if os.path.isdir(handed_on) else wanted.wheels,
-            requirements=applicable(wanted.requirements, interpreter.minor),
-        )
-        self.run = run
-        self.base = interpreter
+    def __init__(self, wanted: VenvSpec) -> None:
+        self.wanted = wanted
         self.warnings: list[str] = []
         self.index = ""
 
     @property
     def python(self) -> str:
         return os.path.join(self.wanted.path, "bin", "python")
+
+    @property
+    def minor(self) -> str:
+        """For example 3.11, the part of the version that compiled packages depend on."""
+        return self._base_python[0]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags that wheels must match, and the name of their folder."""
+        return {"python": self.minor, "machine": self._base_python[1], "kind": "-".join(self._base_python)}
+
+    @property
+    def makes_python(self) -> bool:
+        """Whether the interpreter is one that uv installs, and is not there yet."""
+        return self.wanted.python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.wanted.python)
+
+    @functools.cached_property
+    def _base_python(self) -> tuple[str, str]:
+        """Version and machine of the interpreter that the environment is made with."""
+        if self.makes_python:
+            return MADE_PYTHON, os.uname().machine
+        dummy, out, err = run([self.wanted.python, "-I", "-c", ASK_PYTHON])
+        try:
+            major, minor, machine = json.loads(out)
+        except (ValueError, TypeError):
+            raise VenvError(
+                f"{self.wanted.host}: {self.wanted.python} does not run as a Python ({last_line(err or out)}); set ddp_python to "
+                "one, or leave it empty",
+                "python",
+            ) from None
+        if (major, minor) < OLDEST_PYTHON:
+            raise VenvError(
+                f"{self.wanted.host}: {self.wanted.python} is Python {major}.{minor}, and the trainer needs 3.10 or newer; set "
+                "ddp_python to such a one, or leave it empty",
+                "python",
+            )
+        return f"{major}.{minor}", str(machine)
 
     def stamp(self) -> Document:
         """The stamp of the environment; empty if it was never finished."""
@@ -129,7 +171,7 @@ class Venv:
         """The state (absent, ready, other, broken, foreign or occupied), and the content of a readable environment.
 
         ready: usable as it is, ours or somebody else's with the packages.
-        other: finished, but for other requirements, or a package was removed or replaced since.
+        other: finished, but from another lock, or a package was removed or replaced since.
         """
         place = self.place()
         if place == "foreign":
@@ -146,9 +188,9 @@ class Venv:
 
     def _as_stamped(self, found: Installed) -> str:
         stamp = self.stamp()
-        if found.get("python") != stamp.get("python"):
+        if found.get("python") != stamp.get("python") or found.get("python") != self.minor:
             return "broken"
-        if stamp.get("digest") != self.wanted.digest(self.base.minor):
+        if stamp.get("digest") != self.wanted.digest:
             return "other"
         if found.get("damaged"):
             return "broken"
@@ -161,45 +203,60 @@ class Venv:
         """Make or update the environment; the stamp comes last."""
         self._refuse(state)
         self.refuse_in_use()
-        parent = os.path.dirname(self.wanted.path)
-        check_room(parent, VENV_BYTES if self._wants("torch") else 0, self.wanted.host)
+        check_room(
+            os.path.dirname(self.wanted.path), VENV_BYTES if "torch" in self.wanted.pins else 0, self.wanted.host
+        )
         # Update a finished environment of the same Python; rebuild any other.
-        fresh = state != "other" or self.stamp().get("python") != self.base.minor or not self._has_pip()
+        fresh = state != "other"
         if fresh:
             self.discard()
         os.makedirs(self.wanted.path, exist_ok=True)
-        with open(os.path.join(self.wanted.path, MARK), "w", encoding="utf-8") as file:
-            file.write(f"{os.getpid()}\n")
+        write_whole(os.path.join(self.wanted.path, MARK), f"{os.getpid()}\n")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.wanted.path, STAMP))
-        pip = self._make() if fresh else self._pip()
-        self._install(pip)
+        if self.makes_python:
+            self._make_python()
+        if fresh:
+            self._uv("venv", "--quiet", "--allow-existing", "--python", self.wanted.python, self.wanted.path)
+        self._install()
         self._write_stamp()
         os.unlink(os.path.join(self.wanted.path, MARK))
-
-    def _has_pip(self) -> bool:
-        return self.run([*self._pip(), "--version"])[0] == 0
+        # Kept after a broken attempt only, so that the next one continues from there.
+        shutil.rmtree(self._cache(), ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the environment, renaming it first: a half-removed one must not look like somebody else's."""
-        trash = self.wanted.path + ".trash"
+        # A link to it stays, so that it is rebuilt on the disk where its owner wants it.
+        place = os.path.realpath(self.wanted.path)
+        trash = place + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
-        if not os.path.lexists(self.wanted.path):
+        if not os.path.lexists(place):
             return
         try:
-            os.rename(self.wanted.path, trash)
+            os.rename(place, trash)
         except OSError:  # it is a mount point
-            with open(os.path.join(self.wanted.path, MARK), "w", encoding="utf-8"):
-                pass
-            for name in sorted(os.listdir(self.wanted.path), key=lambda name: name in (MARK, STAMP)):
-                one = os.path.join(self.wanted.path, name)
+            write_whole(os.path.join(place, MARK), "")
+            for name in sorted(os.listdir(place), key=lambda name: name in (MARK, STAMP)):
+                one = os.path.join(place, name)
                 shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
             return
+        if os.path.islink(self.wanted.path):
+            os.mkdir(place)
         shutil.rmtree(trash)
+
+    def remove(self) -> None:
+        """Remove the environment with all that was kept beside it."""
+        self.refuse_in_use()
+        self.discard()
+        for path in (self.wanted.path + ".lock", uv_beside(self.wanted.path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        shutil.rmtree(self._cache(), ignore_errors=True)
 
     def refuse_in_use(self) -> None:
         """Refuse to replace files that a training uses."""
-        inside = tuple(os.path.join(path, "bin", "") for path in (self.given, self.wanted.path))
+        places = (self.wanted.path, os.path.realpath(self.wanted.path))
+        inside = tuple(os.path.join(path, "bin", "") for path in places)
         users = [
             one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
         ]
@@ -225,80 +282,72 @@ class Venv:
                 "occupied",
             )
 
-    def _wants(self, name: str) -> bool:
-        return any(name_of(one) == name for one in self.wanted.requirements)
+    def _cache(self) -> str:
+        # On the environment's own disk, so that files are linked and not copied.
+        return self.wanted.path.rstrip("/") + ".cache"
 
-    def _make(self) -> list[str]:
-        """Create the bare environment; returns its pip command."""
-        if not self.base.has_venv:
-            raise self._no_pip()
-        bare = not self.base.has_ensurepip
-        pip = self._pip() if not bare else self._foreign_pip()
-        argv = [self.base.path, "-m", "venv", *(["--without-pip"] if bare else []), self.wanted.path]
-        rc, out, err = self.run(argv)
+    def _uv(self, *argv: str, environ: Mapping[str, str] = {}) -> None:
+        """Run uv, and explain its failure."""
+        given = {
+            "UV_CACHE_DIR": self._cache(),
+            "UV_NO_PROGRESS": "1",
+            "UV_HTTP_RETRIES": "2",
+            "UV_PYTHON_DOWNLOADS": "never",
+            "PYTHONPATH": "",
+            **environ,
+        }
+        rc, out, err = run([self.wanted.uv, *argv], given)
         if rc != 0:
-            raise VenvError(
-                f"{self.wanted.host}: {self.base.path} could not create a virtual environment in {self.wanted.path}: "
-                f"{last_line(err or out)}",
-                "venv",
-            )
-        return pip
+            raise explain(f"{err}\n{out}", self.wanted, self.tags["kind"], self.index)
 
-    def _pip(self) -> list[str]:
-        return [self.python, "-m", "pip"]
+    def _make_python(self) -> None:
+        """A Python for a host that has none that is new enough; the link to it comes last."""
+        folder = self.wanted.python[: -len("/" + PYTHON_IN_FOLDER)]
+        os.makedirs(folder, exist_ok=True)
+        # First of all, so that what is left of a broken try is known as ours.
+        write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
+        argv = ("python", "install", "--no-bin", "--install-dir", folder, MADE_PYTHON)
+        self._uv(*argv, environ={"UV_PYTHON_DOWNLOADS": "manual"})
+        made = sorted(glob.glob(os.path.join(glob.escape(folder), f"cpython-{MADE_PYTHON}.*")))[-1]
+        link = os.path.join(folder, PYTHON_IN_FOLDER.split("/", 1)[0])
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(link + ".new")
+        os.symlink(os.path.basename(made), link + ".new")
+        os.replace(link + ".new", link)
 
-    def _foreign_pip(self) -> list[str]:
-        """A pip from elsewhere to fill the environment, because ensurepip is missing (Debian packages it separately)."""
-        wheels = self._pip_wheels()
-        if wheels:
-            return [self.base.path, os.path.join(wheels[-1], "pip"), "--python", self.python]
-        if self.base.has_pip:
-            rc, out, _err = self.run([self.base.path, "-m", "pip", "--version"])
-            found = re.match(r"pip (\d+)\.(\d+)", out) if rc == 0 else None
-            if found and (int(found.group(1)), int(found.group(2))) >= (22, 3):
-                return [self.base.path, "-m", "pip", "--python", self.python]
-        raise self._no_pip()
+    def _install(self) -> None:
+        """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
+        lock = os.path.join(self.wanted.path, "requirements.lock")
+        write_whole(lock, self.wanted.lock)
+        argv = ("pip", "sync", "--quiet", "--python", self.python, "--require-hashes", "--no-build", lock)
+        self._uv(*argv, environ=self._sources())
 
-    def _pip_wheels(self) -> list[str]:
-        """Wheels of pip itself, which can be run directly."""
-        folder = self.wanted.wheels
-        return sorted(glob.glob(os.path.join(glob.escape(folder), "pip-[0-9]*.whl"))) if folder else []
-
-    def _no_pip(self) -> VenvError:
-        return VenvError(
-            f"{self.wanted.host}: {self.base.path} (Python {self.base.minor}) lacks ensurepip, so no virtual "
-            f"environment can be created with it. {install_hint('venv', self.base.minor)}, then run this again",
-            "venv",
-        )
-
-    def _install(self, pip: list[str]) -> None:
-        """Install from the package index, or from wheels if none is reachable."""
-        argv = [*pip, "install", "--no-input", "--disable-pip-version-check", "--prefer-binary", "--retries", "2"]
-        argv += self._sources(pip)
-        rc, out, err = self.run([*argv, *self.wanted.requirements])
-        if rc != 0:
-            raise explain(self.wanted, self.base, out + "\n" + err)
-
-    def _sources(self, pip: list[str]) -> list[str]:
+    def _sources(self) -> dict[str, str]:
+        settings = pip_settings()
         if self.wanted.offline:
-            if not self.wanted.wheels or not os.path.isdir(self.wanted.wheels):
+            handed_on = os.path.join(self.wanted.wheels, self.tags["kind"])
+            self.index = handed_on if os.path.isdir(handed_on) else self.wanted.wheels
+            if not os.path.isdir(self.index):
                 raise VenvError(
                     f"{self.wanted.host}: packages must be installed without a package index, but the wheel folder "
-                    f"{self.wanted.wheels or '(none given)'} does not exist",
+                    f"{self.index or '(none given)'} does not exist",
                     "network",
                 )
-            self.index = self.wanted.wheels
-            return ["--no-index", "--find-links", self.wanted.wheels]
-        if not self._wants("torch"):
-            self.index = "default"
-            return []
-        self.index, argv = choose_index(self.wanted, self.run, pip, self.warnings)
-        return argv
+            return {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": self.index}
+        self.index = "default"
+        if self.wanted.torch_index == "default" or "torch" not in self.wanted.pins:
+            return for_uv(settings)
+        url = CPU_INDEX if self.wanted.torch_index == "auto" else self.wanted.torch_index
+        if answers(url, settings):
+            self.index = url
+            return for_uv(settings, url)
+        if self.wanted.torch_index != "auto":
+            self.warnings.append(f"{self.wanted.host}: {url} did not answer within {ANSWER_SECONDS} s")
+        return for_uv(settings)
 
     def packages(self) -> Installed:
-        """Installed versions of the requirements, and torch's build."""
-        names = [name_of(one) for one in self.wanted.requirements]
-        rc, out, err = self.run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(names)])
+        """Installed versions of the pinned packages, and torch's build."""
+        rc, out, err = run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(sorted(self.wanted.pins))])
         try:
             told = json.loads(out)
         except ValueError:
@@ -307,26 +356,69 @@ class Venv:
             raise VenvError(f"{self.wanted.host}: {self.python} does not run ({rc}): {last_line(err or out)}")
         return cast(Installed, told)
 
-    def lacking(self, packages: Mapping[str, str | None]) -> list[str]:
-        """Requirements that the installed versions do not meet."""
-        return [one for one in self.wanted.requirements if not meets(one, packages.get(name_of(one)))]
+    def lacking(self, packages: Mapping[str, Optional[str]]) -> list[str]:
+        """Pinned packages whose installed version the lock does not name; builds (+cpu) are compared elsewhere."""
+        return [
+            f"{name}=={versions[-1]}"
+            for name, versions in sorted(self.wanted.pins.items())
+            if str(packages.get(name)).partition("+")[0] not in versions
+        ]
 
     def _write_stamp(self) -> None:
         found = self.packages()
         lacking = self.lacking(found["packages"])
         if lacking:
             raise VenvError(
-                f"{self.wanted.host}: pip reported success, but {self.wanted.path} lacks {', '.join(lacking)}"
+                f"{self.wanted.host}: uv reported success, but {self.wanted.path} lacks {', '.join(lacking)}"
             )
-        stamp = {
-            "digest": self.wanted.digest(self.base.minor),
-            "requirements": sorted(self.wanted.requirements),
-            "index": self.index,
-            "packages": found.get("packages"),
-            "cuda": found.get("cuda"),
-            "python": found.get("python"),
-        }
+        stamp = {"digest": self.wanted.digest, "index": self.index, **found}
         write_json(os.path.join(self.wanted.path, STAMP), stamp)
+
+
+def answers(url: str, settings: Mapping[str, str]) -> bool:
+    """Whether an index lists torch; asked as pip would (proxy, certificate)."""
+    # Imported here because inspecting an environment needs none of it, and takes less time than loading it.
+    import http.client
+    import ssl
+    import urllib.request
+
+    if url.startswith("file://"):
+        return os.path.isdir(os.path.join(urllib.request.url2pathname(url[len("file://") :]), "torch"))
+    proxy = settings.get("proxy")
+    handlers: list[urllib.request.BaseHandler] = (
+        [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
+    )
+    try:
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=settings.get("cert"))))
+        with urllib.request.build_opener(*handlers).open(
+            f"{url.rstrip('/')}/torch/", timeout=ANSWER_SECONDS
+        ) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+def check_room(folder: str, need: int, host: str) -> None:
+    """Make the parent folder and check free space before downloading."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as why:
+        raise VenvError(
+            f"{host}: {folder} cannot be created: {why.strerror}; give another folder (ddp_venv_dir)"
+        ) from why
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise VenvError(
+            f"{host}: {folder} cannot be written by this user (id {os.getuid()}); give it to that user, or give another "
+            "folder (ddp_venv_dir)",
+            "folder",
+        )
+    free = free_bytes(folder)
+    if free < need:
+        raise VenvError(
+            f"{host}: {folder} has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}; "
+            "make room there, or give another folder (ddp_venv_dir)",
+            "disk",
+        )
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOWN, JudgeTask, Options
 
 display = Display()
-REQUIREMENTS = Path(__file__).parents[3] / "trainer" / "requirements.txt"
 
 
 HOSTS: Options = {"hosts": {"type": "list", "elements": "str", "required": True}}
@@ -92,7 +91,7 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
-    outcome = make_plan(hosts, requirements(), tolerant, here, task.options["measured"], clock)
+    outcome = make_plan(hosts, tolerant, here, task.options["measured"], clock)
     fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
     text = "\n\n".join([render(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
@@ -248,9 +247,3 @@ def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:
     except AnsibleError as error:
         seen = f"{name} of {host} cannot be evaluated: {error}"
         raise PlanError([finding("setting-refused", host, seen.rstrip("."))]) from error
-
-
-def requirements() -> list[str]:
-    """The pinned packages of this collection's trainer."""
-    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

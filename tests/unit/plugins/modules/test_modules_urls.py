@@ -15,8 +15,6 @@ import pytest
     [
         ("shard_folder", {"state": "fetched", "url": "https://me:hidden@example.org/x", "shards": 2, "last_shard": 5}),
         ("trainer_venv", {"torch_index": "https://me:hidden@example.org/x"}),
-        ("trainer_wheels", {"torch_index": "https://me:hidden@example.org/x", "wheels_dir": "/nowhere"}),
-        ("made_python", {"mirror": "https://me:hidden@example.org/x", "wheels_dir": "/nowhere"}),
     ],
 )
 def test_no_module_takes_a_password_in_a_url_or_shows_it(name, options, run_module, tmp_path):

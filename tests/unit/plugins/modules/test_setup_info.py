@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils import basic
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     apply_links,
     entries,
@@ -20,12 +19,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     save_manifest,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import interpreter, venv
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.packages import VenvSpec
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
 from ansible_collections.nanochat.ddp.plugins.modules import setup_info
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill, parquet
 
-REQUIREMENTS = ["torch==2.13.0"]
+LOCK = {"digest": "one", "pins": {"torch": ["2.13.0"]}}
 SOURCES = {"scripts/base_train.py": b"print('training')\n", "run.sh": b"#!/bin/sh\n"}
 DIGESTS = trainer_tree.digests_of(SOURCES)
 
@@ -35,21 +33,20 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.base = {"version": [3, 11, 2], "executable": "/usr/bin/python3.11", "machine": "x86_64"}
+        self.base: list[Any] = [3, 11, "x86_64"]
         self.installed: dict[str, Any] = {"packages": {"torch": "2.13.0+cpu"}, "cuda": None, "python": "3.11"}
         contents = {path: base64.b64encode(content).decode() for path, content in SOURCES.items()}
         trainer = str(folder / "trainer")
         trainer_tree.apply(trainer, DIGESTS, trainer_tree.compare(trainer, DIGESTS), contents)
-        digest = VenvSpec("worker", "", tuple(REQUIREMENTS), "default", "", offline=False).digest("3.11")
         (folder / "venv").mkdir()
-        (folder / "venv" / venv.STAMP).write_text(json.dumps({"digest": digest, "python": "3.11"}))
+        (folder / "venv" / venv.STAMP).write_text(json.dumps({"digest": "one", "python": "3.11"}))
         manifest = describe(fill(folder / "data"))
         save_manifest(str(folder / "data"), manifest)
         places = str(folder / "data"), str(folder / "run")
         apply_links(*places, plan_links(*places, entries(manifest)))
 
     def run(self, argv: list[str]) -> tuple[int, str, str]:
-        if interpreter.ASK_INTERPRETER in argv:
+        if venv.ASK_PYTHON in argv:
             return 0, json.dumps(self.base), ""
         assert venv.ASK_PACKAGES in argv, "it only reads"
         return 0, json.dumps(self.installed), ""
@@ -58,8 +55,7 @@ class Host:
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     made = Host(tmp_path)
-    monkeypatch.setattr(basic.AnsibleModule, "run_command", lambda self, argv, **dummy: made.run(argv))
-    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, name, *dummy: f"/usr/bin/{name}")
+    monkeypatch.setattr(venv, "run", made.run)
     return made
 
 
@@ -68,7 +64,7 @@ def look(run_module, host):
     def run(**changes: Any) -> dict[str, Any]:
         given = {"src": "/the/controllers", "dest": "trainer", "venv_dir": "venv", "data_dir": "data", "run_dir": "run"}
         given = {name: value if name == "src" else str(host.folder / value) for name, value in given.items()}
-        options = {"requirements": REQUIREMENTS, "torch_index": "default", "host": "worker", "files": DIGESTS}
+        options = {**LOCK, "host": "worker", "files": DIGESTS}
         return dict(run_module(setup_info, _check_mode=False, **{**given, **options, **changes}))
 
     return run
@@ -102,8 +98,8 @@ def replaced(path: Path, content: bytes) -> None:
         ("venv", lambda host: host.installed.update(packages={"torch": "2.12.0"})),
         ("venv", lambda host: host.installed.update(damaged=["torch/lib/libtorch.so"])),
         ("venv", lambda host: host.installed.update(python="3.12")),
-        ("venv", lambda host: host.base.update(version=[3, 12, 1])),
-        ("venv", lambda host: host.base.update(version=[3, 9, 1])),
+        ("venv", lambda host: host.base.__setitem__(1, 12)),
+        ("venv", lambda host: host.base.__setitem__(1, 9)),
         ("data", lambda host: (host.folder / "data/shard_00001.parquet").unlink()),
         ("data", lambda host: replaced(host.folder / "data/shard_00001.parquet", parquet(9))),
         ("data", lambda host: (host.folder / "data/manifest.json").unlink()),
@@ -122,6 +118,6 @@ def test_what_a_host_lacks_is_seen_and_the_rest_is_not_doubted(look, host, lacki
 
 
 def test_what_is_asked_for_may_have_changed(look):
-    assert ready(look(requirements=["torch==2.14.0"])) == {"files", "data"}
+    assert ready(look(digest="two")) == {"files", "data"}
     assert ready(look(files={"run.sh": DIGESTS["run.sh"]})) == {"venv", "data"}  # one of ours is to go
     assert ready(look(files={})) == {"venv", "data"}

@@ -42,8 +42,8 @@ def test_a_real_machine_is_believed(real):
 UNTRUE = [
     ("ephemeral", "low", -1), ("ephemeral", "high", 65536), ("ephemeral", "low", "1\nkernel.sysrq = 1"),
     ("base_dir", "/srv\n!touch evil"), ("base_dir", "srv"), ("host", "home", "/home/../etc"), ("host", "arch", "x86_64/../.."),
-    ("python", "candidates", [{"executable": "/bin/sh", "version": "3.x", "venv_module": True}]),
-    ("python", "candidates", [{"executable": "python", "version": "3.11.2", "venv_module": True}]),
+    ("python", "candidates", [{"executable": "/bin/sh", "version": "3.x"}]),
+    ("python", "candidates", [{"executable": "python", "version": "3.11.2"}]),
     ("nics", [{"name": "eth0;reboot eth0 eth0"}]), ("nics", [{"name": "eth0", "ipv4": ["10.0.0.300/8"]}]),
     ("nics", [{"name": "eth0", "ipv6": ["2001:db8::1%$(reboot)/64"]}]), ("nics", [{"name": "eth0", "ipv4": "10.0.0.1/8"}]),
     ("run", "lineage", {"data": {"id": "../../../home/user/.ssh"}}), ("base_run", "lineage", {"data": {"id": "/etc"}}),

@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 def pythons(*versions: str, used: str = "3.11.2") -> dict[str, Any]:
-    found = [{"executable": f"/usr/bin/python{v}", "version": f"{v}.1", "venv_module": True} for v in versions]
+    found = [{"executable": f"/usr/bin/python{v}", "version": f"{v}.1"} for v in versions]
     return {"python": {**desktop()["python"], "version": used, "candidates": found}}
 
 
@@ -42,17 +42,16 @@ def test_which_python_is_taken_of_several(one, two, taken):
 def test_field_36_a_python_is_made_where_none_is_new_enough_unless_there_is_no_network():
     old = {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}}
     (problem,) = refusal(hosts({"ddp_trainer_offline": True}, two=old))
-    said = "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs; its user can install one"
+    said = "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs"
     assert said in problem
-    first = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
+    first = make_plan(hosts(two=old))
     made = "/home/xiaoxin/nanochat-ddp/python/current/bin/python3"
     assert [node["python"] for node in first.plan["nodes"]] == ["/usr/bin/python3.11", made]
-    assert first.plan["trainer"]["python_mirror"] == "file:///mnt/mirror"
     (told,) = findings_with(first, "python-made")
     assert "uv installs 3.12 once below /home/xiaoxin/nanochat-ddp/python" in told["seen"]
     # With the made one at hand the plan is the same.
-    old["python"]["candidates"] = [{"executable": made, "version": "3.12.9", "venv_module": True}]
-    again = make_plan(hosts({"ddp_python_mirror": "file:///mnt/mirror"}, two=old))
+    old["python"]["candidates"] = [{"executable": made, "version": "3.12.9"}]
+    again = make_plan(hosts(two=old))
     assert again.plan["digest"] == first.plan["digest"]
     (told,) = findings_with(again, "python-made")
     assert "the trainer uses 3.12, installed in" in told["seen"]

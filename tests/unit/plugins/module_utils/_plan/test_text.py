@@ -67,7 +67,7 @@ def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batch
 
 
 def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
-    other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5", "venv_module": True}]}
+    other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5"}]}
     plan = planned({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})
     head, one, two = text.node_table(plan)
     assert max(map(len, (head, one, two))) <= 80

@@ -142,8 +142,8 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
     monkeypatch.setattr(info, "python_paths", lambda find, wanted, base: list(seen))
     found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None, str(tmp_path))
     assert found["candidates"] == [
-        {"executable": str(fine), "version": "3.10.0", "venv_module": True},
-        {"executable": "/bare", "version": "3.11.2", "venv_module": False},
+        {"executable": str(fine), "version": "3.10.0"},
+        {"executable": "/bare", "version": "3.11.2"},
     ]
     assert (Path(found["library"]) / "os.py").exists()
 
@@ -176,7 +176,7 @@ def test_whether_a_python_can_make_environments_is_asked_of_it():
     found = info.pythons(run, lambda name: sys.executable, sys.executable, "/nowhere")
     own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
     version = ".".join(str(part) for part in sys.version_info[:3])
-    assert own == [{"executable": sys.executable, "version": version, "venv_module": True}]
+    assert own == [{"executable": sys.executable, "version": version}]
 
 
 def test_the_trainers_environment_by_its_files(tmp_path):

@@ -1,0 +1,80 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads how pip is configured on this machine (indexes, folders of wheels, certificate, proxy), for uv, which does not."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import urllib.parse
+from collections.abc import Mapping
+from typing import Optional
+
+NAMES = ("index-url", "extra-index-url", "find-links", "no-index", "cert", "proxy", "trusted-host")
+NO = ("", "0", "false", "no", "off")
+
+
+def config_files(environ: Mapping[str, str]) -> list[str]:
+    """pip's files, the strongest last."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    own = environ.get("PIP_CONFIG_FILE", "")
+    if own == os.devnull:
+        return []
+    system = [os.path.join(one, "pip", "pip.conf") for one in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    user = [os.path.join(home, ".pip", "pip.conf"), os.path.join(config, "pip", "pip.conf")]
+    return [*reversed(system), "/etc/pip.conf", *user, *([own] if own else [])]
+
+
+def pip_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The settings by pip's names; the environment wins over files."""
+    parser = configparser.RawConfigParser(strict=False)
+    for path in config_files(environ):
+        try:
+            parser.read(path, encoding="utf-8")
+        except (OSError, configparser.Error, UnicodeDecodeError):
+            continue
+    found: dict[str, str] = {}
+    for name in NAMES:
+        for section in ("global", "install"):
+            if parser.has_option(section, name):
+                found[name] = parser.get(section, name)
+        variable = "PIP_" + name.upper().replace("-", "_")
+        if environ.get(variable):
+            found[name] = environ[variable]
+    return {name: value.strip() for name, value in found.items() if value.strip()}
+
+
+def indexes(settings: Mapping[str, str], default: str) -> list[str]:
+    """Where packages are looked for; none if pip must use no index."""
+    if settings.get("no-index", "").lower() not in NO:
+        return []
+    return [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
+
+
+def folders(settings: Mapping[str, str]) -> list[str]:
+    """Folders and pages with further wheels."""
+    return settings.get("find-links", "").split()
+
+
+def for_uv(settings: Mapping[str, str], more: Optional[str] = None) -> dict[str, str]:
+    """The same as environment variables of uv; `more` is another index. What the user set for uv stands."""
+    own = ("UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INSECURE_HOST", "UV_INDEX_STRATEGY")
+    # Every package is pinned by its digest, so that it does not matter which index has it.
+    wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    given = indexes(settings, "")
+    if given and given[0]:
+        wanted["UV_DEFAULT_INDEX"] = given[0]
+    wanted["UV_INDEX"] = " ".join(_quoted(one) for one in [*given[1:], *([more] if given and more else [])])
+    wanted["UV_FIND_LINKS"] = ",".join(folders(settings))
+    wanted["UV_NO_INDEX"] = "" if given else "1"
+    wanted["UV_INSECURE_HOST"] = settings.get("trusted-host", "")
+    wanted["SSL_CERT_FILE"] = settings.get("cert", "")
+    proxy = settings.get("proxy", "")
+    wanted.update(HTTP_PROXY=proxy, HTTPS_PROXY=proxy)
+    return {name: value for name, value in wanted.items() if value and (name not in own or not os.environ.get(name))}
+
+
+def _quoted(url: str) -> str:
+    return urllib.parse.quote(url, safe=":/?&=@%+~,;$!*'()[]")

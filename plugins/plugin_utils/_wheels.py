@@ -1,0 +1,209 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The locks of the trainer's packages, and the wheels that they name, fetched by the controller from its own package indexes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.parse
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.urls import open_url
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import locked, write_whole
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import folders, indexes, pip_settings
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import CPU_INDEX
+from packaging.markers import Marker
+from packaging.tags import cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+TRAINER = Path(__file__).parents[2] / "trainer"
+SECONDS = 60
+PACKAGE = re.compile(
+    r"^([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\\n]+?))?\s*\\?\n((?:\s+--hash=sha256:[0-9a-f]{64}\s*\\?\n)+)", re.M
+)
+LINK = re.compile(r"""href=["']([^"'#]+)(?:#sha256=([0-9a-f]{64}))?""")
+
+
+def cache_folder() -> Path:
+    """Where the controller keeps what it fetched."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("NANOCHAT_DDP_HOME") or os.path.join(base, "nanochat-ddp"))
+
+
+class Package(NamedTuple):
+    """A package of a lock."""
+
+    name: str
+    version: str
+    marker: str
+    digests: tuple[str, ...]
+
+
+class Lock(NamedTuple):
+    """The locks that one environment is made from."""
+
+    text: str
+    digest: str
+    pins: dict[str, list[str]]
+
+
+def read_lock(folder: Path, names: Sequence[str], torch_index: str) -> Lock:
+    """The text of the named locks, in which the trainer's own depends on the build of torch."""
+    build = {"trainer": "trainer-default" if torch_index == "default" else "trainer-cpu"}
+    texts = []
+    for name in names:
+        path = folder / "locks" / f"{build.get(name, name)}.txt"
+        if not path.is_file():
+            raise AnsibleActionFail(f"there is no lock {path} on the controller")
+        texts.append(path.read_text(encoding="utf-8"))
+    text = "\n".join(texts)
+    checked = set(" ".join(re.findall(r"^# Checked: (.*)$", text, re.M)).split())
+    pins: dict[str, list[str]] = {}
+    for one in packages(text):
+        if one.name in checked:
+            pins.setdefault(one.name, []).append(one.version.partition("+")[0])
+    return Lock(text, hashlib.sha256(text.encode()).hexdigest()[:16], pins)
+
+
+def packages(text: str) -> list[Package]:
+    """The packages of a lock."""
+    return [
+        Package(name, version, marker, tuple(re.findall(r"sha256:([0-9a-f]{64})", digests)))
+        for name, version, marker, digests in PACKAGE.findall(text)
+    ]
+
+
+def bring_wheels(text: str, python: str, machine: str, folder: Path, torch_index: str) -> bool:
+    """Fetch what a lock names for a Python and an architecture; whether any wheel was missing."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine}
+    environment.update(sys_platform="linux", platform_system="Linux", implementation_name="cpython")
+    changed, wanted = False, set()
+    for one in packages(text):
+        if not one.marker or Marker(one.marker).evaluate(dict(environment)):
+            name, fetched = bring_wheel(one, python, machine, folder, torch_index)
+            wanted.add(name)
+            changed |= fetched
+    for other in set(os.listdir(folder)) - wanted:
+        (folder / other).unlink()
+    return changed
+
+
+def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch_index: str) -> tuple[str, bool]:
+    """The wheel's name in the folder, and whether it had to be fetched."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tags = list(supported(python, machine))
+    for path in sorted(folder.glob("*.whl")):
+        if is_for(path.name, package, tags) and hashlib.sha256(path.read_bytes()).hexdigest() in package.digests:
+            return path.name, False
+    seen = []
+    for url, digest in links(package.name, torch_index):
+        name = urllib.parse.unquote(url.rsplit("/", 1)[-1])
+        if is_for(name, package, tags) and (not digest or digest in package.digests):
+            content = fetch(url)
+            if hashlib.sha256(content).hexdigest() in package.digests:
+                write_whole(str(folder / name), content)
+                return name, True
+            seen.append(f"{url} has another digest")
+    asked = ", ".join(places(torch_index)) or "none"
+    raise AnsibleActionFail(
+        f"the controller could not fetch {package.name} {package.version} for Python {python} on {machine}: "
+        f"{'; '.join(seen) or 'no package index of it has that wheel'} (asked: {asked}). Connect the controller, set its index in "
+        f"pip.conf, or put the wheel into {folder}"
+    )
+
+
+def supported(python: str, machine: str) -> Iterator[str]:
+    """Tags of wheels that run on Linux with a glibc of the last ten years."""
+    version = tuple(int(part) for part in python.split("."))
+    older = [f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")]
+    platforms = [*(f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)), *older, "any"]
+    for tag in cpython_tags(version, platforms=platforms):
+        yield str(tag)
+    for interpreter in (f"cp{version[0]}{version[1]}", f"py{version[0]}{version[1]}", "py3", "py2.py3"):
+        for platform in platforms:
+            yield f"{interpreter}-none-{platform}"
+
+
+def is_for(name: str, package: Package, tags: Sequence[str]) -> bool:
+    """Whether a file is the package's wheel for one of the tags."""
+    try:
+        project, version, dummy, offered = parse_wheel_filename(name)
+    except InvalidWheelFilename:
+        return False
+    same = project == package.name.replace("_", "-").lower() and str(version) == package.version
+    return same and any(str(tag) in tags for tag in offered)
+
+
+def places(torch_index: str) -> list[str]:
+    """Folders and indexes of the controller, and torch's."""
+    settings = pip_settings()
+    torch = {"auto": CPU_INDEX, "default": ""}.get(torch_index, torch_index)
+    found = indexes(settings, DEFAULT_INDEX)
+    return [*folders(settings), *found, *([torch] if torch and found else [])]
+
+
+def links(project: str, torch_index: str) -> Iterator[tuple[str, str]]:
+    """Every file of a project in these places, with its digest if the page tells it."""
+    for place in places(torch_index):
+        local = place[len("file://") :] if place.startswith("file://") else place
+        if os.path.isdir(local):
+            for folder in (local, os.path.join(local, project)):
+                for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+                    yield "file://" + os.path.join(folder, name), ""
+        if "://" in place:
+            page = place if place in folders(pip_settings()) else f"{place.rstrip('/')}/{project}/"
+            try:
+                text = fetch(page + ("index.html" if page.startswith("file://") else "")).decode("utf-8", "replace")
+            except AnsibleActionFail:
+                continue
+            for link, digest in LINK.findall(text):
+                yield urllib.parse.urljoin(page, link.replace("&amp;", "&")), digest
+
+
+def fetch(url: str) -> bytes:
+    """The content of a page or file, fetched as pip would (proxy, certificate)."""
+    settings = pip_settings()
+    if url.startswith("file://"):
+        try:
+            return Path(urllib.parse.unquote(url[len("file://") :])).read_bytes()
+        except OSError as why:
+            raise AnsibleActionFail(f"{url}: {why.strerror}") from why
+    proxy = settings.get("proxy")
+    before = {name: os.environ.get(name) for name in ("http_proxy", "https_proxy")}
+    try:
+        if proxy:
+            os.environ.update(http_proxy=proxy, https_proxy=proxy)
+        with open_url(url, timeout=SECONDS, ca_path=settings.get("cert"), http_agent="nanochat.ddp") as response:
+            return bytes(response.read())
+    except Exception as why:
+        raise AnsibleActionFail(f"{url} could not be fetched: {why}") from why
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value else {})
+
+
+def bring_uv(cache: Path, machine: str) -> Path:
+    """uv for an architecture, unpacked from its wheel."""
+    program = cache / "uv" / f"{UV.replace('==', '-')}-{machine}"
+    if program.is_file():
+        return program
+    (package,) = packages((TRAINER / "locks" / "uv.txt").read_text(encoding="utf-8"))
+    folder = cache / "uv" / f"wheel-{machine}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(str(program) + ".lock", 600):
+        name = bring_wheel(package, "3.12", machine, folder, "default")[0]
+        with zipfile.ZipFile(folder / name) as wheel:
+            inside = next(one for one in wheel.namelist() if one.endswith(".data/scripts/uv"))
+            write_whole(str(program), wheel.read(inside), 0o755)
+        (folder / name).unlink()
+    return program
