@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What README says it was tested on is what test.sh plays, and what is installed and promised elsewhere."""
+"""The systems and versions in README are those that test.sh plays, and those that are installed and promised elsewhere."""
 
 from __future__ import annotations
 
