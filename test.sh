@@ -17,7 +17,7 @@ CORES=("2.19 3.11 3.12 3.13" "2.20 3.12 3.13 3.14" "2.21 3.13 3.12 3.14" "2.22rc
 # What runs on hosts.
 HOST_PYTHONS=(3.9 3.13)
 # Systems as debootstrap makes them.
-SYSTEMS=(bookworm trixie testing noble)
+SYSTEMS=(bookworm trixie testing)
 
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer,cores+integration+lint,unit,docs,molecule:site")
