@@ -22,11 +22,11 @@ SSH = ("ssh", "ansible.builtin.ssh")
 
 
 def remote_command(options: Mapping[str, Any]) -> str:
-    """The command for the host's shell."""
+    """The command for the host's login shell, which may be csh or fish: only sh sees more than plain words."""
     names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
-    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in names.items())
-    words = [options["python"], "-m", "scripts.chat_cli", *options["flags"]]
-    return f"cd {shlex.quote(options['trainer_dir'])} && {environment} exec {shlex.join(words)}"
+    environment = ["env", *(f"{name}={value}" for name, value in names.items())]
+    words = [options["trainer_dir"], *environment, options["python"], "-m", "scripts.chat_cli", *options["flags"]]
+    return f"exec /bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.join(words)}"
 
 
 def ssh_options(option: Callable[[str], Any]) -> list[str]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
 
 
@@ -18,4 +19,5 @@ class ActionModule(BareAction):
     """The module of the same name."""
 
     CODE: ClassVar[ModuleType] = polling
+    ANSWER: ClassVar[Mapping[str, Any]] = {"run": RunState}
     CHECKS: ClassVar[Mapping[str, object]] = ONE_RUN

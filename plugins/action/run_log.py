@@ -32,6 +32,7 @@ class ActionModule(FollowingAction):
 
     MODULE: ClassVar[str] = "nanochat.ddp.run_log"
     CODE: ClassVar[ModuleType] = log
+    ANSWER: ClassVar[Mapping[str, Any]] = {"lines": list[str], "over": bool, "offset": int}
 
     def run(self, tmp: Any = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         """The last poll of this host's log, once all accompanying hosts have ended too."""

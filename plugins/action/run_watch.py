@@ -117,6 +117,7 @@ class ActionModule(FollowingAction):
 
     MODULE: ClassVar[str] = "nanochat.ddp.run_info"
     CODE: ClassVar[ModuleType] = polling
+    ANSWER: ClassVar[Mapping[str, Any]] = {"run": RunState}
     # This host has ended, while accompanying ones have not.
     _ended: ClassVar[Mapping[str, Any] | None] = None
 
@@ -248,8 +249,8 @@ class ActionModule(FollowingAction):
         if seen is None:
             entry.setdefault("silent_since", entry["asked"])
             return None
-        if seen.get("failed") or "run" not in seen:
-            return {"failed": True, "msg": seen.get("msg", "run_info did not answer"), **seen}
+        if seen.get("failed"):
+            return seen
         now, run = time.time(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)

@@ -34,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, decoded
 
 display = Display()
 
@@ -143,6 +143,8 @@ class FollowingAction(ActionBase):
     # The repeated request: a module, and the file with its OPTIONS whose `say` answers.
     MODULE: ClassVar[str]
     CODE: ClassVar[ModuleType]
+    # The documents in its answer, by key.
+    ANSWER: ClassVar[Mapping[str, Any]]
     # One process makes all attempts of a host's loop, but with a new object each time.
     _company: ClassVar[list[BaseProcess] | None] = None
     # The host's claim.
@@ -178,7 +180,8 @@ class FollowingAction(ActionBase):
                 answer = code_answer(self, self.CODE, arguments, self._known or variables)
                 if answer is None and self._known:
                     raise AnsibleError("it can be asked by a module only")
-                return answer or dict(self._execute_module(self.MODULE, module_args=arguments, task_vars=variables))
+                answer = answer or self._execute_module(self.MODULE, module_args=arguments, task_vars=variables)
+                return decoded(answer, self.ANSWER, (self._known or variables).get("inventory_hostname"))
         except AnsibleConnectionFailure:
             self._begin_again()
             time.sleep(RETRY_SECONDS)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from ansible import constants
 from ansible.plugins.action import ActionBase
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue, absolute_path
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
@@ -101,6 +102,16 @@ def result_in(text: str) -> dict[str, object] | None:
     return {key: value for key, value in told.items() if not key.startswith(ORDERS)}
 
 
+def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: object) -> dict[str, Any]:
+    """A host's answer with its documents (key -> type) decoded, or a failed one with a sentence about what does not fit."""
+    if answer.get("failed") or answer.get("unreachable"):
+        return dict(answer)
+    try:
+        return {**answer, **{name: decode(kind, answer.get(name)) for name, kind in documents.items()}}
+    except Untrue as why:
+        return {"changed": False, "failed": True, "msg": f"{host} sent an invalid answer: {why}"}
+
+
 def code_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
@@ -123,6 +134,8 @@ class BareAction(ActionBase):
     # The file with the module's OPTIONS, whose `say` answers.
     CODE: ClassVar[ModuleType]
     CHECKS: ClassVar[Mapping[str, object]] = {}
+    # The documents in its answer, by key.
+    ANSWER: ClassVar[Mapping[str, Any]] = {}
     # Whether it changes something, and so needs the check mode flag.
     CHANGES: ClassVar[bool] = False
 
@@ -141,7 +154,7 @@ class BareAction(ActionBase):
         if seen is None:
             seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
             seen.pop("invocation", None)
-        result.update(seen)
+        result.update(decoded(seen, self.ANSWER, variables.get("inventory_hostname")))
         return result
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:

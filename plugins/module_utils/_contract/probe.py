@@ -5,17 +5,31 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, TypedDict
+from typing import TYPE_CHECKING, Dict, List, Literal, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity
+
+if TYPE_CHECKING:
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import (
+        AbsolutePath,
+        Interface,
+        Lineage,
+        LocalPort,
+        Moment,
+        NicName,
+        PlainName,
+        Processor,
+        Version,
+        Word,
+    )
 
 
 class CoreSet(TypedDict):
     """Processors of a host that could train together."""
 
     name: str
-    cpus: List[int]
+    cpus: List[Processor]
 
 
 class Memory(TypedDict):
@@ -68,12 +82,12 @@ class Machine(TypedDict):
     boot_id: str
     network_namespace: str
     kernel: str
-    arch: str
+    arch: Word
     os: str
     user: str
     uid: int
-    home: str
-    time: float
+    home: AbsolutePath
+    time: Moment
 
 
 class Processors(TypedDict):
@@ -85,7 +99,7 @@ class Processors(TypedDict):
     physical: int
     available: int
     available_physical: int
-    allowed: List[int]
+    allowed: List[Processor]
     sets: List[CoreSet]
     load1: Optional[float]
     native_bf16: bool
@@ -95,8 +109,8 @@ class Processors(TypedDict):
 class Python(TypedDict):
     """An interpreter that could create the trainer's environment."""
 
-    executable: str
-    version: str
+    executable: AbsolutePath
+    version: Version
     venv_module: bool
 
 
@@ -104,9 +118,9 @@ class Pythons(TypedDict):
     """The interpreter that runs the probe, and others."""
 
     executable: str
-    version: str
+    version: Version
     candidates: List[Python]
-    library: str
+    library: AbsolutePath
 
 
 class VenvFacts(TypedDict):
@@ -148,7 +162,7 @@ class Disk(_Noexec):
 class Nic(TypedDict):
     """A network interface."""
 
-    name: str
+    name: NicName
     kind: str
     up: bool
     speed_mbit: Optional[int]
@@ -156,8 +170,8 @@ class Nic(TypedDict):
     mtu: Optional[int]
     mac: str
     enslaved: bool
-    ipv4: List[str]
-    ipv6: List[str]
+    ipv4: List[Interface]
+    ipv6: List[Interface]
 
 
 class Folder(TypedDict):
@@ -180,14 +194,14 @@ class PastRun(TypedDict):
     plan_digest: Optional[str]
     rows: Dict[str, int]
     head_shares: Dict[str, int]
-    cores: Dict[str, List[int]]
+    cores: Dict[str, List[Processor]]
     sync: Optional[str]
     matmul: Optional[str]
     total_batch: int
     iterations: int
     polite: Dict[str, str]
     capability: Dict[str, str]
-    lineage: Dict[str, Document]
+    lineage: Lineage
     session: Optional[Document]
     training: Optional[TrainingIdentity]
     checkpoints: List[int]
@@ -196,10 +210,10 @@ class PastRun(TypedDict):
 class Finished(TypedDict):
     """A finished training of a base model, with what makes it comparable with another."""
 
-    run: str
+    run: PlainName
     evals: List[List[float]]  # each the fraction of the schedule that was done, and bits per byte
     training: Optional[str]  # its id
-    lineage: Dict[str, Document]
+    lineage: Lineage
     eval_tokens: int
     total_batch: int
     tokens: int
@@ -222,10 +236,24 @@ class Names(TypedDict):
     peers: Dict[str, List[str]]
 
 
+class LocalPorts(TypedDict):
+    """The range of a host's local ports."""
+
+    low: LocalPort
+    high: LocalPort
+
+
+class Transfer(TypedDict):
+    """Why Ansible cannot copy files to a host."""
+
+    folder: str
+    shell: str
+
+
 class Usage(TypedDict):
     """Use of the machine by people."""
 
-    graphical: List[str]  # users who are logged in graphically
+    graphical: List[Word]  # users who are logged in graphically
     blind: List[str]  # the reasons to be away that it cannot see, each with the source that is missing
 
 
@@ -240,18 +268,18 @@ class Probe(TypedDict):
     nics: List[Nic]  # kind is wired, wifi, virtual, overlay, bridge or loopback
     routes: List[Route]  # for each peer, and for `default`, the interface and own address that packets to it would take
     names: Names  # what the own name and the peers' names resolve to on this host
-    sudo: str  # root's rights without a password: root, passwordless or none
+    sudo: Literal["root", "passwordless", "none"]  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path and version of tmux, or `null`
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
-    transfer: Optional[Dict[str, str]]  # folder and login shell, where Ansible cannot copy files to here
+    transfer: Optional[Transfer]  # folder and login shell, where Ansible cannot copy files to here
     security: Dict[str, str]  # state of SELinux and AppArmor, and the label under which this login's processes run
-    ephemeral: Dict[str, int]  # the range of local ports, on which Gloo listens
+    ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
     gpus: List[Dict[str, str]]  # NVIDIA GPUs
-    base_dir: str  # the base folder with `~` expanded
-    venv_dir: str  # the trainer's environment with `~` expanded
+    base_dir: AbsolutePath  # the base folder with `~` expanded
+    venv_dir: AbsolutePath  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder
     base_run: Optional[PastRun]  # the run whose model this one uses
     finished: List[Finished]  # finished trainings, if the plan asks for them

@@ -8,10 +8,14 @@ Unreachable, too slow to answer, and a failed module are three different cases.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, cast
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 UNREACHABLE = "unreachable"
 TIMED_OUT = "timed out"
@@ -35,8 +39,12 @@ def answer_of(result: Any) -> Answer:
     """The result of doctor_info on a host, whatever happened to the task."""
     if not isinstance(result, Mapping):
         return Answer(None, FAILED, "was not examined: the host was not contacted")
-    if isinstance(result.get("evidence"), Mapping):
-        return Answer(cast(RankEvidence, result["evidence"]))
+    found = result.get("evidence")
+    if found is not None:
+        try:
+            return Answer(decode(RankEvidence, {**found, "run": {**EMPTY, **section(found, "run")}}))
+        except Untrue as why:
+            return Answer(None, FAILED, "sent an invalid answer: %s" % why)
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
     if result.get("unreachable"):
         return Answer(None, UNREACHABLE, "cannot be reached" + (": %s" % said if said else ""))

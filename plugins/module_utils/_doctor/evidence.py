@@ -10,17 +10,20 @@ from typing import Dict, List, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 
 
-class RankProcess(TypedDict, total=False):
-    """The rank's process, empty if there is none; shares are of one core."""
+class _MoreOfProcess(TypedDict, total=False):
+    command: str
+    waits_for_core: float
+    swapped_bytes: int
+    waits_in: str
+
+
+class RankProcess(_MoreOfProcess):
+    """The rank's process; shares are of one core."""
 
     pid: int
     state: str
-    command: str
     cpu_share: float
-    waits_for_core: float
     memory_bytes: int
-    swapped_bytes: int
-    waits_in: str
 
 
 class OtherProcess(TypedDict):
@@ -43,21 +46,19 @@ class Socket(TypedDict):
     retransmits: int
 
 
-class NicState(TypedDict):
-    """The state of a network interface."""
-
-    state: str
+class _Counts(TypedDict, total=False):
     carrier_changes: int
     errors: int
 
 
-class System(TypedDict, total=False):
-    """The machine during the examination."""
+class NicState(_Counts):
+    """The state of a network interface."""
 
-    cpus: int
-    load1: float
+    state: str
+
+
+class _MoreOfSystem(TypedDict, total=False):
     memory_total: int
-    memory_available: int
     swapped_pages_per_second: float
     disk_free: Optional[int]
     throttled: bool
@@ -66,6 +67,14 @@ class System(TypedDict, total=False):
     oom_kills: int
     nics: Dict[str, NicState]
     time: float
+
+
+class System(_MoreOfSystem):
+    """The machine during the examination."""
+
+    cpus: int
+    load1: float
+    memory_available: int
 
 
 class Flight(TypedDict, total=False):

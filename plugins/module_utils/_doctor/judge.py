@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, answers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import was_killed
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
     cpu_share,
     error_of,
@@ -260,7 +260,7 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known().items():
-        process: RankProcess = found.get("process") or {}
+        process: Mapping[str, Any] = found.get("process") or {}
         age = found["run"].get("heartbeat_age")
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])

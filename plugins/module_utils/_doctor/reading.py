@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence, RankProcess, System
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
 
@@ -51,8 +51,8 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system: System = found.get("system") or {}
-    process: RankProcess = found.get("process") or {}
+    system: Mapping[str, Any] = found.get("system") or {}
+    process: Mapping[str, Any] = found.get("process") or {}
     reasons = []
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
         reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
@@ -102,8 +102,8 @@ def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> L
 
 
 def describe(found: RankEvidence) -> str:
-    system: System = found.get("system") or {}
-    process: RankProcess = found.get("process") or {}
+    system: Mapping[str, Any] = found.get("system") or {}
+    process: Mapping[str, Any] = found.get("process") or {}
     run = found["run"]
     parts = [
         run["state"],

@@ -34,9 +34,12 @@ def seconds_text(seconds: Optional[float]) -> str:
     return "%d d %d h" % divmod(hours, 24)
 
 
+LATEST = 2.0**33  # in the year 2242; some systems cannot print much later times
+
+
 def clock_text(at: float) -> str:
     """A point in time in local time, with the date if it is another day."""
-    then, now = time.localtime(at), time.localtime()
+    then, now = time.localtime(min(at, LATEST)), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
 
 

@@ -10,9 +10,15 @@ import os
 import pwd
 import re
 import sys
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe, Python, Pythons, VenvFacts
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
+    Probe,
+    Python,
+    Pythons,
+    Transfer,
+    VenvFacts,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     MEASURED,
     PYTHON_FOLDER,
@@ -204,7 +210,7 @@ def sudo(run: Run, find: Find) -> str:
     return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
 
 
-def transfer(run: Run, folder: str) -> Optional[Dict[str, str]]:
+def transfer(run: Run, folder: str) -> Optional[Transfer]:
     """Ansible's folder and the login shell, if files cannot be copied to this host.
 
     If a login shell prints something by itself, sftp and scp fail. Ansible's fallback, dd, does not support a space in

@@ -14,7 +14,13 @@ import shutil
 import socket
 import time
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Disk, Machine, Memory, Processors
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
+    Disk,
+    LocalPorts,
+    Machine,
+    Memory,
+    Processors,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import core_sets, cpus
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
@@ -234,7 +240,7 @@ def security() -> dict[str, str]:
     }
 
 
-def ephemeral() -> dict[str, int]:
+def ephemeral() -> LocalPorts:
     """The local ports on which Gloo listens."""
     fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
     return {"low": int(fields[0]), "high": int(fields[1])}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -31,6 +31,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, json_lines, read_tail
 
+if TYPE_CHECKING:
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
+
 TAIL_BYTES = 1 << 18
 
 
@@ -44,10 +47,20 @@ class Absence(NamedTuple):
     step: Optional[int] = None
 
 
+class AwayHost(TypedDict):
+    """The same in a document."""
+
+    host: str
+    left: Moment
+    why: str
+    back: Optional[Moment]
+    step: Optional[int]
+
+
 class GaveWay(TypedDict):
     """Steps of the losing part of a split, which do not count."""
 
-    time: float
+    time: Moment
     host: str
     since: int
     until: int
@@ -75,13 +88,13 @@ class Membership(TypedDict):
     generation: Optional[int]  # number of its generation
     members: List[str]
     why: Optional[str]  # reason of the state
-    since: float  # when the state began
+    since: Moment  # when the state began
     waits: Optional[str]  # the host for which it waits
-    rests_since: Optional[float]  # since when its machine is in use (ddp_polite guest)
+    rests_since: Optional[Moment]  # since when its machine is in use (ddp_polite guest)
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
-    away: List[Dict[str, Any]]  # hosts that left: host, left, why, back, step
+    away: List[AwayHost]  # hosts that left
     repeated: int  # steps repeated after restarts
     gave_way: List[GaveWay]  # its own steps that were discarded for those of another part of the run
     kept: List[Kept]  # where the checkpoints of such steps are
@@ -110,7 +123,7 @@ def read_membership(
         "hears": words(record, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
-        "away": [one._asdict() for one in absences(events)],
+        "away": [cast(AwayHost, one._asdict()) for one in absences(events)],
         "repeated": steps_repeated(metrics),
         "gave_way": steps_given_up(events),
         "kept": kept_apart(run_dir),

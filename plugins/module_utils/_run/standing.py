@@ -57,7 +57,7 @@ def parts(runs: Runs) -> List[TrainingPart]:
         members = tuple(one["members"])
         # Of two generations that share a host, the older one is over; one keeper was polled too early.
         if not any(set(members) & set(part.members) for part in found):
-            done = max(int(runs[each].get("done") or 0) for each in members if each in runs)
+            done = max((int(runs[each].get("done") or 0) for each in members if each in runs), default=0)
             found.append(TrainingPart(int(one["generation"] or 0), members, float(one["since"]), done))
     return found
 

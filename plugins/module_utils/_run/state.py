@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -46,6 +46,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     read_events,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
+
+if TYPE_CHECKING:
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
 
 ABSENT = "absent"
 PREPARED = "prepared"
@@ -86,7 +89,7 @@ class Filed(TypedDict):
     timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
     exit_code: Optional[int]  # exit code of the run
     signal: Optional[int]  # the signal that ended it
-    ended: Optional[float]  # when it ended
+    ended: Optional[Moment]  # when it ended
     revived: Optional[int]  # how many times the job was started again in this session after it had died
     died_of: Optional[str]  # what it died of last
 
@@ -101,7 +104,7 @@ class Planned(TypedDict):
 class RunState(RunFigures, Beat, Filed, Planned):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
-    state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
+    state: Literal["absent", "prepared", "running", "finished", "stopped", "crashed", "away"]  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs

@@ -59,6 +59,11 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
     assert [(path, task["name"]) for path, task in looks if "timeout" not in task] == []
 
 
+def test_no_ansible_cfg_can_make_hosts_run_ahead_of_each_other():
+    """With `strategy = free` a play reads other hosts' results before they exist, and stops or removes before all are asked."""
+    assert {name for name, play in plays() if play.get("strategy") != "ansible.builtin.linear"} == set()
+
+
 def test_no_play_makes_everything_root():
     assert {name for name, play in plays() if play["vars"]["ansible_become"] is not False} == set()
 

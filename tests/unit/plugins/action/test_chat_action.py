@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pty
 import shlex
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +47,6 @@ def test_over_ssh_with_the_connections_own_options(monkeypatch):
     argv = result["terminal"]
     assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"]
     assert "ServerAliveInterval=7" in argv and "Port=2222" in argv and 'User="xiaoxin"' in argv
-    assert argv[-1] == (
-        "cd /srv/trainer && NANOCHAT_BASE_DIR='/srv/my runs/d4' PYTHONPATH=/srv/trainer CUDA_VISIBLE_DEVICES='' "
-        "exec /srv/venv/bin/python -m scripts.chat_cli --seed=3"
-    )
     assert shlex.split(result["line"]) == argv and result["remote"] and not result["changed"]
     assert "secret" not in result["line"] and "sshpass" not in result["line"]
 
@@ -60,10 +57,24 @@ def test_without_ansibles_own_command_its_documented_options_are_used(monkeypatc
         monkeypatch, "ssh", private_key_file="/keys/my key", ssh_common_args="-J lzw@gate", host_key_checking=False
     )
     argv = result["terminal"]
-    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("cd /srv/trainer && ")
+    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("exec /bin/sh -c ")
     words = " ".join(argv[1:-3])
     assert "-p 2222 -l xiaoxin -i /keys/my key -o StrictHostKeyChecking=no -J lzw@gate" in words
     assert "secret" not in result["line"]
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])
+def test_any_login_shell_starts_the_program_in_its_folder_with_its_environment(tmp_path, shell):
+    """sshd gives the line to the user's own shell."""
+    program = tmp_path / "it's a python!"
+    program.write_text('#!/bin/sh\npwd; printf "%s\\n" "$NANOCHAT_BASE_DIR" "$PYTHONPATH" "[$CUDA_VISIBLE_DEVICES]" "$@"\n')
+    program.chmod(0o755)
+    line = action.remote_command({**OPTIONS, "trainer_dir": str(tmp_path), "python": str(program)})
+    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        *(str(tmp_path), "/srv/my runs/d4", str(tmp_path), "[]"),
+        *("-m", "scripts.chat_cli", "--seed=3"),
+    ], done.stderr
 
 
 def test_on_the_controller(monkeypatch):
@@ -71,11 +82,11 @@ def test_on_the_controller(monkeypatch):
 
 
 def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
-    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: cd"):
+    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: exec"):
         made = action.ActionModule(
             None, SimpleNamespace(ansible_name="containers.podman.podman"), None, None, None, None
         )
-        made.argv("cd /srv/trainer")
+        made.argv("exec /bin/sh")
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files, log, polling
@@ -55,7 +55,7 @@ def test_without_a_module_no_value_out_of_bounds_is_taken(code: Any) -> None:
 
 
 def test_every_key_is_one_of_the_contract(run_module: Any, base: Path) -> None:
-    assert set(run_module(run_info, base_dir=str(base))["run"]) == set(get_type_hints(RunState))
+    assert set(run_module(run_info, base_dir=str(base))["run"]) == RunState.__required_keys__
 
 
 def test_the_folder_must_be_named(run_module: Any) -> None:

@@ -10,8 +10,9 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans, decode
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told_documents import believed_plans, checked_probe
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
@@ -35,7 +36,7 @@ def real(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_a_real_machine_is_believed(real):
-    assert checked_probe(copy.deepcopy(real)) == real
+    assert decode(Probe, copy.deepcopy(real)) == real
 
 
 UNTRUE = [
@@ -62,14 +63,14 @@ def test_what_cannot_be_true_is_refused_with_its_place(real, change):
         part = part[one]
     part[name] = value
     with pytest.raises(Untrue, match=f"its {[*place, name][0]}.*; check that host") as why:
-        checked_probe(told)
+        decode(Probe, told)
     assert str(why.value).isprintable()
 
 
 @pytest.mark.parametrize("told", [None, [], "probe", 5])
 def test_what_is_no_probe_at_all_is_refused(told):
     with pytest.raises(Untrue, match="its answer"):
-        checked_probe(told)
+        decode(Probe, told)
 
 
 def test_facts_without_end_are_refused(real):
@@ -77,7 +78,7 @@ def test_facts_without_end_are_refused(real):
     for dummy in range(500):
         deep = {"deeper": deep}
     with pytest.raises(Untrue, match="nested too deeply"):
-        checked_probe({**real, "measured": deep})
+        decode(Probe, {**real, "measured": deep})
 
 
 def deployed(**changes: Any) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decodes a host's documents by their types, each once where it enters the controller (docs/trust.md).
+
+The types are the TypedDicts of the contract, with the types of values.py for paths, names, addresses, ports and times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import (
+    Annotated,
+    Any,
+    Collection,
+    Dict,
+    List,
+    Literal,
+    Sequence,
+    Type,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import values
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import STILL, Untrue, refused
+
+Decoded = TypeVar("Decoded")
+DEEPEST = 20
+
+
+def decode(kind: Type[Decoded], value: Any, partial: bool = False) -> Decoded:
+    """The document without unknown keys; raises Untrue with the place of the first value that does not fit.
+
+    A missing key is null where its type allows that. In a partial document, which another version may have written, any may be missing.
+    """
+    return cast(Decoded, _decode(kind, value, "", partial))
+
+
+def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin is Annotated:
+        found = _decode(parts[0], value, place, partial)
+        try:
+            return functools.reduce(lambda one, check: check(one), parts[1:], found)
+        except Untrue as why:
+            raise Untrue("its %s: %s" % (place, why)) from None
+    if origin is Union:
+        return None if value is None else _decode(parts[0], value, place, partial)
+    if origin is list and isinstance(value, list):
+        return [_decode(parts[0], one, place + ".*", partial) for one in value]
+    if origin is dict and isinstance(value, dict):
+        return {_text(name): _decode(parts[1], one, place + ".*", partial) for name, one in value.items()}
+    if hasattr(kind, "__required_keys__") and isinstance(value, dict):
+        return dict(_keys(kind, value, place, partial))
+    if kind is object or _is_plain(kind, value) or (origin is Literal and value in parts):
+        return _plain(value, place, 0)
+    raise Untrue("its %s: %s" % (place or "answer", refused(value, "something else")))
+
+
+def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Any:
+    """The keys of a document that its type has."""
+    for name, own in _hints(kind).items():
+        where = (place + "." + name).lstrip(".")
+        if name in value or (get_origin(own) is Union and not partial):
+            yield name, _decode(own, value.get(name), where, partial)
+        elif name in kind.__required_keys__ and not partial:
+            raise Untrue("its %s is missing; %s" % (where, STILL))
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(kind: Any) -> Dict[str, Any]:
+    return get_type_hints(kind, localns=vars(values), include_extras=True)
+
+
+def _is_plain(kind: Any, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) if kind in (str, int) else kind is float and isinstance(value, (int, float))
+
+
+def _plain(value: Any, place: str, depth: int) -> Any:
+    """A value of any shape whose numbers are finite and whose texts can be written."""
+    if depth > DEEPEST:
+        raise Untrue("its %s is nested too deeply; %s" % (place, STILL))
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_text(name): _plain(one, place + ".*", depth + 1) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one, place + ".*", depth + 1) for one in value]
+    # False for infinity and NaN; what is computed with two such numbers is finite, too.
+    if value is None or (isinstance(value, (int, float)) and abs(value) < (2**63 if isinstance(value, int) else 1e50)):
+        return value
+    raise Untrue("its %s: %s" % (place, refused(value, "a number")))
+
+
+def _text(value: Any) -> str:
+    """A text without lone surrogates, which no file can hold."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Plan]:
+    """The valid plans among those that hosts sent back that include one of these hosts; most frequent first.
+
+    A host of a plan may have left the inventory since; it is not contacted.
+    """
+    plans: List[Plan] = []
+    for one in found:
+        with contextlib.suppress(Untrue):
+            plan = decode(Plan, one, partial=True)
+            if plan.get("run") and any(node.get("host") in hosts for node in plan.get("nodes", [])):
+                plans.append(plan)
+    digests = [digest_of(plan) for plan in plans]
+    return [plan for dummy, plan in sorted(zip(digests, plans), key=lambda pair: -digests.count(pair[0]))]

@@ -1,0 +1,65 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Types of single values in documents, each with the check that decode.py applies. Files for hosts import them for type checkers only."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Callable, Dict
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
+
+
+def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not re.fullmatch(pattern, value):
+            raise told.refused(value, wanted)
+        return str(value)
+
+    return check
+
+
+def _within(low: int, high: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not low <= value <= high:
+            raise told.refused(value, "a number from %d to %d" % (low, high))
+        return value
+
+    return check
+
+
+def _interface(value: Any) -> str:
+    """An address with its network, such as 192.168.1.10/24."""
+    try:
+        ipaddress.ip_interface("" if "%" in value else value)
+    except ValueError:
+        raise told.refused(value, "an address with its network") from None
+    return str(value)
+
+
+def _lineage(parts: Any) -> Any:
+    """The id of the data is the name of a folder."""
+    found = section(parts, "data").get("id")
+    if found is not None:
+        told.plain_name(found)
+    return parts
+
+
+AbsolutePath = Annotated[str, told.absolute_path]
+PlainName = Annotated[str, told.plain_name]
+Address = Annotated[str, told.address]
+Interface = Annotated[str, _interface]
+NicName = Annotated[str, _matching(r"[^\s/\x00-\x1f\x7f-\x9f]{1,15}", "the name of a network interface")]
+Version = Annotated[str, _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")]
+Word = Annotated[str, _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")]
+Port = Annotated[int, _within(told.LOWEST_PORT, told.HIGHEST_PORT)]
+LocalPort = Annotated[int, _within(1, told.HIGHEST_PORT)]  # the plan opens none below 1024
+Processor = Annotated[int, _within(0, 8191)]
+Rank = Annotated[int, _within(0, 65535)]
+Count = Annotated[int, _within(0, 2**53)]
+Timeout = Annotated[int, _within(1, 1_000_000)]
+Moment = Annotated[float, _within(-(2**33), 2**33)]  # seconds since the epoch, until the year 2242
+Lineage = Annotated[Dict[str, Document], _lineage]  # what checkpoints depend on (lineage.py)
