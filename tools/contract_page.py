@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import runpy
 from collections.abc import Iterator
@@ -171,6 +172,18 @@ def documents(path: Path) -> dict[str, Document]:
     return found
 
 
+@functools.cache
+def checked_values() -> dict[str, ast.expr]:
+    """The types of values.py, each with the plain type that its check is of."""
+    nodes = ast.parse((CONTRACT / "values.py").read_text(encoding="utf-8")).body
+    named = [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
+    return {
+        name.id: value.slice.elts[0]
+        for name, value in named
+        if isinstance(name, ast.Name) and isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Tuple)
+    }
+
+
 def kind(annotation: ast.expr) -> str:
     """A type as people read it."""
     if isinstance(annotation, ast.Subscript):
@@ -182,6 +195,8 @@ def kind(annotation: ast.expr) -> str:
     if isinstance(annotation, ast.BinOp):
         return f"{kind(annotation.left)} or null"
     name = annotation.id if isinstance(annotation, ast.Name) else "any"
+    if name in checked_values():
+        return kind(checked_values()[name])
     plain = {
         "str": "text",
         "int": "whole number",
@@ -353,7 +368,17 @@ def run_state() -> Iterator[str]:
     """The result of run_info; its types stand in several files."""
     files = ("metrics", "members", "evaluated", "ending", "state")
     found = {name: one for file in files for name, one in documents(UTILS / "_run" / f"{file}.py").items()}
-    for name in ("RunState", "Membership", "GaveWay", "Kept", "Previous", "Checkpoint", "StageOf", "Expected"):
+    for name in (
+        "RunState",
+        "Membership",
+        "AwayHost",
+        "GaveWay",
+        "Kept",
+        "Previous",
+        "Checkpoint",
+        "StageOf",
+        "Expected",
+    ):
         yield from table(found[name], found)
 
 

@@ -26,7 +26,7 @@ def remote_command(options: Mapping[str, Any]) -> str:
     names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = ["env", *(f"{name}={value}" for name, value in names.items())]
     words = [options["trainer_dir"], *environment, options["python"], "-m", "scripts.chat_cli", *options["flags"]]
-    return f"exec /bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.join(words)}"
+    return f'exec /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.join(words)}'
 
 
 def ssh_options(option: Callable[[str], Any]) -> list[str]:

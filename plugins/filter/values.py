@@ -11,10 +11,10 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import defaults
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import best_of_all, with_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run

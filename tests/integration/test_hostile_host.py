@@ -94,7 +94,8 @@ def test_in_the_checkout_no_fact_becomes_a_variable(evil):
 def test_facts_that_cannot_be_make_no_plan(evil):
     said = evil("nanochat.ddp.plan", told(probe={"ephemeral": {"low": "1\nkernel.sysrq = 1", "high": 65535}}))
     assert (
-        "evil sent an invalid answer: its ephemeral" in said and "check that host: it may be compromised or broken" in said
+        "evil sent an invalid answer: its ephemeral" in said
+        and "check that host: it may be compromised or broken" in said
     ), said
 
 

@@ -16,7 +16,6 @@ from typing import (
     Collection,
     Dict,
     List,
-    Literal,
     Sequence,
     Type,
     TypeVar,
@@ -60,7 +59,7 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
         return {_text(name): _decode(parts[1], one, place + ".*", partial) for name, one in value.items()}
     if hasattr(kind, "__required_keys__") and isinstance(value, dict):
         return dict(_keys(kind, value, place, partial))
-    if kind is object or _is_plain(kind, value) or (origin is Literal and value in parts):
+    if kind is object or _is_plain(kind, value):
         return _plain(value, place, 0)
     raise Untrue("its %s: %s" % (place or "answer", refused(value, "something else")))
 
@@ -69,10 +68,11 @@ def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Any:
     """The keys of a document that its type has."""
     for name, own in _hints(kind).items():
         where = (place + "." + name).lstrip(".")
-        if name in value or (get_origin(own) is Union and not partial):
-            yield name, _decode(own, value.get(name), where, partial)
-        elif name in kind.__required_keys__ and not partial:
+        if name not in value and (partial or name not in kind.__required_keys__):
+            continue
+        if name not in value and get_origin(own) is not Union:
             raise Untrue("its %s is missing; %s" % (where, STILL))
+        yield name, _decode(own, value.get(name), where, partial)
 
 
 @functools.lru_cache(maxsize=None)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
 
 if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Address, PlainName, Port, Rank, Timeout
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import (
+        Address,
+        PlainName,
+        Port,
+        Rank,
+        Timeout,
+    )
 
 VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Literal, Optional, TypedDict
+from typing import TYPE_CHECKING, Dict, List, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity
@@ -13,13 +13,16 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training im
 if TYPE_CHECKING:
     from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import (
         AbsolutePath,
+        Duration,
         Interface,
         Lineage,
         LocalPort,
         Moment,
         NicName,
         PlainName,
+        Positive,
         Processor,
+        Rights,
         Version,
         Word,
     )
@@ -186,6 +189,15 @@ class Folder(TypedDict):
     trainer: bool
 
 
+class PastSession(TypedDict, total=False):
+    """How the session of a run ended, if it has."""
+
+    id: str
+    ended: Optional[float]
+    exit_code: Optional[int]
+    stopped: bool
+
+
 class PastRun(TypedDict):
     """An earlier start of the run: parts of its plan, its session and its checkpoints."""
 
@@ -202,7 +214,7 @@ class PastRun(TypedDict):
     polite: Dict[str, str]
     capability: Dict[str, str]
     lineage: Lineage
-    session: Optional[Document]
+    session: Optional[PastSession]
     training: Optional[TrainingIdentity]
     checkpoints: List[int]
 
@@ -217,6 +229,41 @@ class Finished(TypedDict):
     eval_tokens: int
     total_batch: int
     tokens: int
+
+
+class MeasuredLink(TypedDict):
+    """The slowest link of a host."""
+
+    mbit: Positive
+    latency_ms: Duration
+
+
+class Measured(TypedDict, total=False):
+    """A rehearsal's measurements on this host."""
+
+    pass_seconds: Positive
+    adamw_seconds: Duration
+    muon_seconds: Duration
+    tokens_per_second: Positive
+    steps: int
+    threads: int
+    dtype: str
+    matmul: str
+    route: object
+    kernels: object
+    no_kernels_because: object
+    capability: str
+    torch: str
+    key: str  # of what was measured
+    products: Dict[str, Measured]  # by precision, if several were tried
+    cores: List[Processor]  # the fastest set
+    cores_name: str
+    sets: Dict[str, float]  # tokens per second by set
+    link: MeasuredLink
+    links: Dict[str, List[float]]  # to each peer: Mbit/s and milliseconds
+    model: Document
+    device_batch: int
+    subject: str
 
 
 class Route(TypedDict):
@@ -268,7 +315,7 @@ class Probe(TypedDict):
     nics: List[Nic]  # kind is wired, wifi, virtual, overlay, bridge or loopback
     routes: List[Route]  # for each peer, and for `default`, the interface and own address that packets to it would take
     names: Names  # what the own name and the peers' names resolve to on this host
-    sudo: Literal["root", "passwordless", "none"]  # root's rights without a password: root, passwordless or none
+    sudo: Rights  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path and version of tmux, or `null`
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
@@ -285,5 +332,5 @@ class Probe(TypedDict):
     finished: List[Finished]  # finished trainings, if the plan asks for them
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
-    measured: Optional[Document]  # what was measured on this host before, or `null`
+    measured: Optional[Measured]  # what was measured on this host before, or `null`
     usage: Usage  # who is logged in graphically, and what the host cannot tell of its use

@@ -22,10 +22,10 @@ def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
     return check
 
 
-def _within(low: int, high: int) -> Callable[[Any], Any]:
+def _within(low: float, high: float) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not low <= value <= high:
-            raise told.refused(value, "a number from %d to %d" % (low, high))
+            raise told.refused(value, "a number from %g to %g" % (low, high))
         return value
 
     return check
@@ -55,11 +55,14 @@ Interface = Annotated[str, _interface]
 NicName = Annotated[str, _matching(r"[^\s/\x00-\x1f\x7f-\x9f]{1,15}", "the name of a network interface")]
 Version = Annotated[str, _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")]
 Word = Annotated[str, _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")]
+Rights = Annotated[str, _matching("root|passwordless|none", "root, passwordless or none")]
+State = Annotated[str, _matching("absent|prepared|running|finished|stopped|crashed|away", "the state of a run")]
 Port = Annotated[int, _within(told.LOWEST_PORT, told.HIGHEST_PORT)]
 LocalPort = Annotated[int, _within(1, told.HIGHEST_PORT)]  # the plan opens none below 1024
 Processor = Annotated[int, _within(0, 8191)]
 Rank = Annotated[int, _within(0, 65535)]
-Count = Annotated[int, _within(0, 2**53)]
 Timeout = Annotated[int, _within(1, 1_000_000)]
+Duration = Annotated[float, _within(0, 2**33)]
+Positive = Annotated[float, _within(1e-9, 1e15)]
 Moment = Annotated[float, _within(-(2**33), 2**33)]  # seconds since the epoch, until the year 2242
 Lineage = Annotated[Dict[str, Document], _lineage]  # what checkpoints depend on (lineage.py)

@@ -9,7 +9,7 @@ from typing import List, NamedTuple
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of, low_disk
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of, low_disk, system_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause, is_echo
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import without_keeper
 
@@ -72,5 +72,5 @@ def was_killed(found: RankEvidence) -> bool:
 
 def out_of_memory(found: RankEvidence) -> bool:
     """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
-    before, now = found.get("oom_kills_before"), (found.get("system") or {}).get("oom_kills")
+    before, now = found.get("oom_kills_before"), system_of(found).get("oom_kills")
     return bool(found.get("kernel")) or (before is not None and now is not None and now > before)

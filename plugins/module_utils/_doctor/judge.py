@@ -27,7 +27,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
     innermost_frame,
     last_collective,
     low_disk,
+    process_of,
     slow_reasons,
+    system_of,
     works,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
@@ -260,7 +262,7 @@ def not_running(case: Case) -> Optional[Finding]:
 
 def frozen(case: Case) -> Optional[Finding]:
     for host, found in case.known().items():
-        process: Mapping[str, Any] = found.get("process") or {}
+        process = process_of(found)
         age = found["run"].get("heartbeat_age")
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
@@ -306,7 +308,7 @@ def cut(case: Case) -> Optional[Finding]:
 
 def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
     """Whether the plan's network interface is down or gone."""
-    nics = (found.get("system") or {}).get("nics") or {}
+    nics = system_of(found).get("nics") or {}
     if not nics or not nic:
         return False
     return nic not in nics or nics[nic]["state"] in ("down", "lowerlayerdown", "notpresent")

@@ -23,14 +23,24 @@ def error_of(found: RankEvidence) -> str:
     return str(found["run"].get("error") or found["run"].get("end_error") or "")
 
 
+def system_of(found: RankEvidence) -> Mapping[str, Any]:
+    """The machine during the examination; empty if unknown."""
+    return found.get("system") or {}
+
+
+def process_of(found: RankEvidence) -> Mapping[str, Any]:
+    """The rank's process; empty if there is none."""
+    return found.get("process") or {}
+
+
 def low_disk(found: RankEvidence) -> Optional[int]:
     """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
-    free = (found.get("system") or {}).get("disk_free")
+    free = system_of(found).get("disk_free")
     return free if free is not None and free < LOW_DISK else None
 
 
 def cpu_share(found: RankEvidence) -> float:
-    return float((found.get("process") or {}).get("cpu_share", 0.0))
+    return float(process_of(found).get("cpu_share", 0.0))
 
 
 def works(found: RankEvidence) -> bool:
@@ -51,8 +61,7 @@ def innermost_frame(found: RankEvidence) -> str:
 
 def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
-    system: Mapping[str, Any] = found.get("system") or {}
-    process: Mapping[str, Any] = found.get("process") or {}
+    system, process = system_of(found), process_of(found)
     reasons = []
     if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
         reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
@@ -102,8 +111,7 @@ def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> L
 
 
 def describe(found: RankEvidence) -> str:
-    system: Mapping[str, Any] = found.get("system") or {}
-    process: Mapping[str, Any] = found.get("process") or {}
+    system, process = system_of(found), process_of(found)
     run = found["run"]
     parts = [
         run["state"],

@@ -186,6 +186,9 @@ def changes(plan: Plan) -> list[str]:
         what = f"files below {nameless(plan, node, node['base_dir'])}{disk}{venv}; tmux session {session}{user}"
         rows.append((node["host"], what))
     lines = [f"{host}: {what}" for host, what in alike(rows)]
+    roots = [node["host"] for node in nodes if node["user"] == "root"]
+    if roots:
+        lines.append(f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another")
     lines.append(
         f"the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk in addition to the above"
     )

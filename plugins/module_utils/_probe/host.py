@@ -10,9 +10,10 @@ import os
 import pwd
 import re
 import sys
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
+    Measured,
     Probe,
     Python,
     Pythons,
@@ -124,7 +125,7 @@ def probe(
         "finished": finished_trainings(base) if finished else [],
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
-        "measured": read_object(os.path.join(base, MEASURED)) or None,
+        "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
         "usage": usage_facts(run),
     }
 

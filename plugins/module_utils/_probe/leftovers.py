@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Sequence
+from typing import Sequence, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage, politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
@@ -22,6 +22,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
     DataSet,
     PastRun,
+    PastSession,
     PortHolder,
     TrainingProcess,
 )
@@ -119,7 +120,7 @@ def run_facts(folder: str) -> PastRun:
         "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
         "capability": in_env(plan, VECTORS_VARIABLE, ""),
         "lineage": lineage.of_plan(plan),
-        "session": read_object(os.path.join(folder, "session.json")) or None,
+        "session": cast(PastSession, read_object(os.path.join(folder, "session.json"))) or None,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
         "checkpoints": checkpoint_steps(folder),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -48,7 +48,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
 
 if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment, State
 
 ABSENT = "absent"
 PREPARED = "prepared"
@@ -104,7 +104,7 @@ class Planned(TypedDict):
 class RunState(RunFigures, Beat, Filed, Planned):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
-    state: Literal["absent", "prepared", "running", "finished", "stopped", "crashed", "away"]  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
+    state: State  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs

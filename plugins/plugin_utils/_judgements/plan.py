@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
@@ -74,6 +75,7 @@ def judge_questions(task: JudgeTask) -> dict[str, object]:
     """The options of host_info for each host."""
     hosts = hosts_of(task)
     refuse_limit(task)
+    refuse_root(task)
     tell_what_is_lacking(len(hosts))
     return {"questions": questions(hosts)}
 
@@ -173,6 +175,14 @@ def refuse_limit(task: JudgeTask) -> None:
             f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
         )
         raise PlanError([finding("setting-refused", left_out[0], seen)])
+
+
+def refuse_root(task: JudgeTask) -> None:
+    """Refuse to make every task root, which only a variable of the command line could."""
+    if boolean(task.variables.get("ansible_become") or False, strict=False):
+        seen = "ansible_become is true for all tasks, so training would run as root"
+        remedy = "Leave it out: the tasks that need root become root by themselves (-K asks for the password)."
+        raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
 def hosts_of(task: JudgeTask) -> list[Given]:

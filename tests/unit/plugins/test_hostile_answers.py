@@ -10,7 +10,6 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,12 +17,11 @@ import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action import host_info, run_info
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
@@ -34,7 +32,22 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepe
 CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "300"))  # of each document
 ODD = [
     *(None, True, False, 0, -1, 1, 7.5, 2**40, 2**70, -(2**62), 1e300, -1e49, float("nan"), float("inf"), 1764000000),
-    *("", "x", "0", "a\0b", "\x1b[2J", "\ud800", "../../etc", "/", "lo", "running", "training", "good", "evil", "x" * 5000),
+    *(
+        "",
+        "x",
+        "0",
+        "a\0b",
+        "\x1b[2J",
+        "\ud800",
+        "../../etc",
+        "/",
+        "lo",
+        "running",
+        "training",
+        "good",
+        "evil",
+        "x" * 5000,
+    ),
     *([], {}, [[]], [1], ["x"], [None], [{}], {"a": 1}, {"": None}, ["good"], [0.5, 1.0], [[0.5, 1.0]]),
 ]
 
@@ -86,22 +99,47 @@ def answer_of(monkeypatch: pytest.MonkeyPatch):
     return answer
 
 
-NODES = [{"host": host, "rank": rank, "address": f"10.0.0.{rank}", "rows": 4} for rank, host in enumerate(["good", "evil"])]
+NODES = [
+    {"host": host, "rank": rank, "address": f"10.0.0.{rank}", "rows": 4} for rank, host in enumerate(["good", "evil"])
+]
 FACTS = {
     "world": 2,
     "nodes": NODES,
     "model": {"depth": 4, "sequence": 128, "vocab_size": 32768, "n_embd": 256},
     "training": {"device_batch": 4, "batch_split": "auto", "rows": [4, 4], "timed": "8h"},
 }
-SPEED = {"compute_seconds": 1.0, "optimizer_seconds": 0.1, "rows": 4, "tokens_per_second": 512.0, "wait_share": 0.1, "world": 2}
+SPEED = {
+    "compute_seconds": 1.0,
+    "optimizer_seconds": 0.1,
+    "rows": 4,
+    "tokens_per_second": 512.0,
+    "wait_share": 0.1,
+    "world": 2,
+}
 MORE = {
-    **{"links": {"good": [900.0, 0.3]}, "checkpoint": {"step": 5, "time": 1.7e9, "path": "/srv/x/model.pt", "bytes": 7}},
-    **{"expected": {"val_bpb": 1.0, "like": "d4"}, "started": 1.7e9, "ends": 1.7e9, "previous": {"path": "/p", "count": 1, "checkpoint": 3}},
-    **{"training": {"id": "0" * 16, "number": 2, "begun": 17}, "last_lines": ["step 9"], "eta_seconds": 90.0, "loss": 3.0, **SPEED},
-    **{"rows_changed": 3, "rows_before": 5, "digest": "0f", "identical": True, "end_blames": [0], "session_age": 30.0, "rank": 1},
+    "links": {"good": [900.0, 0.3]},
+    "checkpoint": {"step": 5, "time": 1.7e9, "path": "/srv/x/model.pt", "bytes": 7},
+    "expected": {"val_bpb": 1.0, "like": "d4"},
+    "started": 1.7e9,
+    "ends": 1.7e9,
+    "previous": {"path": "/p", "count": 1, "checkpoint": 3},
+    "training": {"id": "0" * 16, "number": 2, "begun": 17},
+    "last_lines": ["step 9"],
+    "eta_seconds": 90.0,
+    "loss": 3.0,
+    **SPEED,
+    "rows_changed": 3,
+    "rows_before": 5,
+    "digest": "0f",
+    "identical": True,
+    "end_blames": [0],
+    "session_age": 30.0,
+    "rank": 1,
 }
 LOST = {"time": 1.7e9, "host": "evil", "since": 3, "until": 7, "why": "others had more"}
-KEPT = keeper("training", 2, "good", "evil", away=[away("good", step=4)], gave_way=[LOST], kept=[{"path": "/a", "checkpoint": 4}])
+KEPT = keeper(
+    "training", 2, "good", "evil", away=[away("good", step=4)], gave_way=[LOST], kept=[{"path": "/a", "checkpoint": 4}]
+)
 RUNS = [
     run_of(None, **MORE),
     run_of(KEPT, **MORE),
@@ -116,11 +154,14 @@ PREDICTED = {"tokens_per_second": 500.0, "wait_seconds": {"good": 0.1}, "bytes_s
 
 
 def shown(results: dict[str, Any]) -> str:
-    """What people and programs see of a run."""
+    """The screens and documents about a run, made of these results."""
     filters = FilterModule().filters()
     texts = [filters["status_table"](results), filters["closing_table"](results, PREDICTED)]
     json.dumps([filters["status_data"](results), filters["live_view"](results)], allow_nan=False)
-    rows = [{"host": host, "run": result.get("run") or {"state": None, "step": None}, "age": 3.0} for host, result in results.items()]
+    rows = [
+        {"host": host, "run": result.get("run") or {"state": None, "step": None}, "age": 3.0}
+        for host, result in results.items()
+    ]
     seen = {row["host"]: Observation(row["run"], 100.0, 30.0) for row in rows}
     texts += [live_line(rows, 80), phases_text(rows), regrouped(rows, 0)[1]]
     texts += [str(judge(host, seen, StallLimits(), first)) for host in seen for first in (True, False)]
@@ -151,3 +192,135 @@ def test_an_honest_answer_is_believed(answer_of, run):
     told = answer_of(run_info, {"run": run})
     assert told["run"] == json.loads(json.dumps(run))
     shown({"good": {"run": GOOD}, "evil": told})
+
+
+MEASURED = {
+    "pass_seconds": 1.5,
+    "adamw_seconds": 0.1,
+    "muon_seconds": 0.2,
+    "tokens_per_second": 700.0,
+    "matmul": "fp32",
+    "capability": "AVX2",
+    "cores": [0, 1],
+    "link": {"mbit": 900.0, "latency_ms": 0.3},
+    "links": {"desktop": [900.0, 0.3]},
+    "key": "k",
+    "device_batch": 8,
+    "products": {"fp32": {"tokens_per_second": 700.0, "pass_seconds": 1.5}},
+    "model": {
+        "sequence": 512,
+        "n_embd": 256,
+        "flops_per_token": 7,
+        "parameters": {"lm_head": 9, "transformer_matrices": 9},
+    },
+}
+PAST = {
+    "path": "/r",
+    "exists": True,
+    "plan_digest": "0f",
+    "rows": {"laptop": 4, "desktop": 4},
+    "head_shares": {"laptop": 1},
+    "cores": {"laptop": [0]},
+    "sync": "int8",
+    "matmul": "fp32",
+    "total_batch": 4096,
+    "iterations": 100,
+    "polite": {"laptop": "low"},
+    "capability": {"laptop": "avx2"},
+    "lineage": {"model": {"depth": 4}, "stage": {}, "data": {"id": "text-1", "source": "text", "paths": ["/a"]}},
+    "session": {"id": "s", "exit_code": 0},
+    "training": {"id": "0" * 16, "number": 2, "begun": 17},
+    "checkpoints": [10, 20],
+}
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The answers of this machine as the laptop of the tests of the plan, new and with an earlier run."""
+    base = str(tmp_path_factory.mktemp("base"))
+    real = host.probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, base, peers=["desktop"], folders=["/"])
+    laptop = plan_probes.laptop()
+    part = {name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")}
+    part["python"]["venv"] = {**real["python"]["venv"], "exists": False}
+    part["nics"] = [{"duplex": None, **one} for one in laptop["nics"]]
+    whole = {
+        **real,
+        **part,
+        **{name: laptop[name] for name in ("routes", "tmux", "base_dir", "venv_dir")},
+        "measured": MEASURED,
+    }
+    finished = {
+        "run": "d4",
+        "evals": [[0.5, 2.0], [1.0, 1.5]],
+        "training": None,
+        "lineage": PAST["lineage"],
+        "eval_tokens": 1,
+    }
+    holder = {"port": 29500, "addresses": ["::"], "pid": 3, "user": "x", "command": "y", "session": None, "run": None}
+    process = {"pid": 1, "parent": 0, "user": "x", "command": "torchrun", "session": None, "run": None, "age": 9}
+    more = {
+        "run": PAST,
+        "base_run": PAST,
+        "finished": [{**finished, "total_batch": 4096, "tokens": 10**6}],
+        "ports": [holder],
+        "processes": [process],
+    }
+    used = {
+        **whole,
+        **more,
+        "usage": {"graphical": ["x"], "blind": ["y"]},
+        "transfer": {"folder": "/a b", "shell": "/bin/sh"},
+    }
+    resumed = {**used, "transfer": None, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
+    documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
+    return documents
+
+
+def plan_with(probe: Any, **settings: Any) -> str:
+    """The plan of the desktop and this laptop, or why there is none."""
+    given = plan_probes.hosts({"ddp_data_paths": ["/a"], "ddp_data_host": "desktop", **settings})
+    given[1]["probe"] = probe
+    try:
+        made = make_plan(given)
+    except PlanError as why:
+        return str(why)
+    json.dumps([made.plan, made.findings], allow_nan=False)
+    return render(made.plan)
+
+
+def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_of, probes):
+    refused = 0
+    for number, probe in enumerate(cases(*probes)):
+        told = answer_of(host_info, {"probe": probe})
+        if told.get("failed"):
+            refused += 1
+            assert told["msg"].startswith("evil sent an invalid answer: its ") and told["msg"].isprintable()
+        else:
+            plan_with(
+                told["probe"], **[{}, {"ddp_budget": "8h"}, {"ddp_polite": "guest", "ddp_restarts": 3}][number // 3 % 3]
+            )
+    assert refused > CASES / 4
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [("nics", 1, "kind"), ("disk",), ("disk", "free"), ("python", "version"), ("cpu", "sets"), ("ephemeral", "low")],
+)
+def test_a_probe_that_lacks_something_is_one_sentence_with_the_hosts_name(answer_of, probes, missing):
+    probe = copy.deepcopy(probes[0])
+    part = probe
+    for one in missing[:-1]:
+        part = part[one]
+    del part[missing[-1]]
+    place = ".".join("*" if isinstance(one, int) else one for one in missing)
+    told = answer_of(host_info, {"probe": probe})
+    assert (
+        told["failed"]
+        and told["msg"] == f"evil sent an invalid answer: its {place} is missing; {told['msg'].partition('; ')[2]}"
+    )
+
+
+def test_honest_facts_are_believed(answer_of, probes):
+    for probe in probes:
+        assert answer_of(host_info, {"probe": probe})["probe"] == probe
+    assert plan_with(probes[0]).startswith("Run ") and plan_with(probes[2]).startswith("Run ")

@@ -67,7 +67,9 @@ def test_without_ansibles_own_command_its_documented_options_are_used(monkeypatc
 def test_any_login_shell_starts_the_program_in_its_folder_with_its_environment(tmp_path, shell):
     """sshd gives the line to the user's own shell."""
     program = tmp_path / "it's a python!"
-    program.write_text('#!/bin/sh\npwd; printf "%s\\n" "$NANOCHAT_BASE_DIR" "$PYTHONPATH" "[$CUDA_VISIBLE_DEVICES]" "$@"\n')
+    program.write_text(
+        '#!/bin/sh\npwd; printf "%s\\n" "$NANOCHAT_BASE_DIR" "$PYTHONPATH" "[$CUDA_VISIBLE_DEVICES]" "$@"\n'
+    )
     program.chmod(0o755)
     line = action.remote_command({**OPTIONS, "trainer_dir": str(tmp_path), "python": str(program)})
     done = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=False)

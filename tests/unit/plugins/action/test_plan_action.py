@@ -45,6 +45,22 @@ def test_the_plan_of_all_hosts(run):
     assert result["text"].startswith("Run d4 on 2 hosts")
 
 
+@pytest.mark.parametrize("become", [True, "yes", False, "no", None])
+def test_no_command_line_makes_training_root(run, become):
+    play = {"hostvars": variables(), "ansible_become": become}
+    told = run({"of": "questions", "hosts": BOTH}, play, whole=True)
+    assert bool(told.get("failed")) is (become in (True, "yes"))
+    assert "training would run as root" in told.get("msg", "training would run as root")
+
+
+def test_root_trains_only_as_the_inventorys_user_and_the_plan_says_where(run):
+    known = variables()
+    assert "root" not in run({"hosts": BOTH}, known)["text"]
+    known["laptop"]["ddp_probe"]["host"]["user"] = "root"
+    line = "laptop: training runs as root, the user of the inventory; ansible_user names another"
+    assert line in run({"hosts": BOTH}, known)["text"]
+
+
 def test_only_variables_of_the_job_are_looked_at(run):
     class Known(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:

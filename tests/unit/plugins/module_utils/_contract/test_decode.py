@@ -78,7 +78,7 @@ def test_facts_without_end_are_refused(real):
     for dummy in range(500):
         deep = {"deeper": deep}
     with pytest.raises(Untrue, match="nested too deeply"):
-        decode(Probe, {**real, "measured": deep})
+        decode(Probe, {**real, "measured": {"model": deep}})
 
 
 def deployed(**changes: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import functools
 import json
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text

@@ -12,7 +12,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMP
 
 def keeper(state: str = "training", generation: int = 2, *members: str, **more: Any) -> dict[str, Any]:
     """The last record of a keeper, of a run on the desktop and the laptop."""
-    usual = {"why": "", "waits": "", "since": 1.7e9, "rests_since": None, "hears": [], "hosts": ["desktop", "laptop"], "grace": 30.0}
+    usual = {
+        "why": "",
+        "waits": "",
+        "since": 1.7e9,
+        "rests_since": None,
+        "hears": [],
+        "hosts": ["desktop", "laptop"],
+        "grace": 30.0,
+    }
     kept: dict[str, Any] = {"away": [], "repeated": 0, "gave_way": [], "kept": []}
     return {"state": state, "generation": generation, "members": list(members), **usual, **kept, **more}
 
