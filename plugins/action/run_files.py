@@ -19,7 +19,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, unexpanded
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import across_sleep, code_answer, unexpanded
 
 ROUNDS = 1000
 # Read once, before Ansible forks for each host.
@@ -31,10 +31,14 @@ def ask(
 ) -> dict[str, object]:
     """The host's answer."""
     asked = {**arguments, "have": have}
-    answer = code_answer(action, files, asked, variables)
-    if answer is None:
-        answer = action._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
-    return answer
+
+    def ask_once() -> dict[str, object]:
+        answer = code_answer(action, files, asked, variables)
+        if answer is None:
+            answer = action._execute_module("nanochat.ddp.run_files", module_args=asked, task_vars=variables)
+        return answer
+
+    return across_sleep(action, ask_once)
 
 
 def bring(
@@ -72,7 +76,7 @@ def fetch(action: ActionBase, run_dir: str, part: Document, folder: Path) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        action._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside))
+        across_sleep(action, lambda: action._connection.fetch_file(f"{run_dir}/{part['path']}", str(beside)))
         if beside.stat().st_size != part.get("size"):
             raise CopyError(f"{part['path']} came with {beside.stat().st_size} of {part.get('size')} bytes")
         # The host's own stamp; while it is the same, so is the file.

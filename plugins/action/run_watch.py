@@ -32,6 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import (
     ledger_of,
 )
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import is_due, row_of, run_line
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import drop_connection
 
 display = Display()
 
@@ -57,7 +58,7 @@ class ProgressLine(TypedDict):
 
 
 class WatchEntry(TypedDict, total=False):
-    """State of a host's loop: the last answer, and the times of the last changes."""
+    """State of a host's loop: the last answer, and the times of the last changes by a clock that stops while this machine sleeps."""
 
     begun: float
     asked: float
@@ -141,14 +142,14 @@ class ActionModule(FollowingAction):
             type(self)._ended = own
             result["over"] = not self.accompanied()
         if not result["over"]:
-            result["others"] = seen_of(others, self._ledger(), time.time())
+            result["others"] = seen_of(others, self._ledger(), time.monotonic())
         self._renew_page(last=bool(own["over"]))
 
     def _renew_page(self, last: bool) -> None:
         """The live page, if wanted, from the polls of all processes."""
         options = self._options()
         if options["live_page"]:
-            seen = seen_of([node["host"] for node in options["nodes"]], self._ledger(), time.time())
+            seen = seen_of([node["host"] for node in options["nodes"]], self._ledger(), time.monotonic())
             rows = [{**one, "host": host} for host, one in seen.items()]
             folder = _live_page.run_folder(options["live_page"], options["nodes"][0]["run_dir"])
             _live_page.renew(rows, folder, ledger_of(self, "page"), last)
@@ -162,7 +163,7 @@ class ActionModule(FollowingAction):
         with claim:
             before = cast(ProgressLine, ledger.read("line")) or {"line": "", "at": 0.0, "begun": time.monotonic()}
             hosts = [node["host"] for node in self._options()["nodes"]]
-            seen = seen_of(hosts, self._ledger(), time.time())
+            seen = seen_of(hosts, self._ledger(), time.monotonic())
             now = time.monotonic()
             line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
@@ -192,7 +193,7 @@ class ActionModule(FollowingAction):
     def _poll_and_judge(self, host: str, variables: Mapping[str, Any]) -> dict[str, object]:
         """Poll a host, and decide whether watching it is over."""
         options, ledger = self._options(), self._ledger()
-        entry = entry_of(ledger, host) or {"begun": time.time()}
+        entry = entry_of(ledger, host) or {"begun": time.monotonic()}
         problem = self._poll(host, options, entry, variables)
         if problem:
             ledger.write(host, {**entry, "over": "failed"})
@@ -217,13 +218,13 @@ class ActionModule(FollowingAction):
                 folder = _live_page.run_folder(results, run_dir)
                 _live_page.bring(self, run_dir, folder, host, self._known or variables)
         except AnsibleConnectionFailure:
-            self._begin_again()
+            drop_connection(self)
             return False
         return True
 
     def _judge(self, host: str, options: Mapping[str, Any]) -> WatchVerdict | None:
         """Judge with the results of the other hosts' loops."""
-        now, ledger = time.time(), self._ledger()
+        now, ledger = time.monotonic(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
         seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
         limits = StallLimits(options["stall_factor"], options["stall_minimum"], options["timeout"])
@@ -237,11 +238,11 @@ class ActionModule(FollowingAction):
         node = node_of(host, options["nodes"])
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
-            pause = intervals(time.time() - entry["begun"], options["first_step"])
+            pause = intervals(time.monotonic() - entry["begun"], options["first_step"])
             if options["live_page"]:
                 pause = {name: min(seconds, _live_page.LOOK_SECONDS) for name, seconds in pause.items()}
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
-        entry["asked"] = time.time()
+        entry["asked"] = time.monotonic()
         self._ledger().write(host, entry)
         seen = self.ask(arguments, variables)
         if seen and options["live_page"] and not self._bring(host, node["run_dir"], options["live_page"], variables):
@@ -251,7 +252,7 @@ class ActionModule(FollowingAction):
             return None
         if seen.get("failed"):
             return seen
-        now, run = time.time(), cast(RunState, seen["run"])
+        now, run = time.monotonic(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
         if seconds_without_cpu(run) == 0:

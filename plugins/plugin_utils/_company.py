@@ -34,7 +34,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, decoded
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, decoded, drop_connection
 
 display = Display()
 
@@ -183,7 +183,7 @@ class FollowingAction(ActionBase):
                 answer = answer or self._execute_module(self.MODULE, module_args=arguments, task_vars=variables)
                 return decoded(answer, self.ANSWER, (self._known or variables).get("inventory_hostname"))
         except AnsibleConnectionFailure:
-            self._begin_again()
+            drop_connection(self)
             time.sleep(RETRY_SECONDS)
             return None
 
@@ -192,17 +192,7 @@ class FollowingAction(ActionBase):
         try:
             super().cleanup(force)
         except AnsibleConnectionFailure:
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        """Drop the connection, and the temporary folder that can no longer be removed through it."""
-        self._connection.close()
-        with contextlib.suppress(AnsibleError, OSError):
-            # A persistent connection would seem to work however long the host is frozen.
-            self._connection.reset()
-        shell = getattr(self._connection, "_shell", None)
-        if shell is not None:
-            shell.tmpdir = None
+            drop_connection(self)
 
     # -- accompanying hosts ------------------------------------------------------------------------------------------------
 

@@ -11,14 +11,17 @@ time: so this is only for idempotent tasks.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shlex
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ansible import constants
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
@@ -28,6 +31,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "
+SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
+Answer = TypeVar("Answer")
 # How the keys of a result begin that Ansible itself obeys, whatever its version.
 ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
 
@@ -112,6 +117,30 @@ def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: objec
         return {"changed": False, "failed": True, "msg": f"{host} sent an invalid answer: {why}"}
 
 
+def drop_connection(action: ActionBase) -> None:
+    """Drop the connection, and the temporary folder that can no longer be removed through it."""
+    action._connection.close()
+    with contextlib.suppress(AnsibleError, OSError):
+        # A persistent connection would seem to work however long the host is frozen.
+        action._connection.reset()
+    shell = getattr(action._connection, "_shell", None)
+    if shell is not None:
+        shell.tmpdir = None
+
+
+def across_sleep(action: ActionBase, ask: Callable[[], Answer]) -> Answer:
+    """The answer; asked for once more if the connection broke while this machine slept."""
+    before = time.time() - time.monotonic()
+    try:
+        return ask()
+    except AnsibleConnectionFailure:
+        # Only the monotonic clock stops during sleep.
+        if time.time() - time.monotonic() - before < SLEPT_SECONDS:
+            raise
+        drop_connection(action)
+        return ask()
+
+
 def code_answer(
     action: ActionBase, code: ModuleType, params: Mapping[str, Any], variables: Mapping[str, object]
 ) -> dict[str, object] | None:
@@ -150,10 +179,15 @@ class BareAction(ActionBase):
         arguments = self.arguments(variables)
         options = self.validate_argument_spec(unexpanded(self.CODE.OPTIONS), **self.CHECKS)[1]
         told = {**options, **arguments, **self.told_by_ansible()}
-        seen = code_answer(self, self.CODE, told, variables)
-        if seen is None:
-            seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
-            seen.pop("invocation", None)
+
+        def ask() -> dict[str, object]:
+            seen = code_answer(self, self.CODE, told, variables)
+            if seen is None:
+                seen = self._execute_module(module_args={**self._task.args, **arguments}, task_vars=variables)
+                seen.pop("invocation", None)
+            return seen
+
+        seen = across_sleep(self, ask)
         result.update(decoded(seen, self.ANSWER, variables.get("inventory_hostname")))
         return result
 

@@ -240,7 +240,9 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     base = str(tmp_path_factory.mktemp("base"))
     real = host.probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, base, peers=["desktop"], folders=["/"])
     laptop = plan_probes.laptop()
-    part = {name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")}
+    part: dict[str, Any] = {
+        name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
+    }
     part["python"]["venv"] = {**real["python"]["venv"], "exists": False}
     part["nics"] = [{"duplex": None, **one} for one in laptop["nics"]]
     whole = {
