@@ -190,12 +190,17 @@ class Folder(TypedDict):
 
 
 class PastSession(TypedDict, total=False):
-    """How the session of a run ended, if it has."""
+    """The session of a run (session.json), and how it ended if it has."""
 
     id: str
-    ended: Optional[float]
+    session: str
+    boot_id: str
+    started: Optional[Moment]
+    ended: Optional[Moment]
     exit_code: Optional[int]
+    signal: Optional[int]
     stopped: bool
+    terminated_by: Optional[str]
 
 
 class PastRun(TypedDict):

@@ -1,27 +1,106 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads a collected run: one folder per host."""
+"""Reads a collected run: one folder per host. Its files come from hosts, so what does not fit their types is left out, with a sentence."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import PastSession
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank, newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
+if TYPE_CHECKING:
+    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
+
 
 class ReportError(Exception):
     """There is nothing to report; the text is for the user."""
+
+
+class _OfEveryEvent(TypedDict):
+    kind: str
+
+
+class MetricsEvent(_OfEveryEvent, total=False):
+    """A line of a rank's metrics, as far as the report reads it; docs/contract.md has the keys of each kind."""
+
+    time: Optional[Moment]
+    step: Optional[int]
+    steps: Optional[int]
+    rank: Optional[int]
+    world: Optional[int]
+    model: Document
+    settings: Document
+    dtype: Optional[str]
+    dtype_reason: Optional[str]
+    kernels: Optional[List[str]]
+    capability: Optional[str]
+    resumed_from: Optional[int]
+    ends: Optional[Moment]
+    loss: Optional[float]
+    loss_smooth: Optional[float]
+    seconds: Optional[float]
+    tokens_per_second: Optional[float]
+    forward_backward_seconds: Optional[float]
+    wait_seconds: Optional[float]
+    optimizer_seconds: Optional[float]
+    data_seconds: Optional[float]
+    bytes_sent: Optional[float]
+    memory_bytes: Optional[float]
+    rows: Optional[int]
+    share: Optional[float]
+    val_bpb: Optional[float]
+    prompt: Optional[str]
+    text: Optional[str]
+    digest: Optional[str]
+    identical: Optional[bool]
+    path: Optional[str]
+    bytes: Optional[float]
+    reason: Optional[str]
+    error: Optional[str]
+    cause: Optional[str]
+    blames: Optional[List[int]]
+
+
+class SharesEvent(_OfEveryEvent, total=False):
+    """A line about new shares."""
+
+    time: Optional[Moment]
+    step: Optional[int]
+    rows: List[int]
+    before: List[int]
+    speeds: List[float]
+
+
+class _OfEveryMember(TypedDict):
+    time: Moment
+    what: str
+
+
+class MemberEvent(_OfEveryMember, total=False):
+    """A line of a keeper's members.jsonl."""
+
+    host: str
+    why: Optional[str]
+    generation: Optional[int]
+    members: List[str]
+    steps: Optional[int]
 
 
 class CollectedRank(NamedTuple):
@@ -34,6 +113,7 @@ class CollectedRank(NamedTuple):
     lines: List[str]
     members: Sequence[Document] = ()  # recorded by its keeper
     training: Optional[Document] = None
+    problems: Sequence[str] = ()  # sentences about what was left out of its files
 
 
 class CollectedRun(NamedTuple):
@@ -45,24 +125,65 @@ class CollectedRun(NamedTuple):
     prediction: Document
     findings: List[Document]
     members: Sequence[Document] = ()  # records of the keeper that trained most often
+    problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
+
+
+class Decoder:
+    """Decodes one host's files, and keeps a sentence about each that does not fit."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.problems: List[str] = []
+
+    def file(self, kind: Any, folder: str, name: str, partial: bool = False) -> Document:
+        """A file's document; empty if there is none or it does not fit."""
+        found = read_object(os.path.join(folder, name))
+        return next(iter(self.lines(lambda one: kind, [found], name, partial)), {}) if found else {}
+
+    def lines(
+        self, kind_of: Callable[[Document], Any], found: Iterable[Document], name: str, partial: bool = False
+    ) -> List[Document]:
+        """The lines of a file that fit."""
+        fitting, reasons = [], []
+        for one in found:
+            try:
+                fitting.append(cast(Document, decode(kind_of(one), one, partial)))
+            except Untrue as why:
+                reasons.append(why)
+        if reasons:
+            what = plural(len(reasons), "line") if name.endswith(".jsonl") else "all"
+            self.problems.append("%s: %s of its %s is left out: %s" % (self.host, what, name, reasons[0]))
+        return fitting
 
 
 def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
     """One host's folder; None if it contains nothing about a run."""
     found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in os.listdir(folder))
     metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
-    session = read_object(os.path.join(folder, "session.json"))
+    host = os.path.basename(folder)
+    own = Decoder(host)
+    session = own.file(PastSession, folder, "session.json")
     if not metrics and not session:
         return None
     # A host whose rank changed has files of both; the newest start decides.
-    host = os.path.basename(folder)
     planned = [number(node, "rank") for node in items(plan, "nodes") if host_folder(node.get("host")) == host]
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
+    events = own.lines(_event_of, map(without_nan, events), "metrics-rank%d.jsonl" % rank)
+    members = own.lines(lambda one: MemberEvent, read_members(folder), MEMBER_EVENTS)
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
     training = read_object(os.path.join(folder, TRAINING_FILE))
-    return CollectedRank(host, rank, events, session, lines, read_members(folder), training)
+    return CollectedRank(host, rank, events, session, lines, members, training, own.problems)
+
+
+def _event_of(event: Document) -> Any:
+    return SharesEvent if event["kind"] == "shares" else MetricsEvent
+
+
+def without_nan(event: Document) -> Document:
+    """The event of a trainer whose loss is not a number, which is null here."""
+    return {key: None if value != value or value in (math.inf, -math.inf) else value for key, value in event.items()}
 
 
 def host_folder(host: object) -> str:
@@ -86,16 +207,20 @@ def _folders(folder: str) -> List[str]:
     return [path for path in paths_in(folder) if os.path.isdir(path)]
 
 
-def newest_plan(folders: Sequence[str]) -> Document:
-    """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
+def newest_plan(folders: Sequence[str]) -> Tuple[Document, List[str]]:
+    """The plan of the newest start of the newest training, and sentences about those that do not fit; folders of hosts that left
+    keep an older one."""
     newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
+    problems: List[str] = []
     for folder in folders:
-        plan = read_object(os.path.join(folder, "plan.json"))
+        own = Decoder(os.path.basename(folder))
+        plan = own.file(Plan, folder, "plan.json", partial=True)
+        problems += own.problems
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
         order = (number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started)
         if plan and order > newest[0]:
             newest = (order, plan)
-    return newest[1]
+    return newest[1], problems
 
 
 def load_run(path: str) -> CollectedRun:
@@ -103,7 +228,7 @@ def load_run(path: str) -> CollectedRun:
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = _folders(path)
-    plan = newest_plan(folders)
+    plan, problems = newest_plan(folders)
     planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}
     there = [folder for folder in folders if os.path.basename(folder) in planned] or folders
     ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
@@ -117,4 +242,5 @@ def load_run(path: str) -> CollectedRun:
         (rank.members for rank in ranks), key=lambda events: [one.get("what") for one in events].count(TRAINING)
     )
     name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
-    return CollectedRun(name, plan, by_rank, prediction, findings, members)
+    problems += [problem for rank in by_rank for problem in rank.problems]
+    return CollectedRun(name, plan, by_rank, prediction, findings, members, problems)

@@ -79,10 +79,10 @@ def made_steps(events: Sequence[Event]) -> List[Event]:
 
 
 def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
-    """The steps as one list per figure, null if not finite."""
+    """The steps as one list per figure."""
     table: Dict[str, List[Any]] = {"step": [step["step"] for step in steps]}
     for name in COLUMNS:
-        values = [step.get(name) if finite(step.get(name)) is not None else None for step in steps]
+        values = [step.get(name) for step in steps]
         if any(value is not None for value in values):
             table[name] = values
     return table
@@ -90,12 +90,7 @@ def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
 
 def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
     """All events of a kind, reduced to these keys."""
-    found = []
-    for event in events:
-        if event["kind"] == kind:
-            values = {name: event.get(name) for name in ("step", "time", *names)}
-            found.append({name: finite(value) if isinstance(value, float) else value for name, value in values.items()})
-    return found
+    return [{name: event.get(name) for name in ("step", "time", *names)} for event in events if event["kind"] == kind]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -118,7 +113,7 @@ def rank_end(rank: CollectedRank) -> str:
 
 def why_given_up(ranks: Sequence[CollectedRank]) -> str:
     """Why the keepers gave up; empty if they did not."""
-    last = [(finite(rank.members[-1].get("time")) or 0.0, last_word(rank.members)) for rank in ranks if rank.members]
+    last = [(finite(rank.members[-1]["time"]) or 0.0, last_word(rank.members)) for rank in ranks if rank.members]
     failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
     return min(failed, default=(0.0, ""))[1]
 
@@ -276,7 +271,7 @@ def page_data(
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
         "ranks": ranks,
-        "sentences": budget_lines(run),
+        "sentences": [*budget_lines(run), *run.problems],
         "happenings": happenings(run),
         "compared": compared(run, ranks),
         "worth": worth_rows(run, worth),

@@ -9,7 +9,9 @@ import copy
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,18 +19,22 @@ import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action import host_info, run_info
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _look
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
 
+PAGE = str(Path(__file__).resolve().parents[3] / "roles" / "collect" / "files")
 CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "300"))  # of each document
 ODD = [
     *(None, True, False, 0, -1, 1, 7.5, 2**40, 2**70, -(2**62), 1e300, -1e49, float("nan"), float("inf"), 1764000000),
@@ -64,7 +70,10 @@ def mutated(document: Any, chance: random.Random) -> Any:
     """The document with one to three values replaced, removed or repeated."""
     changed = copy.deepcopy(document)
     for dummy in range(chance.choice([1, 1, 2, 3])):
-        *way, last = chance.choice(list(places(changed)) or [("x",)])
+        ways = list(places(changed))
+        if not ways:
+            break
+        *way, last = chance.choice(ways)
         part = changed
         for one in way:
             part = part[one]
@@ -326,3 +335,158 @@ def test_honest_facts_are_believed(answer_of, probes):
     for probe in probes:
         assert answer_of(host_info, {"probe": probe})["probe"] == probe
     assert plan_with(probes[0]).startswith("Run ") and plan_with(probes[2]).startswith("Run ")
+
+
+MASTER = {"host": "good", "address": "10.0.0.0", "port": 29500}
+
+
+def evidence_of(run: Any) -> dict[str, Any]:
+    process = {
+        "pid": 7,
+        "state": "S",
+        "cpu_share": 0.5,
+        "waits_in": "x",
+        "memory_bytes": 2**30,
+        "swapped_bytes": 2**29,
+        "command": "python",
+    }
+    system = {
+        "cpus": 4,
+        "load1": 1.0,
+        "memory_available": 2**33,
+        "disk_free": 2**20,
+        "oom_kills": 1,
+        "pressure": {"io": 50.0},
+    }
+    nics = {"eth0": {"state": "up", "carrier_changes": 0, "errors": 0}}
+    socket = {
+        "peer": "10.0.0.0",
+        "port": 5,
+        "state": "established",
+        "unsent_bytes": 9,
+        "unread_bytes": 0,
+        "retransmits": 4,
+    }
+    other = {"pid": 9, "user": "x", "command": "make", "cpu_share": 3.0}
+    dump = {"time": 1.0, "pid": 7, "stacks": {"MainThread": ["a.py:1 in f"]}, "flight": {"last_seq": 7, "entries": []}}
+    more = {
+        "sockets": [socket],
+        "links": {"good": "timeout"},
+        "system": {**system, "nics": nics},
+        "others": [other],
+        "kernel": ["Killed"],
+    }
+    return {"run": run, "rank": 1, "process": process, "dump": dump, "oom_kills_before": 0, **more}
+
+
+def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
+    plan: Any = {
+        "run": "d4",
+        "nodes": [{**node, "nic": "eth0"} for node in NODES],
+        "master": {"host": "good", "address": "10.0.0.0", "port": 29500},
+    }
+    good = {"evidence": evidence_of(GOOD)}
+    for number, evidence in enumerate(cases(*map(evidence_of, RUNS))):
+        silent = number % 2 == 0
+        results = {
+            "good": {"unreachable": True} if silent else good,
+            "evil": {"evidence": json.loads(json.dumps(evidence))},
+        }
+        told = diagnose(plan, results)
+        assert told["verdict"]["host"] in ("good", "evil")
+        refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
+        assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What collect brought of a run that is over, from two hosts with keepers."""
+    run = tmp_path_factory.mktemp("collected") / "d4"
+    for rank, name in enumerate(["evil", "good"]):
+        folder = run / name
+        fake_run.write_history(folder, fake_run.history(rank, 2, 6, 1.7e9), rank)
+        fake_run.write_json(
+            folder / "session.json", fake_run.session_of(rank, 1.7e9 - 1, ended=1.7e9 + 50, exit_code=0)
+        )
+        fake_run.write_json(folder / "plan.json", fake_run.plan_for([run / "evil", run / "good"], 6))
+        story = [
+            {
+                "time": 1.7e9,
+                "host": name,
+                "what": "training",
+                "why": "",
+                "generation": 1,
+                "members": ["evil", "good"],
+                "steps": 0,
+            },
+            {"time": 1.7e9 + 9, "host": "good", "what": "lost", "why": "good is not heard any more", "generation": 1},
+            {
+                "time": 1.7e9 + 9,
+                "host": name,
+                "what": "training",
+                "why": "x",
+                "generation": 2,
+                "members": ["evil"],
+                "steps": 3,
+            },
+            {
+                "time": 1.7e9 + 12,
+                "host": name,
+                "what": "gave way",
+                "why": "others had more",
+                "generation": 2,
+                "steps": 5,
+            },
+            {"time": 1.7e9 + 20, "host": name, "what": "finished", "why": "", "generation": 2},
+        ]
+        (folder / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in story))
+    return run
+
+
+def page_of(run: Path) -> dict[str, Any]:
+    """The data of the page that the report is, as a browser reads it."""
+    page = report.make_report([str(run)], PAGE)
+    text = page.split('type="application/json">')[1].split("</script>")[0]
+    found: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return found
+
+
+def test_whatever_was_collected_from_a_host_the_report_is_made_and_the_others_are_whole(collected, tmp_path):
+    names = ["metrics-rank0.jsonl", "members.jsonl", "session.json", "plan.json"]
+    good = [one["summary"] for one in page_of(collected)["ranks"] if one["summary"]["host"] == "good"]
+    told = 0
+    shutil.copytree(collected, tmp_path / "d4")
+    files = {name: (collected / "evil" / name).read_text() for name in names}
+    for number, lines in enumerate(
+        cases(*([json.loads(line) for line in text.splitlines()] for text in files.values()))
+    ):
+        name = names[number % len(names)]
+        (tmp_path / "d4" / "evil" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        page = page_of(tmp_path / "d4")
+        rows = [one["summary"] for one in page["ranks"] if one["summary"]["host"] == "good"]
+        # A plan that fits may be another one, which does not have that host.
+        assert rows == good or (name == "plan.json" and not rows)
+        said = [one for one in page["sentences"] if "left out" in one]
+        assert all(one.startswith("evil: ") and name in one and one.isprintable() for one in said)
+        told += len(said)
+        (tmp_path / "d4" / "evil" / name).write_text(files[name])
+    assert told > CASES / 4
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics-rank0.jsonl", '{"kind": "step", "step": 9, "time": Infinity, "loss": NaN, "seconds": NaN}'),
+        ("metrics-rank0.jsonl", '{"kind": "eval", "step": 9, "time": 1e999, "val_bpb": [1]}'),
+        ("members.jsonl", '{"time": 1.7e9, "what": "training", "generation": [2], "members": ["evil"]}'),
+        ("members.jsonl", '{"time": NaN, "what": "training", "generation": 2, "members": ["evil"]}'),
+    ],
+)
+def test_no_number_in_a_collected_file_ends_the_report(collected, tmp_path, name, line):
+    shutil.copytree(collected, tmp_path / "d4")
+    with (tmp_path / "d4" / "evil" / name).open("a") as file:
+        file.write(line + "\n")
+    page = page_of(tmp_path / "d4")
+    assert len(page["ranks"]) == 2
+    left_out = [one for one in page["sentences"] if f"evil: 1 line of its {name} is left out" in one]
+    assert bool(left_out) is ('NaN, "seconds"' not in line)

@@ -113,7 +113,7 @@ def test_a_host_that_freezes_while_its_metrics_are_brought_gives_no_answer(watch
 
     made, options = watch
     monkeypatch.setattr(run_watch._live_page, "bring", freeze)
-    monkeypatch.setattr(made, "_begin_again", lambda: None, raising=False)
+    monkeypatch.setattr(run_watch, "drop_connection", lambda action: None)
     entry: Any = {"begun": 0.0}
     assert made._poll("node1", options, entry, {}) is None
     assert "run" not in entry

@@ -119,7 +119,7 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
 
 
 def evidence(run: Any, peer: str) -> dict[str, Any]:
-    memory, nothing = {"memory_bytes": 0, "swapped_bytes": 0}, {"system": {}, "others": [], "sockets": [], "dump": None}
+    memory, nothing = {"memory_bytes": 0, "swapped_bytes": 0}, {"others": [], "sockets": [], "dump": None}
     process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", **memory}
     return {"run": run, "process": process, "links": {peer: "refused"}, **nothing}
 
