@@ -83,10 +83,11 @@ def one_run(results: Mapping[str, Any]) -> str:
     return find_run.one_run(seen(results)) or ""
 
 
-def newest_plans(results: Mapping[str, Any]) -> list[Any]:
-    """The plans returned by run_info with the runs, that of the newest training first."""
+def plans_of_runs(results: Mapping[str, Any], hosts: Iterable[str]) -> list[Any]:
+    """The valid plans returned by run_info with the runs: the one that most hosts have first, then that of the newest training."""
     told = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
-    return [result["plan"] for result in sorted(told, key=lambda result: find_run.age(result["run"]), reverse=True)]
+    newest = sorted(told, key=lambda result: find_run.age(result["run"]), reverse=True)
+    return believed_plans([result["plan"] for result in newest], list(hosts))
 
 
 def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
@@ -104,13 +105,12 @@ class FilterModule:
             "of_hosts": of_hosts,
             "one_run": one_run,
             "newest_model": newest_model,
-            "newest_plans": newest_plans,
             "collected_model": lambda results, run="": collected_model(str(results), str(run)) or "",
             "setting": setting,
             "environment": environment,
             "plain_name": plain_name,
             "flag_words": flag_words,
-            "believed_plans": believed_plans,
+            "believed_plans": plans_of_runs,
             "best_measured": best_of_all,
             "measured_link": with_link,
             "preflight_peers": preflight_peers,

@@ -16,8 +16,10 @@ from typing import (
     Collection,
     Dict,
     List,
+    Optional,
     Sequence,
     Type,
+    TypedDict,
     TypeVar,
     Union,
     cast,
@@ -28,7 +30,6 @@ from typing import (
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import values
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import STILL, Untrue, refused
 
 Decoded = TypeVar("Decoded")
@@ -36,7 +37,7 @@ DEEPEST = 20
 
 
 def decode(kind: Type[Decoded], value: Any, partial: bool = False) -> Decoded:
-    """The document without unknown keys; raises Untrue with the place of the first value that does not fit.
+    """The document; raises Untrue with the place of the first value that does not fit.
 
     A missing key is null where its type allows that. In a partial document, which another version may have written, any may be missing.
     """
@@ -58,21 +59,26 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
     if origin is dict and isinstance(value, dict):
         return {_text(name): _decode(parts[1], one, place + ".*", partial) for name, one in value.items()}
     if hasattr(kind, "__required_keys__") and isinstance(value, dict):
-        return dict(_keys(kind, value, place, partial))
+        return _keys(kind, value, place, partial)
     if kind is object or _is_plain(kind, value):
         return _plain(value, place, 0)
     raise Untrue("its %s: %s" % (place or "answer", refused(value, "something else")))
 
 
-def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Any:
-    """The keys of a document that its type has."""
-    for name, own in _hints(kind).items():
-        where = (place + "." + name).lstrip(".")
-        if name not in value and (partial or name not in kind.__required_keys__):
-            continue
-        if name not in value and get_origin(own) is not Union:
-            raise Untrue("its %s is missing; %s" % (where, STILL))
-        yield name, _decode(own, value.get(name), where, partial)
+def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[str, Any]:
+    """The values of a section; an unknown key may hold anything plain."""
+    hints = _hints(kind)
+    missing = [] if partial else sorted(kind.__required_keys__ - value.keys())
+    for name in missing:
+        if get_origin(hints[name]) is not Union:
+            raise Untrue("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))
+    unknown = {_text(name): _plain(one, place + ".*", 0) for name, one in value.items() if name not in hints}
+    known = {name: own for name, own in hints.items() if name in value}
+    return {
+        **dict.fromkeys(missing),
+        **unknown,
+        **{name: _decode(own, value[name], (place + "." + name).lstrip("."), partial) for name, own in known.items()},
+    }
 
 
 @functools.lru_cache(maxsize=None)
@@ -107,16 +113,51 @@ def _text(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Plan]:
+class DeployedNode(TypedDict):
+    """A node, as far as the doctor needs it."""
+
+    host: str
+    rank: values.Rank
+    address: Optional[values.Address]
+    peers: Optional[List[values.Address]]
+    session: Optional[values.PlainName]
+    nic: Optional[str]
+
+
+class DeployedMaster(TypedDict):
+    """Where the ranks met."""
+
+    host: str
+    address: Optional[values.Address]
+    port: values.Port
+
+
+class DeployedPorts(TypedDict):
+    """Where the ranks listened."""
+
+    low: values.Port
+    high: values.Port
+
+
+class DeployedPlan(TypedDict):
+    """A plan that a host sent back, as far as the doctor needs it; it may be of another version."""
+
+    run: values.PlainName
+    nodes: List[DeployedNode]
+    master: DeployedMaster
+    data_ports: DeployedPorts
+    timeout_seconds: Optional[values.Timeout]
+
+
+def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[DeployedPlan]:
     """The valid plans among those that hosts sent back that include one of these hosts; most frequent first.
 
     A host of a plan may have left the inventory since; it is not contacted.
     """
-    plans: List[Plan] = []
+    plans: List[DeployedPlan] = []
     for one in found:
         with contextlib.suppress(Untrue):
-            plan = decode(Plan, one, partial=True)
-            if plan.get("run") and any(node.get("host") in hosts for node in plan.get("nodes", [])):
-                plans.append(plan)
+            plan = decode(DeployedPlan, one)
+            plans += [plan] if any(node["host"] in hosts for node in plan["nodes"]) else []
     digests = [digest_of(plan) for plan in plans]
     return [plan for dummy, plan in sorted(zip(digests, plans), key=lambda pair: -digests.count(pair[0]))]

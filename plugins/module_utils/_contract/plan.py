@@ -5,18 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, TypedDict
+from typing import Dict, List, Mapping, Optional, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import CoreSet
-
-if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import (
-        Address,
-        PlainName,
-        Port,
-        Rank,
-        Timeout,
-    )
 
 VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
 
@@ -25,15 +16,15 @@ class Master(TypedDict):
     """Where the ranks meet."""
 
     host: str
-    address: Optional[Address]
-    port: Port
+    address: Optional[str]
+    port: int
 
 
 class Ports(TypedDict):
     """The range in which Gloo listens."""
 
-    low: Port
-    high: Port
+    low: int
+    high: int
 
 
 class Model(TypedDict):
@@ -147,7 +138,7 @@ class Guest(TypedDict):
 class _Sometimes(TypedDict, total=False):
     guest: Guest  # with ddp_polite guest
     join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
-    keeper_port: Port  # the keeper's port
+    keeper_port: int  # the keeper's port
     open_ports: List[int]  # to open on this host besides data_ports
     session_argv: List[str]  # what the session runs instead of argv: the keeper
 
@@ -163,8 +154,8 @@ class Node(_Sometimes, Interpreter):
     """One host's share of the run, including its keeper."""
 
     host: str  # inventory name
-    rank: Rank
-    address: Optional[Address]
+    rank: int
+    address: Optional[str]
     nic: Optional[str]  # lo if all nodes are on one machine
     data_ports: Ports  # this host's, the only ones opened on it
     user: Optional[str]
@@ -174,7 +165,7 @@ class Node(_Sometimes, Interpreter):
     trainer_dir: str  # working folder of argv
     tools_dir: str  # this collection's own trainer, in tools/ beside another one
     venv_dir: str
-    session: PlainName
+    session: str
     device: str
     dtype: str
     threads: int
@@ -186,7 +177,7 @@ class Node(_Sometimes, Interpreter):
     memory_bytes: int  # estimate
     disk_bytes: int  # estimate
     checkpoint_bytes: int  # estimate
-    peers: List[Address]  # addresses of the nodes on other machines
+    peers: List[str]  # addresses of the nodes on other machines
     flags: Dict[str, object]  # of the trainer: numbers, texts, true for a switch, a list by rank
     argv: List[str]  # complete; argv[0] is the venv's Python; built from the rest by _contract/command_line.py
     env: Dict[str, str]  # complete except for secrets
@@ -231,13 +222,13 @@ class Plan(_Last):
     """The document that all later steps read; the digest covers the rest."""
 
     format: int  # 1
-    run: PlainName  # name of the run
+    run: str  # name of the run
     world: int  # number of ranks
     master: Master
     data_ports: Ports  # where Gloo and the shard servers of all hosts listen, or the narrowed range
     narrow_ports: bool  # whether to limit the hosts' local ports to data_ports
     manage_firewall: bool
-    timeout_seconds: Timeout  # all timeouts derive from it
+    timeout_seconds: int  # all timeouts derive from it
     model: Model
     training: Training
     data: Data

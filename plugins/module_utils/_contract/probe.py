@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Interface,
         Lineage,
         LocalPort,
-        Moment,
         NicName,
         PlainName,
         Positive,
@@ -90,7 +89,7 @@ class Machine(TypedDict):
     user: str
     uid: int
     home: AbsolutePath
-    time: Moment
+    time: float
 
 
 class Processors(TypedDict):
@@ -189,18 +188,13 @@ class Folder(TypedDict):
     trainer: bool
 
 
-class PastSession(TypedDict, total=False):
-    """The session of a run (session.json), and how it ended if it has."""
+class PastSession(TypedDict):
+    """How the session of a run ended, if it has."""
 
-    id: str
-    session: str
-    boot_id: str
-    started: Optional[Moment]
-    ended: Optional[Moment]
+    id: Optional[str]
+    ended: Optional[float]
     exit_code: Optional[int]
-    signal: Optional[int]
-    stopped: bool
-    terminated_by: Optional[str]
+    stopped: Optional[bool]
 
 
 class PastRun(TypedDict):
@@ -236,39 +230,16 @@ class Finished(TypedDict):
     tokens: int
 
 
-class MeasuredLink(TypedDict):
-    """The slowest link of a host."""
-
-    mbit: Positive
-    latency_ms: Duration
-
-
 class Measured(TypedDict, total=False):
-    """A rehearsal's measurements on this host."""
+    """A rehearsal's measurements on this host, as far as the plan reads them."""
 
     pass_seconds: Positive
     adamw_seconds: Duration
     muon_seconds: Duration
-    tokens_per_second: Positive
-    steps: int
-    threads: int
-    dtype: str
-    matmul: str
-    route: object
-    kernels: object
-    no_kernels_because: object
-    capability: str
-    torch: str
-    key: str  # of what was measured
     products: Dict[str, Measured]  # by precision, if several were tried
     cores: List[Processor]  # the fastest set
-    cores_name: str
-    sets: Dict[str, float]  # tokens per second by set
-    link: MeasuredLink
-    links: Dict[str, List[float]]  # to each peer: Mbit/s and milliseconds
-    model: Document
-    device_batch: int
-    subject: str
+    link: Dict[str, Duration]  # the slowest, in Mbit/s and milliseconds
+    links: Dict[str, List[float]]  # the same to each peer
 
 
 class Route(TypedDict):

@@ -10,20 +10,17 @@ from typing import Dict, List, Optional, TypedDict
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 
 
-class _MoreOfProcess(TypedDict, total=False):
-    command: str
-    waits_for_core: float
-    swapped_bytes: int
-    waits_in: str
-
-
-class RankProcess(_MoreOfProcess):
+class RankProcess(TypedDict):
     """The rank's process; shares are of one core."""
 
     pid: int
     state: str
+    command: Optional[str]
     cpu_share: float
+    waits_for_core: Optional[float]
     memory_bytes: int
+    swapped_bytes: Optional[int]
+    waits_in: Optional[str]
 
 
 class OtherProcess(TypedDict):
@@ -46,35 +43,29 @@ class Socket(TypedDict):
     retransmits: int
 
 
-class _Counts(TypedDict, total=False):
-    carrier_changes: int
-    errors: int
-
-
-class NicState(_Counts):
+class NicState(TypedDict):
     """The state of a network interface."""
 
     state: str
+    carrier_changes: Optional[int]
+    errors: Optional[int]
 
 
-class _MoreOfSystem(TypedDict, total=False):
-    memory_total: int
-    swapped_pages_per_second: float
-    disk_free: Optional[int]
-    throttled: bool
-    limited: float
-    pressure: Dict[str, Optional[float]]
-    oom_kills: int
-    nics: Dict[str, NicState]
-    time: float
-
-
-class System(_MoreOfSystem):
+class System(TypedDict):
     """The machine during the examination."""
 
     cpus: int
     load1: float
+    memory_total: Optional[int]
     memory_available: int
+    swapped_pages_per_second: Optional[float]
+    disk_free: Optional[int]
+    throttled: Optional[bool]
+    limited: Optional[float]
+    pressure: Optional[Dict[str, Optional[float]]]
+    oom_kills: Optional[int]
+    nics: Optional[Dict[str, NicState]]
+    time: Optional[float]
 
 
 class Flight(TypedDict, total=False):

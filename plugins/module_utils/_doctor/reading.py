@@ -40,7 +40,7 @@ def low_disk(found: RankEvidence) -> Optional[int]:
 
 
 def cpu_share(found: RankEvidence) -> float:
-    return float(process_of(found).get("cpu_share", 0.0))
+    return float(process_of(found).get("cpu_share") or 0.0)
 
 
 def works(found: RankEvidence) -> bool:
@@ -63,11 +63,11 @@ def slow_reasons(found: RankEvidence) -> List[str]:
     """Why a rank may be slow, as far as its host shows."""
     system, process = system_of(found), process_of(found)
     reasons = []
-    if system.get("swapped_pages_per_second", 0) > 50 or process.get("swapped_bytes", 0) > 256 * 2**20:
-        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes", 0)))
-    others, late = found.get("others") or [], process.get("waits_for_core", 0.0)
+    if (system.get("swapped_pages_per_second") or 0) > 50 or (process.get("swapped_bytes") or 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
+    others, late = found.get("others") or [], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
-    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > system.get("cpus", 1)):
+    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > (system.get("cpus") or 1)):
         first = others[0]
         told = "pid %d of %s (%s) takes %.1f cores" % (
             first["pid"],
@@ -92,7 +92,7 @@ def host_reasons(system: Mapping[str, Any]) -> List[str]:
         reasons.append("a process there waits for memory %d %% of the time" % round(pressure["memory"]))
     if system.get("throttled"):
         reasons.append("its cores are thermally throttled")
-    if system.get("limited", 0.0) > 0.1:
+    if (system.get("limited") or 0.0) > 0.1:
         reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * system["limited"]))
     return reasons
 

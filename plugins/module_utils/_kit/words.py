@@ -34,12 +34,14 @@ def seconds_text(seconds: Optional[float]) -> str:
     return "%d d %d h" % divmod(hours, 24)
 
 
-LATEST = 2.0**33  # in the year 2242; some systems cannot print much later times
+def clock_time(at: float) -> float:
+    """A point in time that any system can print, until the year 2242."""
+    return min(max(at, 0.0), 2.0**33)
 
 
 def clock_text(at: float) -> str:
     """A point in time in local time, with the date if it is another day."""
-    then, now = time.localtime(min(at, LATEST)), time.localtime()
+    then, now = time.localtime(clock_time(at)), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%a %H:%M", then)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
@@ -25,82 +25,25 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import r
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
-if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
-
 
 class ReportError(Exception):
     """There is nothing to report; the text is for the user."""
 
 
-class _OfEveryEvent(TypedDict):
+class MetricsEvent(TypedDict):
+    """The keys of every line of a rank's metrics."""
+
     kind: str
-
-
-class MetricsEvent(_OfEveryEvent, total=False):
-    """A line of a rank's metrics, as far as the report reads it; docs/contract.md has the keys of each kind."""
-
-    time: Optional[Moment]
+    time: Optional[float]
     step: Optional[int]
-    steps: Optional[int]
-    rank: Optional[int]
-    world: Optional[int]
-    model: Document
-    settings: Document
-    dtype: Optional[str]
-    dtype_reason: Optional[str]
-    kernels: Optional[List[str]]
-    capability: Optional[str]
-    resumed_from: Optional[int]
-    ends: Optional[Moment]
-    loss: Optional[float]
-    loss_smooth: Optional[float]
-    seconds: Optional[float]
-    tokens_per_second: Optional[float]
-    forward_backward_seconds: Optional[float]
-    wait_seconds: Optional[float]
-    optimizer_seconds: Optional[float]
-    data_seconds: Optional[float]
-    bytes_sent: Optional[float]
-    memory_bytes: Optional[float]
-    rows: Optional[int]
-    share: Optional[float]
-    val_bpb: Optional[float]
-    prompt: Optional[str]
-    text: Optional[str]
-    digest: Optional[str]
-    identical: Optional[bool]
-    path: Optional[str]
-    bytes: Optional[float]
-    reason: Optional[str]
-    error: Optional[str]
-    cause: Optional[str]
-    blames: Optional[List[int]]
 
 
-class SharesEvent(_OfEveryEvent, total=False):
-    """A line about new shares."""
+class MemberEvent(TypedDict):
+    """The keys of every line of a keeper's members.jsonl."""
 
-    time: Optional[Moment]
-    step: Optional[int]
-    rows: List[int]
-    before: List[int]
-    speeds: List[float]
-
-
-class _OfEveryMember(TypedDict):
-    time: Moment
     what: str
-
-
-class MemberEvent(_OfEveryMember, total=False):
-    """A line of a keeper's members.jsonl."""
-
-    host: str
-    why: Optional[str]
+    time: float
     generation: Optional[int]
-    members: List[str]
-    steps: Optional[int]
 
 
 class CollectedRank(NamedTuple):
@@ -138,16 +81,14 @@ class Decoder:
     def file(self, kind: Any, folder: str, name: str, partial: bool = False) -> Document:
         """A file's document; empty if there is none or it does not fit."""
         found = read_object(os.path.join(folder, name))
-        return next(iter(self.lines(lambda one: kind, [found], name, partial)), {}) if found else {}
+        return next(iter(self.lines(kind, [found], name, partial)), {}) if found else {}
 
-    def lines(
-        self, kind_of: Callable[[Document], Any], found: Iterable[Document], name: str, partial: bool = False
-    ) -> List[Document]:
+    def lines(self, kind: Any, found: Iterable[Document], name: str, partial: bool = False) -> List[Document]:
         """The lines of a file that fit."""
         fitting, reasons = [], []
         for one in found:
             try:
-                fitting.append(cast(Document, decode(kind_of(one), one, partial)))
+                fitting.append(cast(Document, decode(kind, one, partial)))
             except Untrue as why:
                 reasons.append(why)
         if reasons:
@@ -170,15 +111,11 @@ def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
-    events = own.lines(_event_of, map(without_nan, events), "metrics-rank%d.jsonl" % rank)
-    members = own.lines(lambda one: MemberEvent, read_members(folder), MEMBER_EVENTS)
+    events = own.lines(MetricsEvent, map(without_nan, events), "metrics-rank%d.jsonl" % rank)
+    members = own.lines(MemberEvent, read_members(folder), MEMBER_EVENTS)
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
     training = read_object(os.path.join(folder, TRAINING_FILE))
     return CollectedRank(host, rank, events, session, lines, members, training, own.problems)
-
-
-def _event_of(event: Document) -> Any:
-    return SharesEvent if event["kind"] == "shares" else MetricsEvent
 
 
 def without_nan(event: Document) -> Document:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -31,9 +31,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, json_lines, read_tail
 
-if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
-
 TAIL_BYTES = 1 << 18
 
 
@@ -51,16 +48,16 @@ class AwayHost(TypedDict):
     """The same in a document."""
 
     host: str
-    left: Moment
+    left: float
     why: str
-    back: Optional[Moment]
+    back: Optional[float]
     step: Optional[int]
 
 
 class GaveWay(TypedDict):
     """Steps of the losing part of a split, which do not count."""
 
-    time: Moment
+    time: float
     host: str
     since: int
     until: int
@@ -88,9 +85,9 @@ class Membership(TypedDict):
     generation: Optional[int]  # number of its generation
     members: List[str]
     why: Optional[str]  # reason of the state
-    since: Moment  # when the state began
+    since: float  # when the state began
     waits: Optional[str]  # the host for which it waits
-    rests_since: Optional[Moment]  # since when its machine is in use (ddp_polite guest)
+    rests_since: Optional[float]  # since when its machine is in use (ddp_polite guest)
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -21,9 +21,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     text,
     whole,
 )
-
-if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment
 
 HEAD_BYTES = 64 * 1024
 PEEK_BYTES = 16 * 1024  # enough to detect news
@@ -38,7 +35,7 @@ class Checkpoint(TypedDict):
     """The last checkpoint."""
 
     step: Optional[int]
-    time: Optional[Moment]
+    time: Optional[float]
     path: Optional[str]
     bytes: Optional[int]
 
@@ -75,7 +72,7 @@ class RunFigures(Speeds, RowShare):
     done: int  # how many steps are made
     steps: Optional[int]  # how many steps the run has
     share: Optional[float]  # of its time that a run with ddp_budget or ddp_finish_by has used, 0 to 1
-    ends: Optional[Moment]  # when such a run ends, by the host's clock
+    ends: Optional[float]  # when such a run ends, by the host's clock
     loss: Optional[float]  # of the last steps, smoothed as in the log; null when not finite
     diverged: bool  # whether the last loss is no finite number
     first_loss: Optional[float]  # loss of the first step
@@ -92,9 +89,9 @@ class RunFigures(Speeds, RowShare):
     attempts: int  # how many times the run was started
     resumed_from: Optional[int]  # the step that the newest attempt resumed from
     pace_seconds: Optional[float]  # seconds by the clock from one step to the next, evaluations and saves included
-    updated: Optional[Moment]  # when the last event was written
-    stepped: Optional[Moment]  # when the last step of the newest attempt was made
-    started: Optional[Moment]  # when the session started, in seconds since the epoch
+    updated: Optional[float]  # when the last event was written
+    stepped: Optional[float]  # when the last step of the newest attempt was made
+    started: Optional[float]  # when the session started, in seconds since the epoch
 
 
 class MetricsRead(NamedTuple):

@@ -24,6 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document im
     whole,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_time
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import (
     CollectedRank,
@@ -82,7 +83,7 @@ def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
     """The steps as one list per figure."""
     table: Dict[str, List[Any]] = {"step": [step["step"] for step in steps]}
     for name in COLUMNS:
-        values = [step.get(name) for step in steps]
+        values = [finite(step.get(name)) for step in steps]
         if any(value is not None for value in values):
             table[name] = values
     return table
@@ -90,7 +91,10 @@ def columns(steps: Sequence[Event]) -> Dict[str, List[Any]]:
 
 def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
     """All events of a kind, reduced to these keys."""
-    return [{name: event.get(name) for name in ("step", "time", *names)} for event in events if event["kind"] == kind]
+    found = [
+        [(name, event.get(name)) for name in ("step", "time", *names)] for event in events if event["kind"] == kind
+    ]
+    return [{name: one if isinstance(one, (int, float, str)) else None for name, one in values} for values in found]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -181,7 +185,7 @@ def budget_lines(run: CollectedRun) -> List[str]:
 
 def day_text(at: float) -> str:
     """A point in time that reads the same on any day."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(clock_time(at)))
 
 
 def plan_rows(plan: Document) -> List[List[str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, TypedDict, cast
+from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -46,9 +46,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     read_events,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
-
-if TYPE_CHECKING:
-    from ansible_collections.nanochat.ddp.plugins.module_utils._contract.values import Moment, State
 
 ABSENT = "absent"
 PREPARED = "prepared"
@@ -89,7 +86,7 @@ class Filed(TypedDict):
     timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
     exit_code: Optional[int]  # exit code of the run
     signal: Optional[int]  # the signal that ended it
-    ended: Optional[Moment]  # when it ended
+    ended: Optional[float]  # when it ended
     revived: Optional[int]  # how many times the job was started again in this session after it had died
     died_of: Optional[str]  # what it died of last
 
@@ -104,7 +101,7 @@ class Planned(TypedDict):
 class RunState(RunFigures, Beat, Filed, Planned):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
-    state: State  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
+    state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs

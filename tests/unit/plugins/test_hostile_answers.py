@@ -237,7 +237,7 @@ PAST = {
     "polite": {"laptop": "low"},
     "capability": {"laptop": "avx2"},
     "lineage": {"model": {"depth": 4}, "stage": {}, "data": {"id": "text-1", "source": "text", "paths": ["/a"]}},
-    "session": {"id": "s", "exit_code": 0},
+    "session": {"id": "s", "exit_code": 0, "ended": None, "stopped": False},
     "training": {"id": "0" * 16, "number": 2, "begun": 17},
     "checkpoints": [10, 20],
 }
@@ -400,7 +400,7 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What collect brought of a run that is over, from two hosts with keepers."""
+    """The collected files of a run that is over, from two hosts with keepers."""
     run = tmp_path_factory.mktemp("collected") / "d4"
     for rank, name in enumerate(["evil", "good"]):
         folder = run / name
@@ -477,7 +477,7 @@ def test_whatever_was_collected_from_a_host_the_report_is_made_and_the_others_ar
     ("name", "line"),
     [
         ("metrics-rank0.jsonl", '{"kind": "step", "step": 9, "time": Infinity, "loss": NaN, "seconds": NaN}'),
-        ("metrics-rank0.jsonl", '{"kind": "eval", "step": 9, "time": 1e999, "val_bpb": [1]}'),
+        ("metrics-rank0.jsonl", '{"kind": "eval", "step": 9, "time": 1.7e9, "val_bpb": [Infinity]}'),
         ("members.jsonl", '{"time": 1.7e9, "what": "training", "generation": [2], "members": ["evil"]}'),
         ("members.jsonl", '{"time": NaN, "what": "training", "generation": 2, "members": ["evil"]}'),
     ],

@@ -81,12 +81,23 @@ def test_facts_without_end_are_refused(real):
         decode(Probe, {**real, "measured": {"model": deep}})
 
 
+UNKNOWN: dict[str, Any] = {"peers": None, "nic": None}
+
+
 def deployed(**changes: Any) -> dict[str, Any]:
     nodes = [
-        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}"}
+        {"host": host, "rank": rank, "address": f"10.0.0.{rank + 1}", "session": f"nanochat-d4-rank{rank}", **UNKNOWN}
         for rank, host in enumerate("ab")
     ]
-    return {"run": "d4", "nodes": nodes, "data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, **changes}
+    master = {"host": "a", "address": "10.0.0.1", "port": 29500}
+    return {
+        "run": "d4",
+        "nodes": nodes,
+        "master": master,
+        "data_ports": {"low": 32768, "high": 60999},
+        "timeout_seconds": 300,
+        **changes,
+    }
 
 
 NODE = deployed()["nodes"][0]
@@ -94,6 +105,7 @@ HOSTILE = [
     {"run": "../../etc"}, {"run": None}, {"nodes": []}, {"nodes": "ab"}, {"nodes": [{**NODE, "host": "elsewhere"}]}, {"nodes": [{}]},
     {"nodes": [{**NODE, "address": "10.0.0.1;reboot"}]}, {"nodes": [{**NODE, "rank": "../0"}]}, {"data_ports": {"low": 22, "high": 22}},
     {"nodes": [{**NODE, "session": "a b"}]}, {"timeout_seconds": 1e308}, {"timeout_seconds": -1},
+    {"master": None}, {"master": {"host": "a", "port": 29500, "address": "0.0.0.0"}}, {"nodes": [{**NODE, "rank": None}]},
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.filter.values import newest_model, newest_plans, one_run
+from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule, newest_model, one_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model, newest_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
@@ -42,13 +42,16 @@ def test_a_command_is_about_one_run_on_all_hosts():
 
 
 def test_the_plan_of_the_newest_training_comes_first():
+    ports = {"master": {"host": "desktop", "port": 29500}, "data_ports": {"low": 32768, "high": 60999}}
+    plan = {"run": "d4", "nodes": [{"host": "desktop", "rank": 0}], **ports}
     looks = {
-        "away": {**seen(1, 900, started=9.0), "plan": {"digest": "old"}},
-        "desktop": {**seen(2, 6, started=3.0), "plan": {"digest": "new"}},
-        "laptop": {**seen(2, 6, started=2.0), "plan": {"digest": "earlier"}},
+        "away": {**seen(1, 900, started=9.0), "plan": {**plan, "digest": "old"}},
+        "desktop": {**seen(2, 6, started=3.0), "plan": {**plan, "digest": "new"}},
+        "laptop": {**seen(2, 6, started=2.0), "plan": {**plan, "digest": "earlier"}},
         "off": {"unreachable": True},
     }
-    assert [plan["digest"] for plan in newest_plans(looks)] == ["new", "earlier", "old"]
+    believed = FilterModule().filters()["believed_plans"](looks, ["desktop"])
+    assert [plan["digest"] for plan in believed] == ["new", "earlier", "old"]
 
 
 def collect(folder: Path, number: int, step: int, started: float, plan: str = "") -> Path:
