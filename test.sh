@@ -25,7 +25,7 @@ EVERY_TIME=("trainer,cores+integration+lint,unit,docs,molecule:site")
 THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
 need_tools() {
-    need_packages shellcheck tmux iproute2 procps rsync nftables iptables
+    need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
     need_python
     need_venv tools "$ROOT/tools/requirements/dev.txt"
     export PATH=$VENV/bin:$PATH
@@ -70,9 +70,10 @@ run_trainer() {
     (cd "$ROOT" && FEWER=${FEWER:-10} OMP_NUM_THREADS=1 PYTHONPATH=trainer real_processes "$TRAINER_VENV/bin/python" tests/trainer)
 }
 
-# The tests of both that take minutes each, and a hundred times the random schedules of keepers.
+# The tests of both that take minutes each, a hundred times the random schedules of keepers, and more answers of hostile hosts.
 run_long() {
     (cd "$COLLECTION" && SCHEDULES=100000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/module_utils/_keeper/test_membership.py)
+    (cd "$COLLECTION" && NANOCHAT_DDP_CASES=5000 PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit/plugins/test_hostile_answers.py)
     WHICH=long run_integration
     WHICH=long run_trainer
 }

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
@@ -56,7 +55,6 @@ class CollectedRank(NamedTuple):
     lines: List[str]
     members: Sequence[Document] = ()  # recorded by its keeper
     training: Optional[Document] = None
-    problems: Sequence[str] = ()  # sentences about what was left out of its files
 
 
 class CollectedRun(NamedTuple):
@@ -71,39 +69,34 @@ class CollectedRun(NamedTuple):
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
 
 
-class Decoder:
-    """Decodes one host's files, and keeps a sentence about each that does not fit."""
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.problems: List[str] = []
-
-    def file(self, kind: Any, folder: str, name: str, partial: bool = False) -> Document:
-        """A file's document; empty if there is none or it does not fit."""
-        found = read_object(os.path.join(folder, name))
-        return next(iter(self.lines(kind, [found], name, partial)), {}) if found else {}
-
-    def lines(self, kind: Any, found: Iterable[Document], name: str, partial: bool = False) -> List[Document]:
-        """The lines of a file that fit."""
-        fitting, reasons = [], []
-        for one in found:
-            try:
-                fitting.append(cast(Document, decode(kind, one, partial)))
-            except Untrue as why:
-                reasons.append(why)
-        if reasons:
-            what = plural(len(reasons), "line") if name.endswith(".jsonl") else "all"
-            self.problems.append("%s: %s of its %s is left out: %s" % (self.host, what, name, reasons[0]))
-        return fitting
+def fitting(
+    kind: Any, found: Iterable[Document], path: str, problems: List[str], partial: bool = False
+) -> List[Document]:
+    """The documents of a host's file that fit their type; a sentence about the others is added to the problems."""
+    fits, reasons = [], []
+    for one in filter(None, found):
+        try:
+            fits.append(cast(Document, decode(kind, one, partial)))
+        except Untrue as why:
+            reasons.append(str(why))
+    if reasons:
+        folder, name = os.path.split(path)
+        what = "%s of its %s" % (plural(len(reasons), "line"), name) if name.endswith(".jsonl") else "its " + name
+        problems.append("%s: left out %s: %s" % (os.path.basename(folder), what, reasons[0]))
+    return fits
 
 
-def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
+def file_of(kind: Any, path: str, problems: List[str], partial: bool = False) -> Document:
+    """The document in a host's file; empty if there is none or it does not fit."""
+    return next(iter(fitting(kind, [read_object(path)], path, problems, partial)), {})
+
+
+def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[CollectedRank]:
     """One host's folder; None if it contains nothing about a run."""
     found = (re.match(r"metrics-rank(\d+)\.jsonl$", name) for name in os.listdir(folder))
     metrics = {int(match.group(1)): os.path.join(folder, match.group(0)) for match in found if match}
     host = os.path.basename(folder)
-    own = Decoder(host)
-    session = own.file(PastSession, folder, "session.json")
+    session = file_of(PastSession, os.path.join(folder, "session.json"), problems)
     if not metrics and not session:
         return None
     # A host whose rank changed has files of both; the newest start decides.
@@ -111,16 +104,16 @@ def load_rank(folder: str, plan: Document) -> Optional[CollectedRank]:
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
-    events = own.lines(MetricsEvent, map(without_nan, events), "metrics-rank%d.jsonl" % rank)
-    members = own.lines(MemberEvent, read_members(folder), MEMBER_EVENTS)
+    events = fitting(MetricsEvent, map(without_nan, events), metrics.get(rank, ""), problems)
+    members = fitting(MemberEvent, read_members(folder), os.path.join(folder, MEMBER_EVENTS), problems)
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
     training = read_object(os.path.join(folder, TRAINING_FILE))
-    return CollectedRank(host, rank, events, session, lines, members, training, own.problems)
+    return CollectedRank(host, rank, events, session, lines, members, training)
 
 
 def without_nan(event: Document) -> Document:
     """The event of a trainer whose loss is not a number, which is null here."""
-    return {key: None if value != value or value in (math.inf, -math.inf) else value for key, value in event.items()}
+    return {key: finite(value) if isinstance(value, float) else value for key, value in event.items()}
 
 
 def host_folder(host: object) -> str:
@@ -144,20 +137,16 @@ def _folders(folder: str) -> List[str]:
     return [path for path in paths_in(folder) if os.path.isdir(path)]
 
 
-def newest_plan(folders: Sequence[str]) -> Tuple[Document, List[str]]:
-    """The plan of the newest start of the newest training, and sentences about those that do not fit; folders of hosts that left
-    keep an older one."""
+def newest_plan(folders: Sequence[str], problems: List[str]) -> Document:
+    """The plan of the newest start of the newest training; folders of hosts that left keep an older one."""
     newest: Tuple[Tuple[int, float], Document] = ((-1, -1.0), {})
-    problems: List[str] = []
     for folder in folders:
-        own = Decoder(os.path.basename(folder))
-        plan = own.file(Plan, folder, "plan.json", partial=True)
-        problems += own.problems
+        plan = file_of(Plan, os.path.join(folder, "plan.json"), problems, partial=True)
         started = finite(read_object(os.path.join(folder, "session.json")).get("started")) or 0.0
         order = (number(read_object(os.path.join(folder, TRAINING_FILE)), "number"), started)
         if plan and order > newest[0]:
             newest = (order, plan)
-    return newest[1], problems
+    return newest[1]
 
 
 def load_run(path: str) -> CollectedRun:
@@ -165,10 +154,11 @@ def load_run(path: str) -> CollectedRun:
     if not os.path.isdir(path):
         raise ReportError("There is no folder %s. Check the run's name and that it was collected." % path)
     folders = _folders(path)
-    plan, problems = newest_plan(folders)
+    problems: List[str] = []
+    plan = newest_plan(folders, problems)
     planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}
     there = [folder for folder in folders if os.path.basename(folder) in planned] or folders
-    ranks = [rank for rank in (load_rank(folder, plan) for folder in there) if rank is not None]
+    ranks = [rank for rank in (load_rank(folder, plan, problems) for folder in there) if rank is not None]
     if not ranks:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
     # The last rehearsal's prediction; collecting copies it if the results are elsewhere.
@@ -179,5 +169,4 @@ def load_run(path: str) -> CollectedRun:
         (rank.members for rank in ranks), key=lambda events: [one.get("what") for one in events].count(TRAINING)
     )
     name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
-    problems += [problem for rank in by_rank for problem in rank.problems]
     return CollectedRun(name, plan, by_rank, prediction, findings, members, problems)

@@ -467,7 +467,7 @@ def test_whatever_was_collected_from_a_host_the_report_is_made_and_the_others_ar
         # A plan that fits may be another one, which does not have that host.
         assert rows == good or (name == "plan.json" and not rows)
         said = [one for one in page["sentences"] if "left out" in one]
-        assert all(one.startswith("evil: ") and name in one and one.isprintable() for one in said)
+        assert all(one.startswith("evil: left out ") and name in one and one.isprintable() for one in said)
         told += len(said)
         (tmp_path / "d4" / "evil" / name).write_text(files[name])
     assert told > CASES / 4
@@ -488,5 +488,5 @@ def test_no_number_in_a_collected_file_ends_the_report(collected, tmp_path, name
         file.write(line + "\n")
     page = page_of(tmp_path / "d4")
     assert len(page["ranks"]) == 2
-    left_out = [one for one in page["sentences"] if f"evil: 1 line of its {name} is left out" in one]
+    left_out = [one for one in page["sentences"] if f"evil: left out 1 line of its {name}: " in one]
     assert bool(left_out) is ('NaN, "seconds"' not in line)

@@ -74,7 +74,7 @@ def test_of_what_was_collected_file_times_decide_nothing(tmp_path):
     assert collected_model(str(tmp_path)) == str(newer)
     assert collected_model(str(tmp_path), "trial") == str(other)
     assert collected_model(str(tmp_path / "none")) is None
-    assert newest_plan([str(older), str(newer)]) == ({"run": "newer"}, [])
+    assert newest_plan([str(older), str(newer)], []) == {"run": "newer"}
 
 
 def test_what_was_set_aside_within_the_folder_does_not_count(tmp_path):
