@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import MARK
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible
 from ansible_collections.nanochat.ddp.tests.integration.role_play import results
@@ -75,7 +76,7 @@ def test_a_look_takes_in_no_host_and_sets_no_variable(evil):
     ]
     play = [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]
     # Also where Ansible makes variables of facts, as it does without our ansible.cfg.
-    said = evil(play, told(run={"state": "absent"}, **orders), ANSIBLE_INJECT_FACT_VARS="1")
+    said = evil(play, told(run=EMPTY, **orders), ANSIBLE_INJECT_FACT_VARS="1")
     assert "names: evil ours ours" in said, said
 
 
@@ -123,14 +124,17 @@ def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
 
 
 def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil):
-    run = {
-        "run": "d4",
-        "state": "running",
-        "rank": 0,
-        "run_dir": "/x",
-        "membership": None,
-        "stop_seconds": float("inf"),
-    }
+    run = {**EMPTY, "run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "stop_seconds": 1e12}
     said = evil("nanochat.ddp.stop", told(run=run), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     facts = result(said, "Calculate the stop timeout")["ansible_facts"]
     assert int(facts["__launch_grace"]) <= 86400
+
+
+@pytest.mark.parametrize(
+    ("playbook", "words"), [("status", "evil: "), ("stop", "evil: nothing was stopped there, since ")]
+)
+def test_a_run_that_cannot_be_is_a_sentence_about_its_host(evil, playbook, words):
+    run = {**EMPTY, "run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "done": [7]}
+    said = " ".join(evil(f"nanochat.ddp.{playbook}", told(run=run)).split())
+    assert f"{words}evil sent an invalid answer: its done: " in said, said
+    assert "Traceback" not in said and "filter plugin" not in said

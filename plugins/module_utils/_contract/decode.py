@@ -68,17 +68,17 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
 def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[str, Any]:
     """The values of a section; an unknown key may hold anything plain."""
     hints = _hints(kind)
+    unknown = {_text(name): _plain(one, place + ".*", 0) for name, one in value.items() if name not in hints}
+    known = {
+        name: _decode(own, value[name], (place + "." + name).lstrip("."), partial)
+        for name, own in hints.items()
+        if name in value
+    }
     missing = [] if partial else sorted(kind.__required_keys__ - value.keys())
     for name in missing:
         if get_origin(hints[name]) is not Union:
             raise Untrue("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))
-    unknown = {_text(name): _plain(one, place + ".*", 0) for name, one in value.items() if name not in hints}
-    known = {name: own for name, own in hints.items() if name in value}
-    return {
-        **dict.fromkeys(missing),
-        **unknown,
-        **{name: _decode(own, value[name], (place + "." + name).lstrip("."), partial) for name, own in known.items()},
-    }
+    return {**dict.fromkeys(missing), **unknown, **known}
 
 
 @functools.lru_cache(maxsize=None)
@@ -89,11 +89,13 @@ def _hints(kind: Any) -> Dict[str, Any]:
 def _is_plain(kind: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, kind) if kind in (str, int) else kind is float and isinstance(value, (int, float))
+    if kind is float or (kind is int and isinstance(value, int)):
+        return _is_number(value)
+    return kind is str and isinstance(value, str)
 
 
 def _plain(value: Any, place: str, depth: int) -> Any:
-    """A value of any shape whose numbers are finite and whose texts can be written."""
+    """A value of any shape, with null instead of numbers that nothing can be computed with."""
     if depth > DEEPEST:
         raise Untrue("its %s is nested too deeply; %s" % (place, STILL))
     if isinstance(value, str):
@@ -102,10 +104,12 @@ def _plain(value: Any, place: str, depth: int) -> Any:
         return {_text(name): _plain(one, place + ".*", depth + 1) for name, one in value.items()}
     if isinstance(value, list):
         return [_plain(one, place + ".*", depth + 1) for one in value]
-    # False for infinity and NaN; what is computed with two such numbers is finite, too.
-    if value is None or (isinstance(value, (int, float)) and abs(value) < (2**63 if isinstance(value, int) else 1e50)):
-        return value
-    raise Untrue("its %s: %s" % (place, refused(value, "a number")))
+    return value if isinstance(value, bool) or _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is neither infinite nor NaN, and what is computed with two such numbers is neither."""
+    return isinstance(value, (int, float)) and abs(value) < (2**63 if isinstance(value, int) else 1e50)
 
 
 def _text(value: Any) -> str:

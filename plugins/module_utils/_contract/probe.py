@@ -236,6 +236,7 @@ class Measured(TypedDict, total=False):
     pass_seconds: Positive
     adamw_seconds: Duration
     muon_seconds: Duration
+    tokens_per_second: Duration
     products: Dict[str, Measured]  # by precision, if several were tried
     cores: List[Processor]  # the fastest set
     link: Dict[str, Duration]  # the slowest, in Mbit/s and milliseconds

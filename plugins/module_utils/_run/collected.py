@@ -20,8 +20,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import pat
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank, newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import read_members
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, parse_events
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TAIL_BYTES
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
+    Event,
+    finite,
+    json_lines,
+    parse_events,
+    read_tail,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
 
@@ -104,16 +110,12 @@ def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[Coll
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
-    events = fitting(MetricsEvent, map(without_nan, events), metrics.get(rank, ""), problems)
-    members = fitting(MemberEvent, read_members(folder), os.path.join(folder, MEMBER_EVENTS), problems)
+    events = fitting(MetricsEvent, events, metrics.get(rank, ""), problems)
+    kept = os.path.join(folder, MEMBER_EVENTS)
+    members = fitting(MemberEvent, json_lines(read_tail(kept, TAIL_BYTES)), kept, problems)
     lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
     training = read_object(os.path.join(folder, TRAINING_FILE))
     return CollectedRank(host, rank, events, session, lines, members, training)
-
-
-def without_nan(event: Document) -> Document:
-    """The event of a trainer whose loss is not a number, which is null here."""
-    return {key: finite(value) if isinstance(value, float) else value for key, value in event.items()}
 
 
 def host_folder(host: object) -> str:

@@ -130,7 +130,7 @@ def read_membership(
 def read_members(run_dir: str) -> List[Document]:
     """A keeper's newest events."""
     newest = json_lines(read_tail(os.path.join(run_dir, MEMBER_EVENTS), TAIL_BYTES))
-    return [event for event in newest if isinstance(event.get("time"), (int, float))]
+    return [event for event in newest if finite(event.get("time")) is not None]
 
 
 def last_word(events: Sequence[Mapping[str, Any]]) -> Optional[LastWord]:

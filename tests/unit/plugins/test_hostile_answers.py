@@ -476,8 +476,8 @@ def test_whatever_was_collected_from_a_host_the_report_is_made_and_the_others_ar
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("metrics-rank0.jsonl", '{"kind": "step", "step": 9, "time": Infinity, "loss": NaN, "seconds": NaN}'),
-        ("metrics-rank0.jsonl", '{"kind": "eval", "step": 9, "time": 1.7e9, "val_bpb": [Infinity]}'),
+        ("metrics-rank0.jsonl", '{"kind": "step", "step": 9, "time": 1.7e9, "loss": NaN, "seconds": NaN}'),
+        ("metrics-rank0.jsonl", '{"kind": "eval", "step": 9, "time": Infinity, "val_bpb": [1]}'),
         ("members.jsonl", '{"time": 1.7e9, "what": "training", "generation": [2], "members": ["evil"]}'),
         ("members.jsonl", '{"time": NaN, "what": "training", "generation": 2, "members": ["evil"]}'),
     ],

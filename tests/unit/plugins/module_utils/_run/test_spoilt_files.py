@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import reading
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
@@ -158,7 +159,8 @@ def look_everywhere(base: Path) -> None:
     """Every reader of the collection's side of a run folder."""
     run = str(base / "runs" / "d4")
     seen = state.read_run(run)
-    json.dumps(seen)
+    # Whatever lies in its files, an honest host is believed: it must be possible to stop it.
+    decode(state.RunState, json.loads(json.dumps(seen)))
     state.read_run(run, lines=0, limit=metrics.PEEK_BYTES)
     find.newest_run(str(base))
     log.read_log({"run_dir": run, "rank": None, "lines": 20, "offset": None, "wait": 0})
