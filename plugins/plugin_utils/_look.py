@@ -188,7 +188,8 @@ class BareAction(ActionBase):
             return seen
 
         seen = across_sleep(self, ask)
-        result.update(decoded(seen, self.ANSWER, variables.get("inventory_hostname")))
+        host = self._task.delegate_to or variables.get("inventory_hostname")
+        result.update(decoded(seen, self.ANSWER, host))
         return result
 
     def arguments(self, variables: Mapping[str, object]) -> dict[str, object]:

@@ -97,8 +97,8 @@ def answer_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_look, "program", lambda code, params: "")
     monkeypatch.setattr(_look, "python_of", lambda action, variables: ["python3"])
 
-    def answer(action: ModuleType, document: Any) -> dict[str, Any]:
-        task = SimpleNamespace(args={"base_dir": "/srv"}, check_mode=False, delegate_to=None)
+    def answer(action: ModuleType, document: Any, delegate: str | None = None) -> dict[str, Any]:
+        task = SimpleNamespace(args={"base_dir": "/srv"}, check_mode=False, delegate_to=delegate)
         made = action.ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
         printed = _look.MARK + json.dumps(document)
         monkeypatch.setattr(made, "get_shell_option", lambda name, default: default, raising=False)
@@ -194,6 +194,11 @@ def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
         else:
             assert row_of("good", screen)[:2] == alone[:2]
     assert refused > CASES / 3
+
+
+def test_the_host_that_was_asked_for_another_is_named(answer_of):
+    told = answer_of(run_info, {"run": {}}, "attic")
+    assert told["failed"] and told["msg"].startswith("attic sent an invalid answer: its ")
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["state"])
