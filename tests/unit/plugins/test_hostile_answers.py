@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action import host_info, run_info
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
+from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
@@ -401,6 +403,21 @@ def test_whatever_a_host_gives_the_doctor_is_evidence_or_a_sentence():
         assert told["verdict"]["host"] in ("good", "evil")
         refused = [line for line in told["evidence"] if "sent an invalid answer" in line]
         assert all(line.startswith("rank 1 (evil): ") and line.isprintable() for line in refused)
+
+
+def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
+    ports = {"data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, "master": MASTER, "run": "d4"}
+    deployed = {"nodes": [{**node, "nic": "eth0", "peers": ["10.0.0.9"]} for node in NODES], **ports}
+    evidence = {node["host"]: {"evidence": evidence_of(run)} for node, run in zip(NODES, (GOOD, RUNS[0]), strict=True)}
+    believed_plans = ValueFilters().filters()["believed_plans"]
+    believed = 0
+    for plan in cases(deployed):
+        results = {"evil": {"run": GOOD, "plan": json.loads(json.dumps(plan))}}
+        for one in believed_plans(results, ["good", "evil"]):
+            believed += 1
+            assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
+            diagnose(one, evidence)
+    assert CASES / 10 < believed < CASES
 
 
 @pytest.fixture(scope="module")
