@@ -81,7 +81,7 @@ def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[s
     return {**dict.fromkeys(missing), **unknown, **known}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hints(kind: Any) -> Dict[str, Any]:
     return get_type_hints(kind, localns=vars(values), include_extras=True)
 
