@@ -57,7 +57,7 @@ def test_without_ansibles_own_command_its_documented_options_are_used(monkeypatc
         monkeypatch, "ssh", private_key_file="/keys/my key", ssh_common_args="-J lzw@gate", host_key_checking=False
     )
     argv = result["terminal"]
-    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("cd /srv/trainer && ")
+    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("exec /bin/sh -c ")
     words = " ".join(argv[1:-3])
     assert "-p 2222 -l xiaoxin -i /keys/my key -o StrictHostKeyChecking=no -J lzw@gate" in words
     assert "secret" not in result["line"]
