@@ -26,7 +26,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 def test_the_two_machines_at_home():
-    outcome = make_plan(hosts(), ["torch==2.13.0", "numpy==2.4.6"])
+    outcome = make_plan(hosts())
     plan = outcome.plan
     assert outcome.findings == []
     assert plan["master"] == {"host": "desktop", "address": "192.168.1.10", "port": 29500}

@@ -54,7 +54,7 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
 def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = None, **changes: Any) -> PreflightEvidence:
     """Two healthy machines at home; one and two change their probes and settings, changes whatever else is known."""
     known = hosts(changes.pop("run", None), one, two)
-    outcome = make_plan(known, ["torch==2.13.0"], tolerant=True)
+    outcome = make_plan(known, tolerant=True)
     tries = {
         "desktop": {"responder": {"pid": 1}, "holders": [], "error": "", "links": [link("desktop", "laptop")]},
         "laptop": {"responder": {"pid": 2}, "holders": [], "error": "", "links": [link("laptop", "desktop")]},
@@ -99,7 +99,7 @@ def test_two_healthy_machines_give_no_finding():
 
 def test_a_run_on_one_host_gives_no_finding():
     known = hosts()[:1]
-    outcome = make_plan(known, [])
+    outcome = make_plan(known)
     alone = PreflightEvidence(plan=outcome.plan, probes={"desktop": known[0]["probe"]}, plan_findings=outcome.findings)
     assert judge.judge(alone) == []
 
@@ -362,7 +362,7 @@ def test_field_12_a_host_that_is_down_is_a_finding_among_others():
     assert codes["host-down"]["host"] == "laptop"
     both = hosts()
     both[1]["probe"] = None
-    outcome = make_plan(both, [], tolerant=True)
+    outcome = make_plan(both, tolerant=True)
     told = PreflightEvidence(
         plan=outcome.plan, probes={"desktop": both[0]["probe"], "laptop": {}}, plan_findings=outcome.findings
     )
