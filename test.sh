@@ -99,17 +99,6 @@ run_docs() {
 # played WHAT HOW: a line of the second table at the end.
 played() { printf '  %-36s %s\n' "$1" "$2" >>"$TABLE.played"; }
 
-# find_version VERSION...: sets PYTHON to the first of these versions that there is, also among those of pyenv.
-find_version() {
-    local version path
-    for version in "$@"; do
-        for path in "python$version" ~/.pyenv/versions/"$version".*/bin/python; do
-            if "$path" -c 'import venv, ensurepip' 2>/dev/null; then PYTHON=$path; return; fi
-        done
-    done
-    return 1
-}
-
 # tests_with NAME REQUIREMENT...: an environment of its own with pytest; sets VENV.
 tests_with() {
     local requirements=$CACHE/$1.txt

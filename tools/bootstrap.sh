@@ -51,6 +51,17 @@ find_python() {
     return 1
 }
 
+# find_version VERSION...: sets PYTHON to the first of these versions that there is, also among those of pyenv.
+find_version() {
+    local version path
+    for version in "$@"; do
+        for path in "python$version" ~/.pyenv/versions/"$version".*/bin/python; do
+            if "$path" -c 'import venv, ensurepip' 2>/dev/null; then PYTHON=$path; return; fi
+        done
+    done
+    return 1
+}
+
 need_python() {
     find_python && return
     need_packages python3 python3-venv

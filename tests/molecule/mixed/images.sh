@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the images of three different hosts from those of the other scenarios: Debian 11 and 13 from their own packages, with the trainer's
 # environment of the image of Debian 12. Debian 11 has no Python that is new enough, Debian 13 one for which no package of PyTorch may be at
-# hand; both get Debian 12's Python 3.11 beside their own, on Debian 11 with the libraries that it was built for. Prints what it made.
+# hand; both get Debian 12's Python 3.11 beside their own, on Debian 11 with the libraries that it was built for. Prints what it made: images.sh [RELEASE]...
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # shellcheck source=tools/bootstrap.sh
@@ -76,7 +76,8 @@ CONTAINERFILE
 
 EMPTY=$(mktemp -d)
 trap 'rm -rf "$EMPTY"' EXIT
-for release in bullseye bookworm trixie; do
+[ $# != 0 ] || set -- bullseye bookworm trixie
+for release in "$@"; do
     [ "$(podman image inspect --format '{{ index .Labels "recipe" }}' "$NAME:$release" 2>/dev/null)" = "$RECIPE" ] && continue
     $release >"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; die "The image of $release could not be made; the last words are above, all of them in $LOG."; }
     echo "$NAME:$release"
