@@ -90,7 +90,7 @@ def kind_of(error: OSError) -> str:
     """One word for a connection failure."""
     if isinstance(error, Stranger):
         return "stranger"
-    if isinstance(error, socket.timeout):
+    if isinstance(error, (socket.timeout, TimeoutError)):
         return "dropped"
     return KINDS.get(error.errno or 0, "failed")
 

@@ -176,7 +176,8 @@ def test_whether_a_python_can_make_environments_is_asked_of_it():
     found = info.pythons(run, lambda name: sys.executable, sys.executable, "/nowhere")
     own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
     version = ".".join(str(part) for part in sys.version_info[:3])
-    assert own == [{"executable": sys.executable, "version": version}]
+    # The trainer needs 3.10.
+    assert own == ([{"executable": sys.executable, "version": version}] if sys.version_info >= (3, 10) else [])
 
 
 def test_the_trainers_environment_by_its_files(tmp_path):
