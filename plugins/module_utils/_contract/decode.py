@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from typing import (
     Annotated,
     Any,
@@ -34,6 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import
 
 Decoded = TypeVar("Decoded")
 DEEPEST = 20
+UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[x], and x | None since Python 3.10
 
 
 def decode(kind: Type[Decoded], value: Any, partial: bool = False) -> Decoded:
@@ -52,7 +54,7 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
             return functools.reduce(lambda one, check: check(one), parts[1:], found)
         except Untrue as why:
             raise Untrue("its %s: %s" % (place, why)) from None
-    if origin is Union:
+    if origin in UNIONS:
         return None if value is None else _decode(parts[0], value, place, partial)
     if origin is list and isinstance(value, list):
         return [_decode(parts[0], one, place + ".*", partial) for one in value]
@@ -76,7 +78,7 @@ def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[s
     }
     missing = [] if partial else sorted(kind.__required_keys__ - value.keys())
     for name in missing:
-        if get_origin(hints[name]) is not Union:
+        if get_origin(hints[name]) not in UNIONS:
             raise Untrue("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))
     return {**dict.fromkeys(missing), **unknown, **known}
 

@@ -233,9 +233,7 @@ class Measured(TypedDict, total=False):
     muon_seconds: Duration
     tokens_per_second: Duration
     products: Dict[str, Measured]  # by precision, if several were tried
-    cores: List[Processor]  # the fastest set
     link: Dict[str, Duration]  # the slowest, in Mbit/s and milliseconds
-    links: Dict[str, List[float]]  # the same to each peer
 
 
 class Route(TypedDict):

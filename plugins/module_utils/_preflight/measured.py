@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Measured
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
@@ -18,7 +22,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import f
 def measured_step(result: Mapping[str, Any], key: str) -> Document:
     """The result of scripts.measure_step with what was measured; empty if it failed."""
     found = last_object(result)
-    return {"key": key, **found} if found and finite(found.get("tokens_per_second")) else {}
+    with contextlib.suppress(Untrue):
+        return {"key": key, **decode(Measured, found)} if found and finite(found.get("tokens_per_second")) else {}
+    return {}
 
 
 def last_object(result: Mapping[str, Any]) -> Document | None:

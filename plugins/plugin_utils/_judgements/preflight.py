@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.utils.display import Display
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, named_links
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import LinkTry
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     Outlook,
     advice,
@@ -27,6 +30,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict im
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
     OF_PLAN,
@@ -145,7 +149,10 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[s
     entry = {name: answering.get(name) for name in ("responder", "holders", "error")}
     if answering.get("failed") or links.get("failed"):
         entry["error"] = str(answering.get("msg") or links.get("msg"))
-    entry["links"] = links.get("links") or []
+    try:
+        entry["links"] = decode(list[LinkTry], links.get("links") or [])
+    except Untrue as why:
+        entry.update(links=[], error=f"sent an invalid answer: {why}")
     return entry
 
 
@@ -180,7 +187,7 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
     speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
-    rates = [found["bandwidth_mbit"] for found in evidence.gloo.values() if found.get("bandwidth_mbit")]
+    rates = [rate for found in evidence.gloo.values() if (rate := finite(found.get("bandwidth_mbit")))]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
@@ -211,4 +218,6 @@ def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Findin
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
     keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
-    return [{"host": host, "peer": link["host"], **{key: link[key] for key in keys}} for host, link in evidence.links()]
+    return [
+        {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
+    ]

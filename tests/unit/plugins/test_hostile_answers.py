@@ -32,6 +32,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _look
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
@@ -322,7 +324,7 @@ def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_
 
 @pytest.mark.parametrize(
     "missing",
-    [("nics", 1, "kind"), ("disk",), ("disk", "free"), ("python", "version"), ("cpu", "sets"), ("ephemeral", "low")],
+    [("nics", 1, "kind"), ("disk",), ("disk", "free"), ("python", "version"), ("cpu", "allowed"), ("ephemeral", "low")],
 )
 def test_a_probe_that_lacks_something_is_one_sentence_with_the_hosts_name(answer_of, probes, missing):
     probe = copy.deepcopy(probes[0])
@@ -418,6 +420,44 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
             assert re.fullmatch(r"[\w.-]+", one["run"]) and one["data_ports"]["high"] > 1023
             diagnose(one, evidence)
     assert CASES / 10 < believed < CASES
+
+
+def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch):
+    monkeypatch.setattr(preflight, "display_is_ours", lambda: False)
+    known: list[Any] = plan_probes.hosts()
+    plan = make_plan(known, tolerant=True).plan
+    port = {"port": 40000, "reachable": False, "error": "dropped", "words": "x", "milliseconds": 5.0}
+    link = {
+        "address": "192.168.1.10",
+        "ports": [port],
+        "latency_ms": 0.3,
+        "clock_offset": 2.0,
+        "bandwidth_mbit": 800.0,
+        "mtu": 1500,
+    }
+    more = {"duplex_mbit": 700.0, "full_size": False, "passing_size": 1400, "error": "", "nic": "eth0", "gateway": None}
+    gloo = {"ok": False, "phase": "connect", "error": "timeout", "bandwidth_mbit": 700.0, "torch": "2.13.0"}
+    step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
+    honest: dict[str, Any] = {"link": {**link, **more}, "gloo": gloo}
+    for told in cases(honest):
+        evidence = {
+            host["name"]: {
+                "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
+                "links": {"links": [json.loads(json.dumps(one.get("link")))]},
+                "gloo": {"stdout": json.dumps(one.get("gloo")), "rc": 0},
+                "measured": step,
+                "probe": host["probe"],
+            }
+            for host, one in zip(known, (honest, told), strict=True)
+        }
+        options = {"plan": plan, "evidence": evidence, "probes": {}, "plan_findings": [], "before_network": False}
+        task = JudgeTask(
+            {**options, "rehearsal": True, "running": False, "strict": False, "show": "none", "file": None}, {}, True
+        )
+        found = preflight.judge_preflight(task)
+        json.dumps(found, allow_nan=False)
+        refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]
+        assert {one["host"] for one in refused} <= {"laptop"}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def options(known, seen, **changes):
 
 
 def seen_of(known):
-    link = {"address": "x", "ports": [], "bandwidth_mbit": 800.0, "latency_ms": 0.3, "nic": None}
+    link = {"address": "x", "ports": [], "bandwidth_mbit": 800.0, "latency_ms": 0.3, "nic": None, "error": ""}
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     return {
         host["name"]: {
@@ -121,3 +121,9 @@ def test_kernels_that_could_not_be_built_are_one_finding(setting, compiler, foun
     unbuilt = preflight.unbuilt(preflight.gather(options(known, seen)), seen)
     assert [one["host"] for one in unbuilt] == found
     assert all(one["seen"] == "the build was ended by signal 4" for one in unbuilt)
+
+
+def test_an_impossible_link_is_its_hosts_error():
+    links = {"links": [{"address": "x", "ports": [], "bandwidth_mbit": "fast"}]}
+    entry = preflight.host_tries({"responder": None, "holders": [], "error": ""}, links)
+    assert entry["links"] == [] and str(entry["error"]).startswith("sent an invalid answer: its *.bandwidth_mbit: ")
