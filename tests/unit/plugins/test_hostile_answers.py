@@ -454,7 +454,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
         task = JudgeTask(
             {**options, "rehearsal": True, "running": False, "strict": False, "show": "none", "file": None}, {}, True
         )
-        found = preflight.judge_preflight(task)
+        found: dict[str, Any] = preflight.judge_preflight(task)
         json.dumps(found, allow_nan=False)
         refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]
         assert {one["host"] for one in refused} <= {"laptop"}
