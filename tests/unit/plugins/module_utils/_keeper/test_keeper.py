@@ -406,7 +406,9 @@ SPOILT_STATES = [
 def remembered(folder: Path, state: object) -> membership.OwnState:
     """The state that a returning keeper reads from its file."""
     (folder / KEEPER_MEMORY).write_text(json.dumps(state))
-    stub: Any = SimpleNamespace(host="a", folder=str(folder), launch="x", rank=SimpleNamespace(steps=lambda: 7))
+    stub: Any = SimpleNamespace(
+        host="a", folder=str(folder), launch="x", boot="1", rank=SimpleNamespace(steps=lambda: 7)
+    )
     return keeper.Keeper._remembered(stub)
 
 
