@@ -30,9 +30,7 @@ PATIENCE = 120
 
 
 def a_rank(folder: Path, **plan: Any) -> rank.LocalRank:
-    nodes = [
-        {"host": "desktop", "rank": 0, "checkpoint_bytes": 1000, "venv_dir": sys.prefix, "tools_dir": str(folder)}
-    ]
+    nodes = [{"host": "desktop", "rank": 0, "checkpoint_bytes": 1000, "venv_dir": sys.prefix, "tools_dir": str(folder)}]
     return rank.LocalRank({"timeout_seconds": 60, "nodes": nodes, **plan}, "desktop", str(folder))  # type: ignore[typeddict-item]
 
 
