@@ -22,20 +22,20 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
         result: dict[str, object] = super().run(tmp, task_vars)
+        given = bool(self._connection.become and self._connection.become.get_option("become_pass"))
         try:
             answer = self._low_level_execute_command("id -u")
         except AnsibleConnectionFailure:
             raise  # the host is reported as unreachable
         except AnsibleError as why:
-            return {**result, **access(False, str(why))}
+            return {**result, **access(False, given, str(why))}
         # A login shell may print something first.
         is_root = answer["rc"] == 0 and answer["stdout"].split()[-1:] == ["0"]
-        return {**result, **access(is_root, (answer["stderr"] or answer["stdout"]).strip())}
+        return {**result, **access(is_root, given, answer["stderr"] or answer["stdout"])}
 
 
-def access(is_root: bool, said: str) -> dict[str, object]:
-    """The result of the task, from sudo's or Ansible's message."""
-    is_wrong = (
-        not is_root and re.search(r"incorrect .*password|duplicate become password prompt", said, re.I) is not None
-    )
-    return {"changed": False, "root": is_root, "wrong_password": is_wrong, "why": "" if is_root else said}
+def access(is_root: bool, given: bool, said: str) -> dict[str, object]:
+    """The result of the task; of sudo's or Ansible's message the line that names the reason, without prompt, lecture and report."""
+    prompts = re.sub(r"\[\w+ via ansible, key=\w+\] password:", "\n", said)
+    lines = [line.strip().rstrip(".") for line in prompts.splitlines() if line.strip() and "This incident" not in line]
+    return {"changed": False, "root": is_root, "given": given, "why": "" if is_root or not lines else lines[-1]}

@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode impo
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import defaults
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of, unreached
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_step, with_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model
@@ -114,5 +114,6 @@ class FilterModule:
             "measured_step": measured_step,
             "measured_link": with_link,
             "preflight_peers": preflight_peers,
+            "unreached": unreached,
             "checkout_problems": checkout_problems,
         }

@@ -32,6 +32,12 @@ options:
       - If another process holds it, RV(holders) names that.
     type: int
     default: 0
+  ports:
+    description:
+      - Further ports on which this host will listen, such as the keeper's. Those that another process holds are left out.
+    type: list
+    elements: int
+    default: []
   data_ports:
     description:
       - The range in which the hosts will open connections for data.
@@ -138,6 +144,7 @@ ARGUMENTS: dict[str, object] = {
     "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
     "address": {"type": "str"},
     "rendezvous_port": {"type": "int", "default": 0},
+    "ports": {"type": "list", "elements": "int", "default": []},
     "data_ports": {"type": "str", "default": "32768-60999"},
     "count": {"type": "int", "default": 3},
     "deadline": {"type": "int", "default": 120},
@@ -149,7 +156,8 @@ ARGUMENTS: dict[str, object] = {
 def started(params: Mapping[str, Any]) -> Started:
     """Start the process; a failure to start is a result."""
     low, high = port_range(params["data_ports"])
-    ask = Ask(params["address"], params["rendezvous_port"], low, high, params["count"], params["deadline"])
+    named = (params["address"], params["rendezvous_port"], params["ports"])
+    ask = Ask(*named, low, high, params["count"], params["deadline"])
     try:
         return start(ask)
     except PeerCheckError as error:

@@ -44,8 +44,8 @@ root:
   description: Whether the command ran as root.
   returned: always
   type: bool
-wrong_password:
-  description: Whether a given password was rejected.
+given:
+  description: Whether a password was given, by C(--ask-become-pass) or C(ansible_become_password).
   returned: always
   type: bool
 why:

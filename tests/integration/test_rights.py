@@ -22,6 +22,7 @@ done
 [ -n "$prompt" ] || { echo "sudo: a password is required" >&2; exit 1; }
 printf '%s' "$prompt" >&2
 read -r given
+[ "$given" != known ] || { printf '\nEVE is not in the sudoers file.\nThis incident has been reported.\n' >&2; exit 1; }
 [ "$given" = right ] || { echo "sudo: 1 incorrect password attempt" >&2; exit 1; }
 PATH=@FOLDER@:$PATH exec "$@"
 """
@@ -72,8 +73,18 @@ def test_field_38_the_right_password_is_used(rights):
     assert kept(account) == {"desk": "password", "free": "passwordless"}
 
 
-def test_field_38_a_wrong_password_is_refused_in_a_sentence(rights):
-    account = rights("wrong")
-    (said,) = messages(account)
-    assert said.startswith("desk: ") and "password" in said
-    assert "Give the password by which this user becomes root: -K" in said
+@pytest.mark.parametrize(
+    ("password", "why"),
+    [("wrong", "sudo: 1 incorrect password attempt"), ("known", "EVE is not in the sudoers file")],
+)
+def test_a_host_where_the_given_password_gives_no_root_goes_on_without_and_says_so_once(rights, password, why):
+    account = rights(password)
+    assert kept(account) == {"desk": "none", "free": "passwordless"}
+    said = results(account, "Show where the given password does not give root rights")
+    assert said["desk"]["msg"] == (
+        f"desk goes on without root: the password that was given does not work there ({why})."
+    )
+    assert "msg" not in said["free"]
+    assert messages(account) == []
+    for what in ("failures", "ignored", "rescued", "unreachable", "changed"):
+        assert counts(account, what) == {"desk": 0, "free": 0}, what

@@ -44,6 +44,23 @@ def test_field_02_preflight_names_the_commands_for_the_owner(lab, wall, owner_wa
     assert rules(lab) == wall
 
 
+def test_a_password_that_gives_no_root_is_said_once_and_not_asked_for_again(lab, wall):
+    """On the laptop it is the user's, who has no sudo; on the desktop it is wrong."""
+    lab.on("laptop", "echo xiaoxin:known | chpasswd")
+    password = lab.kept / "password"
+    password.write_text("known\n")
+    said = lab.play("--become-password-file", str(password), playbook="preflight", code=2)
+    without = "goes on without root: the password that was given does not work there"
+    assert f"laptop {without} (xiaoxin is not in the sudoers file)." in said
+    assert f"desktop {without} (Incorrect sudo password)." in said
+    assert said.count("goes on without root") == 2
+    assert (
+        "does not work there (xiaoxin is not in the sudoers file); its owner can open them on laptop: sudo ufw" in said
+    )
+    assert "-K" not in said and "host-down" not in said
+    assert rules(lab) == wall
+
+
 def test_field_02_training_says_the_same_and_starts_nothing(lab, wall):
     said = lab.play(code=2)
     assert "no-sudo" in said
@@ -58,7 +75,17 @@ def test_field_02_once_the_owner_did_so_it_trains(lab, wall, owner_was_told):
     assert rules(lab) != wall
     said = lab.play()
     assert "weights identical on both ranks" in said
+    # All is open, so there is nothing to ask anybody for.
+    assert "sudo" not in said and "-K" not in said
     assert lab.states() == {"desktop": "finished", "laptop": "finished"}
+
+
+def test_the_owner_is_not_asked_again_for_the_keepers(lab, wall):
+    lab.play(
+        "-e", "ddp_restarts=1", "-e", "ddp_run=kept", "-e", f"preflight_file={lab.kept}/kept.json", playbook="preflight"
+    )
+    found = json.loads((lab.kept / "kept.json").read_text())
+    assert not [one for one in found["findings"] if one["severity"] == "error"]
 
 
 def test_field_02_reset_names_the_commands_that_close_again(lab, wall):

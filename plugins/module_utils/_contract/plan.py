@@ -135,6 +135,9 @@ class _Sometimes(TypedDict, total=False):
     join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
     keeper_port: int  # the keeper's port
     open_ports: List[int]  # to open on this host besides data_ports
+    owner_ports: List[
+        int
+    ]  # what its owner is asked to open without root: those of all profiles, so that one request is enough
     session_argv: List[str]  # what the session runs instead of argv: the keeper
 
 

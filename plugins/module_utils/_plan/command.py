@@ -144,20 +144,21 @@ def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
     }
 
 
-def keeper_ports(run: RunSettings, basis: Basis, hosts: int) -> list[int]:
+def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     """Possible ports of a host's keepers, avoiding the run's others; more than one if nodes share a machine."""
-    if not basis.restarts.value:
-        return []
     low, high = run.port_range or (0, -1)
     others = (run.port, run.tracker_port)
     free = (port for port in itertools.count(run.keeper_port) if port not in others and not low <= port <= high)
     return list(itertools.islice(free, hosts))
 
 
-def with_keeper(run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
-    """A node with its keeper's ports; its session runs the keeper instead of torchrun."""
+def with_ports(run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
+    """A node with its ports; with keepers, its session runs the keeper instead of torchrun."""
     shared = sum(other["address"] == node["address"] for other in before)
-    port = keeper_ports(run, basis, shared + 1)[shared]
+    port = keeper_ports(run, shared + 1)[shared]
+    node = {**node, "owner_ports": [run.port, port]}
+    if not basis.restarts.value:
+        return node
     return {
         **node,
         "keeper_port": port,

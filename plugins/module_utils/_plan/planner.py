@@ -236,8 +236,8 @@ def document(inputs: Inputs) -> Plan:
     keeper = command.keeper(run, decided, len(by_rank))
     if keeper:
         plan["keeper"] = keeper
-        nodes = plan["nodes"]
-        plan["nodes"] = [command.with_keeper(run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
+    nodes = plan["nodes"]
+    plan["nodes"] = [command.with_ports(run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
     plan["digest"] = digest_of(plan)
     return plan
 

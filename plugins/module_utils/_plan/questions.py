@@ -51,7 +51,8 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
     run, each = asked.run, asked.hosts
     known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    ports = [run.port, *command.keeper_ports(run, decide_basis(asked, known), len(known))]
+    keepers = decide_basis(asked, known).restarts.value
+    ports = [run.port, *(command.keeper_ports(run, len(known)) if keepers else [])]
     found: dict[str, HostQuestion] = {}
     for host in hosts:
         own = each[host["name"]]

@@ -13,6 +13,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
 # Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
 ALL_PAIRS = 16
@@ -105,6 +106,19 @@ def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> l
         {"address": addresses[other], "ports": found["ports"], "token": found["token"], "measure": other in measured}
         for other, found in responders(plan, tries, host)
     ]
+
+
+def unreached(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[str]:
+    """The addresses of a host's peers whose way to it was not found open: closed on some port, or not tried."""
+    nodes = {node["host"]: node for node in plan["nodes"]}
+    node = nodes[host]
+    found_open = [
+        nodes[other]["address"]
+        for other, tried in tries.items()
+        for link in tried.get("links") or []
+        if link["address"] == node["address"] and link["ports"] and not closed_ports(link["ports"])
+    ]
+    return [peer for peer in node["peers"] if peer not in found_open]
 
 
 def responders(

@@ -71,7 +71,7 @@ def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     firewall = evidence.firewalls.get(pair.peer) or {}
     remedy: str | None = None
     if firewall.get("needs_root") and firewall.get("commands"):
-        code, remedy = "no-sudo", password_remedy(pair.peer, firewall["commands"])
+        code, remedy = "no-sudo", password_remedy(evidence, pair.peer, firewall["commands"])
         seen += f"; {firewall['backend']} is active on {pair.peer}, and we are not root there"
     elif firewall.get("commands"):
         seen += f"; {firewall['backend']} blocks on {pair.peer}{blocking_rules(firewall)}"
@@ -81,21 +81,25 @@ def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
             code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
     else:
         code = "peer-unreachable" if len(closed) == len(pair.link["ports"]) else "port-blocked"
-        remedy = hidden_firewall_remedy(pair.peer, firewall) if firewall.get("if_closed") else None
+        remedy = hidden_firewall_remedy(evidence, pair.peer, firewall) if firewall.get("if_closed") else None
         seen += other_firewalls(evidence, pair, firewall)
     yield finding(code, pair.peer, seen, pair.host, remedy=remedy)
 
 
-def password_remedy(host: str, commands: Sequence[str]) -> str:
+def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[str]) -> str:
     """Who can open a host's ports without root."""
-    by_owner = f"otherwise its owner can open them on {host}: {' ; '.join(commands)}"
-    return f"Add -K (--ask-become-pass) if the user's password allows sudo; {by_owner}"
+    by_owner = f"its owner can open them on {host}: {' ; '.join(commands)}"
+    refused = evidence.fact(host, "sudo_refused")
+    if refused:
+        return f"The password that was given does not work there ({refused}); {by_owner}"
+    return f"Add -K (--ask-become-pass) if the user's password allows sudo; otherwise {by_owner}"
 
 
-def hidden_firewall_remedy(host: str, firewall: Mapping[str, Any]) -> str:
+def hidden_firewall_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str, Any]) -> str:
     """The cause may be a firewall that this user cannot see, or the network."""
+    known = password_remedy(evidence, host, firewall["if_closed"])
     return (
-        f"{password_remedy(host, firewall['if_closed'])}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
+        f"{known}. If no firewall there blocks: check the cable or Wi-Fi link, that both addresses "
         "are in one network, and any client isolation of the router between them."
     )
 

@@ -49,6 +49,7 @@ class Ask(NamedTuple):
 
     address: str
     rendezvous_port: int  # 0 if this host is not the master
+    others: Sequence[int]  # where the job will listen, too, such as the keeper's port
     low: int
     high: int
     data_count: int
@@ -104,7 +105,7 @@ def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> l
 
 
 def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
-    """Sockets on the rendezvous port and on some data ports, and who holds the rendezvous port if somebody does."""
+    """Sockets on the ports named and on some data ports, and who holds the rendezvous port if somebody does."""
     holders: list[Document] = []
     sockets: list[socket.socket] = []
     if ask.rendezvous_port:
@@ -113,9 +114,11 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
         sockets += _try_bind(ask.address, ask.rendezvous_port)
         if not sockets and not holders:
             holders = [_unseen(ask.rendezvous_port, ask.address)]
+    for port in ask.others:
+        sockets += _try_bind(ask.address, port)
     wanted = len(sockets) + ask.data_count
     for port in data_candidates(ask.low, ask.high, ask.data_count, random.Random()):
-        if len(sockets) < wanted and port != ask.rendezvous_port:
+        if len(sockets) < wanted and port not in (ask.rendezvous_port, *ask.others):
             sockets += _try_bind(ask.address, port)
     return sockets, holders
 
