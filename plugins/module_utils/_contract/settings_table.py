@@ -39,6 +39,8 @@ NOT_SETTINGS = frozenset(
         "ddp_plan_file",
         "ddp_json",
         "ddp_rights",
+        "ddp_rights_refused",
+        "ddp_links",
         "ddp_so_far",
         "ddp_launched",
         "ddp_setup",
