@@ -76,7 +76,7 @@ def test_field_02_once_the_owner_did_so_it_trains(lab, wall, owner_was_told):
     said = lab.play()
     assert "weights identical on both ranks" in said
     # All is open, so there is nothing to ask anybody for.
-    assert "sudo" not in said and "-K" not in said
+    assert "sudo ufw" not in said and "no root here" not in said and "-K" not in said
     assert lab.states() == {"desktop": "finished", "laptop": "finished"}
 
 
