@@ -185,9 +185,8 @@ def _keepers(asked: Asked, ours: bool, hosts: int) -> Tuple[Decision[int], Decis
     able = restarts.value > 0
     min_hosts, survive_reboot = as_set(asked, "min_hosts"), as_set(asked, "survive_reboot")
     if min_hosts.by != USER:
-        min_hosts = Decision(
-            -(-hosts // 2) if able and run.profile == "real" else 0, PROFILE, "half of the hosts with ddp_profile real"
-        )
+        is_half = able and run.profile == "real"
+        min_hosts = Decision(-(-hosts // 2), PROFILE, "half of the hosts") if is_half else Decision(0, PROFILE)
     if survive_reboot.by != USER:
         survive_reboot = Decision(able and survive_reboot.value, PROFILE)
     return restarts, min_hosts, survive_reboot
