@@ -104,7 +104,7 @@ class LocalRank:
     def prepare(self) -> None:
         """Load PyTorch before the next start is due."""
         nodes = {node["host"]: node for node in self.plan["nodes"]}
-        if self.plan["trainer"]["source"] == "ours" and self.nursery is None:
+        if self.plan["trainer"]["source"] == "ours" and self.nursery is None and not self._exposed():
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):

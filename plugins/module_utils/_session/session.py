@@ -22,7 +22,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
     Busy,
     locked,
-    read_object,
     write_json_when_full,
     write_unless_same,
 )
@@ -308,13 +307,20 @@ class Session:
 
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while read_object(self.record).get("id") != identifier:
+        while not _has_begun(record := self.recorded(), identifier):
             if time.monotonic() > deadline:
+                if record.get("id") == identifier:
+                    return  # a full disk does not take the rest
                 raise SessionError(
                     f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
                     + (self.server.screen(self.name) or "nothing; the tmux session is gone")
                 )
             time.sleep(0.05)
+
+
+def _has_begun(record: Record, identifier: str) -> bool:
+    """Whether the runner of this start has recorded its job, or that it refused to start it."""
+    return record.get("id") == identifier and (record.get("child_pid") or record.get("ended")) is not None
 
 
 def script(name: str, spec: Spec) -> bytes:

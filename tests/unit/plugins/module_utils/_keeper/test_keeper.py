@@ -435,32 +435,31 @@ def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_m
 
 
 CANNOT_START = [
-    ("gone", "cannot be started: No such file or directory", False),
-    ("broken", "it ended with code 9 before it had begun", True),
-    ("killed", "it ended with code -9 before it had begun", False),
+    ("gone", "{python} cannot be started: No such file or directory", False),
+    ("killed", "it ended with code -9 before it had begun", True),
+    ("open", "every user may write to {python} and so change what {user} runs: chmod go-w {python}", False),
 ]
 
 
 @pytest.mark.parametrize(("how", "told", "first"), CANNOT_START)
 def test_a_host_whose_rank_cannot_start_costs_the_others_seconds(hosts, how, told, first):
-    """Its Python is gone, ends by itself, or is killed while it loads (as by a lack of memory), each time before anything is recorded."""
+    """Its Python is gone, is killed while it loads (as by a lack of memory), or belongs to all, each time before anything is recorded."""
     ill, well = ("desktop", "laptop") if first else ("laptop", "desktop")
-    place = hosts.folder / "ill"
-    (place / "bin").mkdir(parents=True)
+    python, ran = hosts.folder / "ill/bin/python", hosts.folder / "ran"
+    python.parent.mkdir(parents=True)
     if how != "gone":
-        end = "sys.exit(9)" if how == "broken" else "os.kill(os.getpid(), 9)"
-        (place / "bin/python").write_text(f"#!{sys.executable}\nimport os, sys\n{end}\n")
-        (place / "bin/python").chmod(0o755)
-    hosts.plan["nodes"][0 if first else 1]["venv_dir"] = str(place)
+        python.write_text(f"#!{sys.executable}\nimport os\nopen({str(ran)!r}, 'w')\nos.kill(os.getpid(), 9)\n")
+        python.chmod(0o777 if how == "open" else 0o755)
+    hosts.plan["nodes"][0 if first else 1]["venv_dir"] = str(hosts.folder / "ill")
     begun = time.monotonic()
     for host in (ill, well):
         hosts.start(host)
     hosts.wait_for_training(well, well)
     took = time.monotonic() - begun
     assert hosts.running[ill].wait(PATIENCE) == 1
-    assert hosts.state(ill)["why"] == f"the rank of {ill} died 3 times at step 0 ({told})".replace(
-        "(cannot", f"({place}/bin/python cannot"
-    )
+    told = told.format(python=python, user=processes.user_name(os.getuid()))
+    assert hosts.state(ill)["why"] == f"the rank of {ill} died 3 times at step 0 ({told})"
+    assert ran.exists() == (how == "killed")
     # A few for each of three attempts, on a machine with other work.
     assert took < 60 and hosts.running[well].poll() is None
     assert hosts.state(well)["generation"] < 12
