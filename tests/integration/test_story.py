@@ -146,6 +146,10 @@ def test_errors_are_whole_with_host_and_task_and_the_same_is_said_shortly(stage:
     assert "node2: Try the port" in told
     assert re.search(r"^FAILED preflight +\d\.\d s$", told, re.M)
     assert "failed on node1, node2 in" in told
+    named = task(
+        "Fail if it is taken", "ansible.builtin.fail", {"msg": "{{ inventory_hostname }}: port 29500 is taken."}
+    )
+    assert "FAILED node1: port 29500 is taken." in stage.play([{"tasks": [named]}], code=2).splitlines()
     alike = [{"tasks": [task("Fail", "ansible.builtin.fail", {"msg": "nothing goes"})]}]
     assert stage.play(alike, code=2).count("nothing goes") == 1
 

@@ -56,7 +56,7 @@ def model_lines(model: Mapping[str, Any]) -> list[str]:
     parameters = model["parameters"]
     parts = [f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"]
     return [
-        f"depth {model['depth']}, width {model['n_embd']}, {model['n_head']} heads of {model['head_dim']}, "
+        f"depth {model['depth']}, width {model['n_embd']}, {plural(model['n_head'], 'head')} of {model['head_dim']}, "
         f"rows of {model['sequence']} tokens, windows {model['window_pattern']}, vocabulary {model['vocab_size']}",
         f"{parameters['total']:,} parameters: {', '.join(parts)}",
     ]
@@ -154,7 +154,8 @@ def trainer_lines(plan: Plan) -> list[str]:
 
 
 def schedule(training: Mapping[str, Any]) -> str:
-    minutes = f" and every {training['save_minutes']} minutes" if training["save_minutes"] else ""
+    often = training["save_minutes"]
+    minutes = f" and every {plural(often, 'minute') if often > 1 else 'minute'}" if often else ""
     steps = ", ".join(
         f"{what} every {training[name]}" if training[name] > 0 else without
         for what, name, without in (

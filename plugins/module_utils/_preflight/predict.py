@@ -32,6 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WA
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 WORTH_SAYING = 1.08
+BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
 class Outlook(TypedDict):
@@ -53,6 +54,7 @@ class Outlook(TypedDict):
     better: Dict[str, Dict[str, object]]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
+    busy: List[str]  # hosts with other work during the measurement
     began: bool  # whether an earlier run exists, whose choices the plan keeps
     products: Dict[str, float]  # tokens per second of all hosts alone, if several precisions were measured
 
@@ -64,6 +66,7 @@ def outlook(
     links: Optional[Links] = None,
     products: Optional[Dict[str, float]] = None,
     began: bool = False,
+    busy: Sequence[str] = (),
 ) -> Outlook:
     """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
     `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried;
@@ -95,6 +98,7 @@ def outlook(
         "better": better(plan, speeds, link, rows, together),
         "ways": ways(job, speeds, link, rows),
         "auto_sync": choose_sync(job, speeds, link, rows),
+        "busy": list(busy),
         "began": began,
         "products": products or {},
     }
@@ -248,13 +252,24 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     return [f"  ddp_matmul auto is {taken}: {because}"]
 
 
+def difference(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
+    """How much the run differs from the prediction, or why that says nothing."""
+    busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
+    whens = {"during the rehearsal": predicted.get("busy") or [], "while it trained": busy}
+    said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
+    if said:
+        return f"; not comparable, because {' and '.join(said)}"
+    speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
+    return f" ({min(speeds) / float(predicted['tokens_per_second']) - 1:+.0%})"
+
+
 def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
     """The prediction compared with the result (host -> run_info); empty if either is unknown."""
     speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
     if not predicted or not speeds:
         return ""
     speed, expected = min(speeds), float(predicted["tokens_per_second"])
-    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)} ({speed / expected - 1:+.0%})"]
+    lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened)}"]
     rows = []
     for host, run in happened.items():
         waited, made = run.get("wait_seconds"), run.get("done")

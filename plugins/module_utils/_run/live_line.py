@@ -32,16 +32,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
 
 # -- the line during the run -----------------------------------------------------------------------------------------------
 
+STEP = ("forward_backward", "head", "sync", "optimizer")
 PHASES = {
     "start": "loading",
     "rendezvous": "waiting for the others",
     "agree": "comparing settings",
     "resume": "reading the checkpoint",
     "data": "opening the data",
-    "forward_backward": "making the first step",
-    "head": "making the first step",
-    "sync": "making the first step",
-    "optimizer": "making the first step",
+    **dict.fromkeys(STEP, "making the first step"),
     "eval": "evaluating",
     "sample": "writing samples",
     "save": "saving",
@@ -202,6 +200,8 @@ def _doing(run: Mapping[str, Any]) -> str:
     phase = run.get("phase")
     if phase == "resume" and not run.get("checkpoint"):
         return "making the model"
+    if phase in STEP and (run.get("done") or run.get("checkpoint")):
+        return "making a step"
     if phase:
         return PHASES.get(str(phase), str(phase))
     # Of a trainer without any output nothing else is known.

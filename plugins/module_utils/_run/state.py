@@ -100,6 +100,7 @@ class RunState(RunFigures, Beat, Filed):
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs
     expected: Optional[Expected]  # at the end of a run with a budget, as a similar run lets expect, while it runs
     idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
+    load: Optional[float]  # processes that wanted to run for each processor of this user, in the last minute
     timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
     busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
     session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
@@ -251,6 +252,7 @@ def read_run(
         **run,
         **figures,
         **_of_plan_and_session(plan, session),
+        "load": os.getloadavg()[0] / len(os.sched_getaffinity(0)),
         "timed": text(section(plan, "training"), "timed"),
         "rows": figures["rows"] if figures["rows"] is not None else whole(_node(plan, rank), "rows"),
         "state": state,

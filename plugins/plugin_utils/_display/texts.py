@@ -32,7 +32,8 @@ def step_of(task: Any) -> str | None:
             return name
         step = name if name in STORY else step
         role = next(iter(role.get_parents()), None)
-    return step
+    # The role preflight does both; only train.yml's tag tells them apart.
+    return "rehearsal" if step == "preflight" and "rehearse" in getattr(task, "tags", ()) else step
 
 
 def task_name(task: Any) -> str:
@@ -89,9 +90,10 @@ def error_text(result: Any, seen: Mapping[str, Any], text: str, mark: str) -> st
 
 def _error_lines(result: Any, text: str, mark: str) -> list[str]:
     """Leave out the host if a task runs once for all of them."""
-    task = task_name(result.task)
+    task, host = task_name(result.task), result.host.get_name()
     if not result.task.run_once:
-        return [f"{mark} {result.host.get_name()}: {task}", text]
+        said = result.task.action in SPEAKING and text.startswith((f"{host}:", f"{host} "))
+        return [f"{mark} {text}"] if said else [f"{mark} {host}: {task}", text]
     ours = str(result.task.action).startswith("nanochat.ddp.")
     return [f"{mark} {text}"] if ours or result.task.action in SPEAKING else [f"{mark} {task}", text]
 

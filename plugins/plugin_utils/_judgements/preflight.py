@@ -20,7 +20,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, named_links
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge, load
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import LinkTry
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
     Outlook,
@@ -193,7 +193,8 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
         return None
     links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
-    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began)
+    busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
+    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began, busy)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

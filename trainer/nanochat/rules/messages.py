@@ -42,7 +42,8 @@ def parse(line: str) -> list[Message]:
     try:
         messages = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON ({error})") from None
+        # Its own line is always the first; whoever reads the file names its line.
+        raise ValueError(f"it is not JSON ({getattr(error, 'msg', error)})") from None
     wrong = problem(messages)
     if wrong:
         raise ValueError(wrong)

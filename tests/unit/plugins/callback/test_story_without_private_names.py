@@ -57,3 +57,5 @@ def test_warnings_results_and_differences_are_shown(
 def test_the_step_of_a_task_is_told_from_its_name() -> None:
     assert step_of(SimpleNamespace(get_name=lambda: "nanochat.ddp.launch : Write")) == "launch"
     assert step_of(SimpleNamespace(get_name=lambda: "Write", _role=None)) is None
+    rehearsing = SimpleNamespace(get_name=lambda: "nanochat.ddp.preflight : Measure a step", tags=["rehearse"])
+    assert step_of(rehearsing) == "rehearsal"

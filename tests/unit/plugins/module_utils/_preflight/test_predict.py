@@ -261,6 +261,16 @@ def test_the_prediction_stands_beside_what_happened():
     assert "sent 47.0 MB" in text
 
 
+def test_a_machine_with_other_work_is_named_instead_of_a_difference():
+    document = plan()
+    predicted = predict.outlook(document, speeds(1.0, 1.2), GIGABIT, busy=["desktop"])
+    run = {"tokens_per_second_mean": 100.0, "load": 1.1}
+    text = predict.comparison_text(predicted, {"desktop": run, "laptop": {**run, "load": 4.2}})
+    assert "%" not in text.splitlines()[0]
+    assert "desktop had other work during the rehearsal and laptop had other work while it trained" in text
+    assert "laptop" not in predict.comparison_text(predicted, {"desktop": run}).splitlines()[0]
+
+
 def test_without_a_prediction_or_a_figure_nothing_is_compared():
     assert predict.comparison_text({}, {"desktop": {"tokens_per_second_mean": 1.0}}) == ""
     assert predict.comparison_text({"tokens_per_second": 1.0}, {"desktop": {}}) == ""

@@ -352,8 +352,14 @@ def test_the_time_left_goes_down_between_two_looks() -> None:
 def test_before_the_first_step_the_phases_are_told() -> None:
     rows = [row("a", 0, step=None, phase="rendezvous"), row("b", None, step=None, state="prepared")]
     assert live_line(rows) == "starting: a waiting for the others; b prepared"
-    rows = [{**row("h%d" % rank, rank, step=None, phase="sync"), "watched": 61.0} for rank in range(6)]
+    rows = [
+        {**row("h%d" % rank, rank, step=None, phase="sync", checkpoint=None, done=0), "watched": 61.0}
+        for rank in range(6)
+    ]
     assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+    # After a restart it is not the first.
+    resumed = [{**one, "run": {**one["run"], "checkpoint": {"step": 224}}} for one in rows]
+    assert live_line(resumed) == "starting for 1 min 01 s: 6 hosts making a step"
     saved = {"step": 4, "time": 1.0, "path": "model_000004.pt", "bytes": 1}
     rows = [row("a", 0, step=None, phase="resume"), row("b", 1, step=None, phase="resume", checkpoint=saved)]
     assert live_line(rows) == "starting: a making the model; b reading the checkpoint"
