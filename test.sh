@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long,ee" "storm,molecule:evening,molecule:debian13+cores:all,systems")
+THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
@@ -180,14 +180,6 @@ run_storm() {
     as_root "$TRAINER_VENV/bin/python" bench/storm.py --minutes "${STORM_MINUTES:-10}" ${STORM_SEED:+--seed "$STORM_SEED"}
 }
 
-# The execution environment, built and tried.
-run_ee() {
-    (
-        need_venv ee-tools "$ROOT/tools/requirements/ee.txt"
-        tools/execution_environment.sh "$VENV"
-    )
-}
-
 # The scenario mixed trains on this machine, too.
 run_molecule() {
     need_trainer_venv
@@ -267,8 +259,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | pins | long | campaign | storm | ee | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, campaign, storm, ee, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | pins | long | campaign | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, campaign, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
