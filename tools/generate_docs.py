@@ -18,7 +18,6 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
-import contract_page  # noqa: E402
 import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
@@ -191,7 +190,6 @@ def seeing_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
-    "docs/contract.md": contract_page.page,
     "docs/settings.md": settings_page,
     f"{FIREWALL}/every.py": every_firewall,
     "docs/troubleshooting.md": troubleshooting_page,

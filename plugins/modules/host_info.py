@@ -71,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 probe:
-  description: The facts of the host. docs/contract.md of the collection lists them (Probe).
+  description: The facts of the host. Their types are in C(module_utils/_contract/probe.py).
   returned: success
   type: dict
   sample:

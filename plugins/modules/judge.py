@@ -197,7 +197,7 @@ questions:
   sample:
     desktop: {base_dir: /mnt/data/nanochat, run_dir: /mnt/data/nanochat/runs/d4, venv_dir: null, python: null, ports: [29500], peers: [laptop]}
 plan:
-  description: The plan. Its parts are described in docs/contract.md of the collection.
+  description: The plan. Its types are in C(module_utils/_contract/plan.py).
   returned: success and O(of=plan)
   type: dict
   sample:

@@ -86,7 +86,7 @@ closed:
   type: int
   sample: 0
 links:
-  description: One entry for every peer, in the same order. docs/contract.md of the collection lists the keys (LinkTry).
+  description: One entry for every peer, in the same order. Their keys are those of LinkTry in C(module_utils/_preflight/peer_check.py).
   type: list
   elements: dict
   returned: success

@@ -85,7 +85,7 @@ plan:
   returned: with O(plan)
   type: dict
 run:
-  description: What the host's share of the run is doing. docs/contract.md of the collection lists the keys (RunState).
+  description: What the host's share of the run is doing. Its keys are in C(module_utils/_run/state.py).
   returned: always
   type: dict
   sample: {state: running, run: d4, rank: 0, world: 2, step: 41, steps: 700, loss: 5.31, tokens_per_second: 4320.5, eta_seconds: 310.0}

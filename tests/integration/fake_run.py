@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for a training process: writes the files of docs/contract.md into a run folder, at any speed.
+"""A stand-in for a training process: writes the files of a run folder (docs/architecture.md), at any speed.
 
 As a program: `python fake_run.py RUN_DIR --rank 0 --world 2 --steps 10 --seconds 0.5 [--fail-at N] [--freeze-at N]`.
 """

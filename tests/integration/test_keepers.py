@@ -155,13 +155,13 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     run.book("stop")
     assert [run.state(host)[0] for host in ("desktop", "laptop")] == ["stopped", "stopped"]
 
-    # The contract names every file of the run folder.
-    contract = (ROOT / "docs/contract.md").read_text(encoding="utf-8")
+    # The docs name every file of the run folder.
+    documented = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     names = {
         re.sub(r"rank\d|agent-\d", lambda found: found[0][:-1] + "0", path.name)
         for path in Path(run.play.hosts["laptop"]["run_dir"]).iterdir()
     }
-    assert {name for name in names if name not in contract} == set()
+    assert {name for name in names if name not in documented} == set()
 
 
 @pytest.mark.long

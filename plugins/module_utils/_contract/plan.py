@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of a plan (plan.json), from which docs/contract.md is generated. document.py reads untrusted plans."""
+"""The types of a plan (plan.json). document.py reads untrusted plans."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of the files and folders below a host's base folder (docs/contract.md)."""
+"""Names of the files and folders below a host's base folder (docs/architecture.md)."""
 
 from __future__ import annotations
 

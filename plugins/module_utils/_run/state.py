@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of one host's share of a run, read only from its run folder, whose files docs/contract.md describes."""
+"""The state of one host's share of a run, read only from its run folder, whose files docs/architecture.md describes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 """Runs in a session's tmux pane: starts the run script, logs its output and records how it ended.
 
 Python 3.9 with the standard library, packed into one program with everything it imports. Its only argument is a folder:
-it reads launch.json there and writes session.json (documented in docs/contract.md).
+it reads launch.json there and writes session.json (its keys are in record.py).
 Everything that the job starts stays below this process, or is reparented to it, so nothing
 outlives the job. SIGTERM, SIGHUP (shutdown, or tmux was killed) and Ctrl-C in the pane stop the job gently; a second
 Ctrl-C at once. Only Ctrl-C counts as a stop by the user. A job to be revived is restarted when it dies.
