@@ -17,6 +17,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
     HOST,
     NOT_SETTINGS,
     PREFIX,
+    REMOVED_SETTINGS,
     RUN,
     HostSettings,
     RunSettings,
@@ -25,7 +26,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
     rows,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import (
+    FALSE,
     SECRET,
+    TRUE,
     convert,
     is_unset,
     wanted,
@@ -87,7 +90,11 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Values, list[Pro
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
         setting = table.get(target)
-        if setting is None:
+        if target in REMOVED_SETTINGS:
+            if not is_ignored(target, variables[name]):
+                instead = REMOVED_SETTINGS[target].instead
+                problems.append(Problem(host, f"{name}{WHERE} is no longer a setting: {instead}."))
+        elif setting is None:
             problems.append(Problem(host, unknown(name)))
         elif not is_unset(variables[name]):
             try:
@@ -97,7 +104,16 @@ def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Values, list[Pro
     return given, problems
 
 
+def is_ignored(name: str, value: Any) -> bool:
+    """Whether a removed setting is empty, or asks for what is done now anyway."""
+    word = str(value).strip().lower()
+    word = "true" if word in TRUE else "false" if word in FALSE else word
+    return is_unset(value) or word in REMOVED_SETTINGS[name].ignored
+
+
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
+    if str(value) in setting.gone:
+        return f"{name} is {shown(setting, value)}{WHERE}, which is no longer a choice: {setting.gone[str(value)]}."
     explained = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if explained else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."

@@ -47,6 +47,16 @@ NOT_SETTINGS = frozenset(
         "ddp_purge",
     ]
 )
+
+
+class Removed(NamedTuple):
+    """A setting of earlier versions. It is ignored if it is empty, or asks for what is done now anyway."""
+
+    instead: str  # follows "is no longer a setting: "
+    ignored: Tuple[str, ...] = ()
+
+
+REMOVED_SETTINGS: Dict[str, Removed] = {}
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 
@@ -80,6 +90,7 @@ class Setting(NamedTuple):
     empty: str = ""  # the meaning of an unset value
     smoke: Any = None  # defaults of the profiles
     real: Any = None
+    gone: Mapping[str, str] = MappingProxyType({})  # choices of earlier versions, with what to do instead
     flag: str = ""  # the trainer's flag that is given this value, or the decision where the plan makes one
 
     @property

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
 
@@ -98,6 +99,15 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name():
     assert problem == "ddp_deph on desktop is not a setting of nanochat.ddp; did you mean ddp_depth?"
     (problem,) = refusal({"ddp_local_steps": 30})
     assert problem.endswith("docs/settings.md lists all settings.")
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "cpu", "CPU", False, "no"])
+def test_a_removed_setting_that_asks_for_nothing_else_is_ignored(monkeypatch, value):
+    gone = settings_table.Removed("all ranks train on CPUs. Remove it", ("cpu", "false"))
+    monkeypatch.setitem(settings_table.REMOVED_SETTINGS, "ddp_engine", gone)
+    assert resolve([("desktop", {"ddp_engine": value})]).given == frozenset()
+    (problem,) = refusal({"ddp_engine": "cuda"}, {"ddp_engine": "cuda"})
+    assert problem == "ddp_engine on every host is no longer a setting: all ranks train on CPUs. Remove it."
 
 
 def test_facts_of_the_collection_and_other_variables_are_left_alone():
