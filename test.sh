@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("campaign+molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
+THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
@@ -168,12 +168,6 @@ run_systems() {
     rm "$log"
 }
 
-# Ten rounds that are the same at every run; tests/campaign/run.sh tries others. On a machine with so much other work that an hour has gone by,
-# one round is played and no further one is begun.
-run_campaign() {
-    tests/campaign/run.sh --seed 43 --rounds 10 --minutes $((60 - SECONDS / 60)) --second-try
-}
-
 # Random faults on three hosts in network namespaces, and the promises of docs/membership.md.
 run_storm() {
     need_trainer_venv
@@ -259,8 +253,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | pins | long | campaign | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, campaign, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
