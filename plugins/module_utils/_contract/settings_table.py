@@ -57,6 +57,10 @@ class Removed(NamedTuple):
 
 
 REMOVED_SETTINGS: Dict[str, Removed] = {}
+# The same of environment variables that earlier trainers read.
+REMOVED_VARIABLES = {
+    "NANOCHAT_PROM_DIR": "ranks write no file for Prometheus any more. Read metrics-rankN.jsonl in the run folder, or use ddp_tracker",
+}
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 

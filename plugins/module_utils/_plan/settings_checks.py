@@ -12,7 +12,10 @@ from typing import Iterator, Sequence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
+    REMOVED_VARIABLES,
+    RunSettings,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import polite, stages
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import flag_names, flags_in
@@ -193,6 +196,8 @@ def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
                 owner = "torchrun" if variable in TORCHRUN_ENV else "the plan"
                 yield f"{name} sets {variable}, which {owner} sets itself; remove it."
                 continue
+            if variable in REMOVED_VARIABLES and variables[variable]:
+                yield f"{name} sets {variable}, but {REMOVED_VARIABLES[variable]}."
             try:
                 env_file.checked({variable: variables[variable]})
             except env_file.EnvFileError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 from nanochat.kit.common import ENVIRON, Ranks, base_dir, writable_folder
 from nanochat.kit.settings import Settings, user_config
-from nanochat.record import prometheus
 from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
 from nanochat.record.tracker import Tracker, open_tracker
 from nanochat.rules.causes import Cause
@@ -37,8 +35,6 @@ class Journal:
         self.metrics = Metrics(self.folder / f"metrics-rank{place}.jsonl")
         self.heartbeat = Heartbeat(self.folder / f"heartbeat-rank{place}.json", place, ranks.world)
         self.tracker = Tracker()
-        if hear := prometheus.listener(os.environ, settings.run, place):
-            self.metrics.listeners.append(hear)
         self.began = time.monotonic()
         self.waited = 0.0
         self.steps, self.identical = 0, None if ranks.world > 1 else True

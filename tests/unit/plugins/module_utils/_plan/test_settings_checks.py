@@ -42,6 +42,10 @@ MLFLOW = {"ddp_tracker": "mlflow"}
         ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
         ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16"),
         ({"ddp_dtype": "float16"}, "ddp_dtype is float16, which is slow"),
+        (
+            {"ddp_extra_env": {"NANOCHAT_PROM_DIR": "/x"}},
+            "ddp_extra_env sets NANOCHAT_PROM_DIR, but ranks write no file for Prometheus any more. Read metrics-rankN.jsonl",
+        ),
         ({"ddp_extra_env": {"RANK": "1"}}, "ddp_extra_env sets RANK, which torchrun sets itself"),
         ({"ddp_secret_env": {"NANOCHAT_DATA_DIR": "/x"}}, "sets NANOCHAT_DATA_DIR, which the plan sets itself"),
         ({"ddp_extra_args": ["--depth=9"]}, "ddp_extra_args holds --depth, which the plan sets itself"),
