@@ -94,7 +94,21 @@ def settings_page() -> str:
     for section, settings in sections():
         lines += ["", f"## {section}", "", "| setting | default | what for | takes |", "|---|---|---|---|"]
         lines += [row(setting) for setting in settings]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *removed()]) + "\n"
+
+
+def removed() -> Iterator[str]:
+    """What earlier versions had, and what to write instead."""
+    yield from ("", "## What went, and what to write instead", "")
+    yield "A setting of this list that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
+    yield from ("", "| no longer a setting | because |", "|---|---|")
+    for name, one in settings_table.REMOVED_SETTINGS.items():
+        yield f"| `{name}` | {one.instead} |"
+    for setting in settings_table.rows().values():
+        for value, instead in setting.gone.items():
+            yield f"| `{setting.name}: {value}` | {instead} |"
+    for name, instead in settings_table.REMOVED_VARIABLES.items():
+        yield f"| `{name}` in `ddp_extra_env` | {instead} |"
 
 
 def row(setting: settings_table.Setting) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Records what README.md and docs/ show, from real runs: tools/record.sh [pictures|transcripts]; without an argument all.
-# pictures: the terminal of `./demo.sh --storm`, the live page and the report of `./demo.sh` in a browser, and a talk with its model
+# pictures: the terminal of `./demo.sh --storm`, the report of `./demo.sh` in a browser, and a talk with its model
 # (docs/chat.md). transcripts: whole jobs on containers (docs/transcript*.md, the samples of docs/seeing.md), as root, with podman.
 # Takes a quarter of an hour; other work on the machine shows in the figures.
 set -euo pipefail
@@ -19,21 +19,10 @@ shot() {
     convert "$2" -colors 128 "$2"
 }
 
-# The demo's live page in the middle of its run.
-live_page() {
-    local page=$ROOT/runs/demo/live.html
-    until [ -f "$page" ]; do sleep 1; done
-    sleep 30
-    shot "$page" "$IMAGES/live.png" 1280 1000 --blink-settings=preferredColorScheme=1
-}
-
 pictures() {
     need_packages chromium imagemagick
     need_controller
-    rm -f runs/demo/live.html
-    live_page &
-    ./demo.sh -e ddp_live_page=true
-    wait $!
+    ./demo.sh
     shot "$ROOT/runs/demo/report.html" "$IMAGES/report.png" 1280 1400 --blink-settings=preferredColorScheme=1
     shot "$ROOT/runs/demo/report.html" "$IMAGES/report-phone-dark.png" 420 1400 --blink-settings=preferredColorScheme=0
     ansible-playbook train.yml -i inventory -e ddp_stage=sft

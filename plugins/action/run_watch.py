@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, TypedDict, cast
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
@@ -23,16 +23,14 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
     intervals,
     judge,
 )
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration, _live_page
+from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import (
     FollowingAction,
     Ledger,
     abandoned,
-    answered_within,
     ledger_of,
 )
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import is_due, row_of, run_line
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import drop_connection
 
 display = Display()
 
@@ -45,7 +43,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stall_minimum": {"type": "float", "default": 45.0},
     "timeout": {"type": "float", "default": 300.0},
     "lost_after": {"type": "float", "default": 600.0},
-    "live_page": {"type": "str", "default": ""},
 }
 
 
@@ -143,16 +140,6 @@ class ActionModule(FollowingAction):
             result["over"] = not self.accompanied()
         if not result["over"]:
             result["others"] = seen_of(others, self._ledger(), time.monotonic())
-        self._renew_page(last=bool(own["over"]))
-
-    def _renew_page(self, last: bool) -> None:
-        """The live page, if wanted, from the polls of all processes."""
-        options = self._options()
-        if options["live_page"]:
-            seen = seen_of([node["host"] for node in options["nodes"]], self._ledger(), time.monotonic())
-            rows = [{**one, "host": host} for host, one in seen.items()]
-            folder = _live_page.run_folder(options["live_page"], options["nodes"][0]["run_dir"])
-            _live_page.renew(rows, folder, ledger_of(self, "page"), last)
 
     def _tell(self) -> None:
         """Print the run's progress, from whichever process comes first."""
@@ -211,17 +198,6 @@ class ActionModule(FollowingAction):
             "sentence": verdict.sentence if verdict else None,
         }
 
-    def _bring(self, host: str, run_dir: str, results: str, variables: Mapping[str, Any]) -> bool:
-        """Copy new metrics of a host for the live page; returns whether the host answered."""
-        try:
-            with answered_within(None):
-                folder = _live_page.run_folder(results, run_dir)
-                _live_page.bring(self, run_dir, folder, host, self._known or variables)
-        except AnsibleConnectionFailure:
-            drop_connection(self)
-            return False
-        return True
-
     def _judge(self, host: str, options: Mapping[str, Any]) -> WatchVerdict | None:
         """Judge with the results of the other hosts' loops."""
         now, ledger = time.monotonic(), self._ledger()
@@ -239,14 +215,10 @@ class ActionModule(FollowingAction):
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.monotonic() - entry["begun"], options["first_step"])
-            if options["live_page"]:
-                pause = {name: min(seconds, _live_page.LOOK_SECONDS) for name, seconds in pause.items()}
             arguments["wait"] = {"state": known["state"], "step": known["step"], **pause}
         entry["asked"] = time.monotonic()
         self._ledger().write(host, entry)
         seen = self.ask(arguments, variables)
-        if seen and options["live_page"] and not self._bring(host, node["run_dir"], options["live_page"], variables):
-            seen = None
         if seen is None:
             entry.setdefault("silent_since", entry["asked"])
             return None

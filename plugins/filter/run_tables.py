@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
@@ -61,11 +59,6 @@ def status_table(results: Any, stall_factor: float = 5.0) -> str:
     return printable(run_table.status_table(rows_of(results), width(), float(stall_factor)))
 
 
-def live_view(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
-    """The status screen in parts, for the live page."""
-    return now_of(rows_of(results), time.time(), float(stall_factor))
-
-
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
     """The same for programs."""
     return run_table.status_data(rows_of(results), float(stall_factor))
@@ -80,6 +73,5 @@ class FilterModule:
             "closing_table": closing_table,
             "status_table": status_table,
             "status_data": status_data,
-            "live_view": live_view,
             "why_no_answer": why_no_answer,
         }

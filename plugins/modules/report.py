@@ -31,11 +31,6 @@ options:
     description: The file to write.
     type: path
     required: true
-  live:
-    description:
-      - The current state of the hosts, from the filter P(nanochat.ddp.live_view#filter). Makes the page a live one, which reloads itself
-        every few seconds until the run has ended.
-    type: dict
 attributes:
   diff_mode:
     description: A generated page is not worth showing.
@@ -96,12 +91,11 @@ def main() -> None:
             runs=dict(type="list", elements="path", required=True),
             page=dict(type="path", required=True),
             dest=dict(type="path", required=True),
-            live=dict(type="dict"),
         ),
         supports_check_mode=True,
     )
     try:
-        text = make_report(module.params["runs"], module.params["page"], module.params["live"])
+        text = make_report(module.params["runs"], module.params["page"])
         changed = write(module, module.params["dest"], text)
     except (ReportError, OSError) as error:
         module.fail_json(msg="The report %s could not be made. %s" % (module.params["dest"], error))

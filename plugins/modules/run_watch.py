@@ -48,12 +48,6 @@ options:
     description: Seconds after which a host that does not answer is given up.
     type: float
     default: 600
-  live_page:
-    description:
-      - Folder of results on the controller. What is new of the metrics is brought there as M(nanochat.ddp.run_files) does, and C(live.html) in
-        the run's folder is renewed every few seconds. Without it there is no page.
-    type: str
-    default: ""
 attributes:
   action:
     description: It runs on the controller and looks at the host through M(nanochat.ddp.run_info).

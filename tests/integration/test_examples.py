@@ -29,7 +29,7 @@ BEGINS_FILE, BEGINS_PART = "trainers:\n", "  vars:\n"
 # Plays that change what is there need no plan of their own.
 PLANNED = ("train.yml", "nanochat.ddp.plan", "nanochat.ddp.preflight")
 # Of what the controller does, which no plan has.
-NOT_IN_PLAN = ("ddp_fresh", "ddp_live_page")
+NOT_IN_PLAN = ("ddp_fresh",)
 
 
 class Example(NamedTuple):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The report and the live page in a real browser: it opens from disk without network, draws its curves, and shows the metrics' figures.
+"""The report in a real browser: it opens from disk without network, draws its curves, and shows the metrics' figures.
 
 The page is loaded in a frame of a page that looks at it from outside; headless Chromium prints that page's findings.
 """
@@ -13,14 +13,11 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 
@@ -99,9 +96,9 @@ def collected(folder: Path, run: str, steps: int) -> Path:
     return folder / run
 
 
-def write_report(folder: Path, *runs: Path, live: dict[str, Any] | None = None) -> None:
+def write_report(folder: Path, *runs: Path) -> None:
     files = str(ROOT / "roles" / "collect" / "files")
-    (folder / "report.html").write_text(make_report([str(run) for run in runs], files, live=live))
+    (folder / "report.html").write_text(make_report([str(run) for run in runs], files))
 
 
 @pytest.fixture(scope="module")
@@ -203,99 +200,6 @@ def test_it_fits_a_phone_in_the_dark(folder: Path) -> None:
 
 def test_by_day_it_is_light(desk: Seen) -> None:
     assert desk.found["background"] == "rgb(252, 252, 251)"
-
-
-# -- the live page ----------------------------------------------------------------------------------------------------
-
-LOADS = """<!doctype html><body style="margin:0"><pre id="found"></pre>
-<iframe id="page" src="report.html" style="border:0;width:1000px;height:600px"></iframe>
-<script>
-const frame = document.getElementById('page'), loads = [];
-frame.onload = () => setTimeout(() => {
-  const page = frame.contentDocument, view = frame.contentWindow;
-  const open = page.querySelectorAll('details[open]').length;
-  loads.push({ top: view.scrollY, open, renewed: page.getElementById('renewed').textContent });
-  view.scrollTo(0, 900);
-  page.querySelector('details').open = true;
-  document.getElementById('found').textContent = JSON.stringify(loads);
-}, 50);
-</script>"""
-
-
-def now(**changed: Any) -> dict[str, Any]:
-    """The state of two hosts, and of one that sends markup instead of text."""
-    run = {
-        **EMPTY,
-        "state": "running",
-        "run": "d8",
-        "step": 4999,
-        "done": 5000,
-        "steps": 9000,
-        "loss": 3.02,
-        "eta_seconds": 720.0,
-        "started": time.time() - 600,
-        "tokens_per_second": 4096.0,
-        "tokens_per_second_mean": 4090.0,
-        "memory_bytes": 1_200_000_000,
-    }
-    first = {"host": "node1", "run": {**run, "rank": 0, "rows": 10, "wait_share": 0.05, **changed}}
-    second = {"host": "node2", "run": {**run, "rank": 1, "rows": 6, "wait_share": 0.3, **changed}}
-    silent = {
-        "host": "<img src=x>",
-        "run": {**EMPTY, "state": None},
-        "reachable": False,
-        "problem": "<script>alert(1)</script>",
-    }
-    return {**now_of([first, second, *([silent] if not changed else [])], time.time())}
-
-
-def live_page(folder: Path, live: dict[str, Any]) -> Path:
-    write_report(folder, collected(folder, "d8", 400), live=live)
-    return folder
-
-
-def loads(folder: Path) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = browse(folder, LOADS)[0]
-    return told
-
-
-def test_the_live_page_shows_hosts_shares_who_waits_and_the_time_left(tmp_path: Path) -> None:
-    """On a phone in the dark."""
-    seen = Seen(live_page(tmp_path, now()), 390, "--blink-settings=preferredColorScheme=0")
-    assert seen.console == []
-    assert seen.found["loaded"] == []
-    assert seen.found["scroll"] <= 390
-    assert seen.found["background"] == "rgb(19, 19, 22)"
-    for text in (
-        "node1: 10 of 16 rows",
-        "node2: 6 of 16 rows",
-        "12 min",
-        "time left",
-        "<img src=x>: <script>alert(1)</script>",
-        "What happened",
-    ):
-        assert text in seen.text
-    assert seen.charts["Loss"]["paths"][0]["points"] == 400
-
-
-def test_the_live_page_loads_itself_again_where_the_reader_was(tmp_path: Path) -> None:
-    first, *later = loads(live_page(tmp_path, now()))
-    assert (first["top"], first["open"]) == (0, 0)
-    assert later
-    assert (later[0]["top"], later[0]["open"]) == (900, 1)
-    assert first["renewed"].startswith("Live: as of")
-
-
-def test_a_live_page_of_a_run_that_has_ended_says_so_and_stays(tmp_path: Path) -> None:
-    ended = now(state="finished")
-    assert ended["sentences"] == ["slow one: node1 (it waits least, so the others wait for it)"]
-    (only,) = loads(live_page(tmp_path, ended))
-    assert only["renewed"].startswith("The run has ended")
-
-
-def test_a_live_page_that_nobody_renews_says_so(tmp_path: Path) -> None:
-    seen = loads(live_page(tmp_path, {**now(), "made": time.time() - 300}))
-    assert seen[0]["renewed"].startswith("Nobody has renewed this page for 5 min")
 
 
 @pytest.mark.parametrize("kept", [1, 2])

@@ -344,43 +344,6 @@ def test_status_is_one_screen_and_json_for_programs(stage: Stage, ranks: Callabl
     assert {run["state"] for run in found["hosts"].values()} == {"running"}
 
 
-def shown_on(page: Path) -> dict[str, Any]:
-    """The hosts as a live page holds them."""
-    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.S)
-    assert found is not None
-    told: dict[str, Any] = json.loads(found[1])
-    return {"steps": len(told["ranks"][0]["columns"].get("step", [])), **told["live"]}
-
-
-def test_the_live_page_is_renewed_while_the_run_is_watched(stage: Stage, ranks: Callable[..., None]) -> None:
-    """Also that of a host beyond the forks."""
-    page = stage.folder / "runs" / "d4" / "live.html"
-    stage.variables["ddp_controller"]["live_page"] = True
-    ranks("--seconds", "0.5", steps=24)
-    argv, environment = stage.argv(WATCH, "--forks", "1"), stage.environment()
-    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as playing:
-        until(page.exists)
-        first = shown_on(page)
-        until(lambda: shown_on(page)["steps"] > first["steps"])
-        told = playing.communicate(timeout=120)[0]
-    assert playing.returncode == 0, told
-    assert f"Live page: {page}" in told
-    assert (first["ended"], first["heads"][0]) == (False, "host")
-    last = shown_on(page)
-    assert (last["ended"], last["steps"], last["left"]) == (True, 24, None)
-    assert [cells[:3] for cells in last["cells"]] == [["node1", "0", "finished"], ["node2", "1", "finished"]]
-
-
-def test_status_renews_the_live_page(stage: Stage, ranks: Callable[..., None]) -> None:
-    words = ("nanochat.ddp.status", "-e", "ddp_live_page=true", "-e", f"ddp_results_dir={stage.folder}/runs")
-    assert "there is no live page" in stage.play(*words)
-    ranks(steps=500)
-    until(lambda: all((stage.run_dir(rank) / f"metrics-rank{rank}.jsonl").exists() for rank in (0, 1)))
-    page = stage.folder / "runs" / "d4" / "live.html"
-    assert f"live page: {page}" in stage.play(*words)
-    assert shown_on(page)["ended"] is False
-
-
 def test_logs_come_line_by_line_with_their_host(stage: Stage, ranks: Callable[..., None]) -> None:
     ranks()
     told = stage.play("nanochat.ddp.logs").splitlines()

@@ -240,7 +240,6 @@ class Controller(TypedDict):
     stall_factor: float
     results_dir: str
     collect_checkpoints: bool
-    live_page: bool
     strict: bool
     fresh: bool
 

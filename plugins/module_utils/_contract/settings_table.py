@@ -56,7 +56,12 @@ class Removed(NamedTuple):
     ignored: Tuple[str, ...] = ()
 
 
-REMOVED_SETTINGS: Dict[str, Removed] = {}
+REMOVED_SETTINGS: Dict[str, Removed] = {
+    "ddp_live_page": Removed(
+        "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
+        ("false",),
+    ),
+}
 # The same of environment variables that earlier trainers read.
 REMOVED_VARIABLES = {
     "NANOCHAT_PROM_DIR": "ranks write no file for Prometheus any more. Read metrics-rankN.jsonl in the run folder, or use ddp_tracker",
@@ -334,9 +339,6 @@ class RunSettings:
     watch: bool = _watching(True, "Follow the run to its end. If false, the play returns once every rank made its first step.")
     stall_factor: float = _watching(5.0, "Examine the run if a step takes this many times as long as usual.", low=1.5)
     results_dir: str = _watching("runs", "Folder on the controller for results.")
-    live_page: bool = _watching(
-        False, "Keep a page for a browser, live.html in the run's folder of results; watching and status renew it, and it renews itself.",
-    )
     collect_checkpoints: bool = _watching(True, "Also copy the newest checkpoint to the controller.")
     tracker: str = _watching(
         "none", "Experiment tracker that the master also reports metrics to.", choices=("none", "mlflow", "wandb"), flag="tracker",

@@ -103,7 +103,6 @@ def of_controller(run: RunSettings) -> Controller:
         "stall_factor": run.stall_factor,
         "results_dir": run.results_dir,
         "collect_checkpoints": run.collect_checkpoints,
-        "live_page": run.live_page,
         "strict": run.strict,
         "fresh": run.fresh,
     }

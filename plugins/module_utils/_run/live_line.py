@@ -19,13 +19,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ends_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import batches_text, is_evaluation
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RUNNING
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
     Row,
     by_rank,
     first_known,
     runs_of,
-    status_screen,
     tells_nothing,
     training_rows,
 )
@@ -219,22 +218,3 @@ def _made(rows: Sequence[Row]) -> Tuple[int, int]:
     telling = stepping or [row for row in rows if not tells_nothing(row["run"])] or rows
     slowest = min((row["run"] for row in telling), key=lambda run: int(run.get("done") or 0))
     return int(slowest.get("done") or 0), int(slowest.get("steps") or first_known(rows, "steps") or 0)
-
-
-# -- the live page ----------------------------------------------------------------------------------------------------------
-
-
-def now_of(rows: Sequence[Row], now: float, stall_factor: float = 5.0) -> Dict[str, Any]:
-    """The status screen for the page: the part that changes between polls."""
-    screen, rows = status_screen(rows, stall_factor), by_rank(rows)
-    states = [row["run"].get("state") for row in rows]
-    return {
-        "made": now,
-        "headline": screen.headline,
-        "heads": list(screen.heads),
-        "cells": [[str(cell) for cell in row] for row in screen.cells],
-        "sentences": screen.sentences,
-        "shares": [(row["host"], int(row["run"]["rows"])) for row in training_rows(rows) if row["run"].get("rows")],
-        "left": first_known(rows, "eta_seconds") if RUNNING in states else None,
-        "ended": all(state in ENDED for state in states),
-    }

@@ -4,7 +4,7 @@
 """A self-contained HTML page from a run's collected files, optionally compared with other runs.
 
 The page contains the metrics and draws them itself, without a network. As a report, the same files
-make the same page, byte for byte. As the live page it also shows the hosts' current state and reloads itself.
+make the same page, byte for byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
     Document,
@@ -251,9 +251,8 @@ def other_data(run: CollectedRun) -> Document:
 def page_data(
     run: CollectedRun,
     others: Sequence[CollectedRun] = (),
-    live: Optional[Mapping[str, Any]] = None,
 ) -> Document:
-    """The page's data; `live` is the current state of the hosts (live_line.now_of)."""
+    """The page's data."""
     ranks = [rank_data(rank) for rank in run.ranks]
     start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
@@ -275,13 +274,12 @@ def page_data(
         "compared": compared(run, ranks),
         "plan": plan_rows(run.plan),
         "others": [other_data(other) for other in others],
-        "live": live,
     }
 
 
 def render(data: Document, parts: Dict[str, str]) -> str:
     """Fill the template; the JSON cannot close its script element."""
-    title = "%s - %s" % (data["run"], "training now" if data.get("live") else "training report")
+    title = "%s - training report" % data["run"]
     embedded = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     embedded = embedded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     page = parts["report.html"].replace("{{ TITLE }}", re.sub(r"[^\w .-]", "", title))
@@ -289,8 +287,8 @@ def render(data: Document, parts: Dict[str, str]) -> str:
     return page.replace("{{ DATA }}", embedded)
 
 
-def make_report(runs: Sequence[str], page: str, live: Optional[Mapping[str, Any]] = None) -> str:
+def make_report(runs: Sequence[str], page: str) -> str:
     """The page about the first of these folders, compared with the rest."""
     loaded = [load_run(path) for path in runs]
     parts = {name: Path(page, name).read_text(encoding="utf-8") for name in PARTS}
-    return render(page_data(loaded[0], loaded[1:], live), parts)
+    return render(page_data(loaded[0], loaded[1:]), parts)

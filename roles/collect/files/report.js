@@ -6,8 +6,6 @@
   const byId = (id) => document.getElementById(id);
   const known = (value) => value !== null && value !== undefined;
   const SVG = 'http://www.w3.org/2000/svg';
-  const RENEW = 4000; // milliseconds between two loads of the live page
-  const STALE = 60; // seconds after which a live page is not one any more
   const PARTS = [
     ['forward_backward_seconds', 'forward and backward', 'var(--c0)'],
     ['wait_seconds', 'waiting for other ranks', 'var(--c1)'],
@@ -313,47 +311,11 @@
     ]), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
   };
 
-  // The hosts as they were when the page was written: the same table and sentences as the status prints.
-  const drawLive = (live) => {
-    byId('subtitle').textContent = live.headline;
-    tile('time left', live.ended ? 'ended' : seconds(live.left), live.ended ? '' : 'live');
-    const rows = live.shares.reduce((sum, [, own]) => sum + own, 0);
-    if (live.shares.length > 1) byId('shares').append(make('div', { class: 'shares' }, ...live.shares.map(([host, own], at) => make('span', { style: `flex: ${own}; border-color: ${rankColor(at)}` }, `${host}: ${own} of ${rows} rows`))));
-    fillTable(byId('ranks'), live.heads, live.cells, live.heads.map((head, at) => at).filter((at) => !['host', 'state'].includes(live.heads[at])));
-    byId('sentences').append(...live.sentences.map((text) => make('p', {}, text)));
-  };
-
-  const ageOf = (live) => Math.max(0, Date.now() / 1000 - live.made);
-  const tellAge = (live) => {
-    const age = ageOf(live), stale = !live.ended && age > STALE;
-    byId('renewed').className = live.ended ? 'quiet' : stale ? 'stale' : 'live';
-    byId('renewed').textContent = live.ended ? `The run has ended (${clock(live.made)}); this page is not renewed any more.`
-      : stale ? `Nobody has renewed this page for ${seconds(age)}, so training may be further. The playbooks train and status renew it, with -e ddp_live_page=true.`
-        : `Live: as of ${new Date(1000 * live.made).toLocaleTimeString()}, renewed every few seconds`;
-  };
-
-  // The file is loaded again as soon as it may have changed, but not while somebody reads figures under the pointer or another tab.
-  const renew = (live) => {
-    const before = history.state;
-    if (before && before.top) scrollTo(0, before.top);
-    if (before && before.open) document.querySelectorAll('details').forEach((one) => { one.open = true; });
-    tellAge(live);
-    if (live.ended) return;
-    const loaded = Date.now();
-    setInterval(() => {
-      tellAge(live);
-      if (document.hidden || !byId('tip').hidden || Date.now() - loaded < RENEW) return;
-      history.replaceState({ top: scrollY, open: Boolean(document.querySelector('details[open]')) }, '');
-      location.reload();
-    }, 1000);
-  };
-
   const drawWords = () => {
     const one = lead.summary;
     byId('title').textContent = `Run ${data.run}`;
     byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
     const measured = data.stage && data.stage.stage === 'eval';
-    if (data.live) drawLive(data.live);
     if (measured) {
       tile(`step ${data.stage.step} of the run ${data.stage.base}, bits per byte on the validation shard`, loss(one.val_bpb));
     } else {
@@ -363,13 +325,11 @@
       if (!measured) tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
       tile('weights identical on all ranks', ...identical());
     }
-    if (!data.live) byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
+    byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
     for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
     if (data.given_up) byId('notices').append(make('div', { class: 'notice' }, `The run was given up: ${data.given_up}`));
     for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
-    if (data.live) {
-      // The table stands already.
-    } else if (measured) {
+    if (measured) {
       fillTable(byId('ranks'), ['rank', 'host', 'end', 'starts'], data.ranks.map(({ summary }) => [String(summary.rank), summary.host, summary.end, String(summary.attempts)]), [3]);
     } else {
       fillTrainingTable();
@@ -396,7 +356,6 @@
   const paintAll = () => charts.forEach(paint);
   paintAll();
   let width = innerWidth;
-  if (data.live) renew(data.live);
   addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; paintAll(); } });
   document.documentElement.dataset.drawn = (performance.now() - begun).toFixed(1);
 })();

@@ -170,7 +170,7 @@ def shown(results: dict[str, Any]) -> str:
     """The screens and documents about a run, made of these results."""
     filters = FilterModule().filters()
     texts = [filters["status_table"](results), filters["closing_table"](results, PREDICTED)]
-    json.dumps([filters["status_data"](results), filters["live_view"](results)], allow_nan=False)
+    json.dumps(filters["status_data"](results), allow_nan=False)
     rows = [
         {"host": host, "run": result.get("run") or {"state": None, "step": None}, "age": 3.0}
         for host, result in results.items()

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import now_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
@@ -362,45 +360,3 @@ def test_marks_in_the_data_are_left_alone() -> None:
     page = report.render({"run": "{{ STYLE }}", "x": "{{ DATA }}"}, PARTS)
     assert page.startswith(" STYLE  - training report|css|js|")
     assert '"x":"{{ DATA }}"' in page
-
-
-def running(host: str, rank: int, **more: Any) -> dict[str, Any]:
-    own = {"rank": rank, "rows": 6 - 2 * rank, "wait_share": 0.4 * rank}
-    usual = {"state": "running", "run": "d4", "step": 12, "done": 13, "steps": 40, "loss": 4.5, "eta_seconds": 90.0}
-    return {"host": host, "run": {**EMPTY, **usual, **own, **more}, "reachable": True}
-
-
-def test_the_live_page_is_the_report_with_what_the_hosts_do_now(run: Path) -> None:
-    now = now_of([running("node2", 1), running("node1", 0)], 1.7e9)
-    live = report_data(run, live=now)
-    assert {**live, "live": None} == report_data(run)
-    told = live["live"]
-    assert [cells[:2] for cells in told["cells"]] == [["node1", "0"], ["node2", "1"]]
-    assert told["shares"] == [["node1", 6], ["node2", 4]]
-    assert (told["left"], told["ended"], told["made"]) == (90.0, False, 1.7e9)
-    assert told["sentences"] == ["slow one: node1 (it waits least, so the others wait for it)"]
-
-
-def test_a_page_is_live_until_no_host_trains_and_none_is_unknown() -> None:
-    ended = running("node1", 0, state="finished")
-    assert now_of([ended, running("node2", 1, state="crashed")], 1.0)["ended"] is True
-    assert now_of([ended, running("node2", 1)], 1.0)["ended"] is False
-    silent = now_of([ended, running("node2", 1, state=None)], 1.0)
-    assert (silent["ended"], silent["left"]) == (False, None)
-
-
-def test_what_a_host_tells_cannot_leave_the_data_of_a_live_page(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    now = now_of([running("node1", 0, state="crashed", error=evil, phase=evil), running(evil, 1)], 1.0)
-    page = report.make_report([str(collected(tmp_path))], PAGE, live=now)
-    assert any(evil in sentence for sentence in now["sentences"])
-    assert evil not in page
-    assert "<script>alert" not in page
-    assert "<img" not in page
-    assert page.count("</script>") == 2
-
-
-def test_module_makes_a_live_page(run_module: Any, tmp_path: Path) -> None:
-    page, now = tmp_path / "live.html", {**now_of([running("node1", 0)], 1.0)}
-    assert run_module(module, runs=[str(collected(tmp_path))], page=PAGE, dest=str(page), live=now)["changed"] is True
-    assert data_of(page.read_text())["live"]["left"] == 90.0
