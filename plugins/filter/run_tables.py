@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, RUNNING
 
 
 def width() -> int:
@@ -59,6 +60,32 @@ def status_table(results: Any, stall_factor: float = 5.0) -> str:
     return printable(run_table.status_table(rows_of(results), width(), float(stall_factor)))
 
 
+def last_lines(results: Any, hostvars: Mapping[str, Any]) -> str:
+    """The last lines of all logs, and the commands that follow those of the running ranks."""
+    rows = rows_of(results)
+    wide = max(len(row["host"]) for row in rows)
+    said, follow = [], []
+    for row in rows:
+        host, run = row["host"], row["run"]
+        nothing = row["problem"] or "no log yet: " + (str(run["log"]) if run["log"] else "no run was started here")
+        said += [f"{host:<{wide}} | {line}" for line in run["last_lines"] or [nothing]]
+        if run["state"] == RUNNING:
+            follow.append("  " + by_hand(host, hostvars[host], ["tail", "-F", str(run["log"])]))
+    return printable("\n".join([*said, *(["To follow them:", *follow] if follow else [])]))
+
+
+def by_hand(host: str, known: Mapping[str, Any], argv: list[str]) -> str:
+    """What a person types to run a program on a host, by the variables with which Ansible reaches it."""
+    if str(known.get("ansible_connection", "ssh")).endswith("local"):
+        return shlex.join(argv)
+    key = known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
+    port, user = known.get("ansible_port"), known.get("ansible_user")
+    more = [str(known[name]) for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if known.get(name)]
+    target = f"{user}@{known.get('ansible_host') or host}" if user else str(known.get("ansible_host") or host)
+    words = [*(["-i", str(key)] if key else []), *(["-p", str(port)] if port else []), *shlex.split(" ".join(more))]
+    return shlex.join(["ssh", *words, target, shlex.join(argv)])
+
+
 def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
     """The same for programs."""
     return run_table.status_data(rows_of(results), float(stall_factor))
@@ -73,5 +100,6 @@ class FilterModule:
             "closing_table": closing_table,
             "status_table": status_table,
             "status_data": status_data,
+            "last_lines": last_lines,
             "why_no_answer": why_no_answer,
         }

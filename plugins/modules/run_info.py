@@ -60,7 +60,6 @@ attributes:
     support: full
 seealso:
   - module: nanochat.ddp.run_watch
-  - module: nanochat.ddp.run_log
 """
 
 EXAMPLES = r"""

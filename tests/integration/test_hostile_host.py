@@ -51,7 +51,7 @@ def told(**answer: Any) -> str:
 @pytest.mark.parametrize(
     ("playbook", "words", "answer"),
     [
-        ("logs", (), {"state": "running", "log": "/x", "lines": [f"step {OBEYED}3"], "offset": 9, "over": True}),
+        ("logs", (), {"run": {**EMPTY, "state": "running", "log": "/x", "last_lines": [f"step {OBEYED}3"]}}),
         ("status", (), {"failed": True, "msg": f"no run {OBEYED}here"}),
         ("doctor", ("-v",), {"failed": True, "msg": f"no run {OBEYED}here"}),
         ("plan", (), {"failed": True, "msg": f"no facts {OBEYED}here"}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,10 +78,10 @@ def test_hosts_that_are_off_are_said_to_be(inventory: Path) -> None:
     assert "node2: ssh: connect to host 127.0.0.1 port 1: Connection refused" in told
 
 
-def test_a_log_is_followed_over_ssh_without_a_process_of_ansible(inventory: Path) -> None:
-    for rank in (0, 1):
-        ended = fake_run.session_of(rank, time.time() - 10, ended=time.time(), exit_code=0)
-        fake_run.write_json(inventory.parent / f"node{rank + 1}" / "runs" / "d4" / "session.json", ended)
-    done = play(inventory, "logs", "--forks", "1", "-e", "lines=2")
-    assert sorted(done.stdout.splitlines()) == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
-    assert "followed only after" not in done.stderr
+def test_the_last_lines_of_the_logs_and_the_command_that_follows_one(inventory: Path) -> None:
+    *last, follow, one, other = play(inventory, "logs", "-e", "lines=2").stdout.splitlines()
+    assert last == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
+    assert follow == "To follow them:" and other.strip().startswith("ssh ")
+    with subprocess.Popen(shlex.split(one), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout and following.stdout.readline() == "step 00010\n"
+        following.kill()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.action import run_watch
-from ansible_collections.nanochat.ddp.plugins.action.run_log import run_of
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import ActionModule, node_of, seen_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
@@ -62,12 +61,6 @@ def test_a_host_that_is_followed_later_is_told_of_with_the_line_to_add():
         "host7 is followed only after others have ended: it has no pipelining. Ansible handles 5 hosts at a time and the job has 8; "
         "add to ansible.cfg below [defaults]: forks = 8 (or once: --forks 8)"
     )
-
-
-def test_without_a_folder_the_run_is_that_of_the_hosts_settings():
-    assert run_of({}) == {"base_dir": "~/nanochat-ddp"}
-    assert run_of({"ddp_base_dir": "/data", "ddp_run": "d4"}) == {"base_dir": "/data", "run": "d4"}
-    assert run_of({"ddp_base_dir": "", "ddp_run": ""}) == {"base_dir": "~/nanochat-ddp"}
 
 
 def test_a_host_without_a_run_dir_is_named():

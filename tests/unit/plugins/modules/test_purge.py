@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.modules import purge, run_files, run_info, run_log
+from ansible_collections.nanochat.ddp.plugins.modules import purge, run_files, run_info
 
 
 def put(path: Path, text: str = "{}") -> Path:
@@ -153,7 +153,7 @@ def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(run_module, base, na
     said = "NUL byte" if "\0" in name else "for example d4-trial"
     assert told["failed"] and said in told["msg"]
     assert left(base) == before
-    for reader, more in ((run_info, {}), (run_log, {}), (run_files, {"dest": "x"})):
+    for reader, more in ((run_info, {}), (run_files, {"dest": "x"})):
         told = run_module(reader, base_dir=str(base), run=name, **more)
         if name:
             assert told["failed"] and said in told["msg"], reader.__name__

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""run_info and run_log."""
+"""run_info, and what run_files offers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import files, log, polling
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import files, polling
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
-from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info, run_log
+from ansible_collections.nanochat.ddp.plugins.modules import run_files, run_info
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
@@ -48,10 +48,9 @@ def test_news_are_answered_at_once(run_module: Any, base: Path) -> None:
     assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("code", [polling, log])
-def test_without_a_module_no_value_out_of_bounds_is_taken(code: Any) -> None:
+def test_without_a_module_no_value_out_of_bounds_is_taken() -> None:
     action: Any = None
-    assert code_answer(action, code, {"lines": 10**6}, {}) is None
+    assert code_answer(action, polling, {"lines": 10**6}, {}) is None
 
 
 def test_every_key_is_one_of_the_contract(run_module: Any, base: Path) -> None:
@@ -59,17 +58,9 @@ def test_every_key_is_one_of_the_contract(run_module: Any, base: Path) -> None:
 
 
 def test_the_folder_must_be_named(run_module: Any) -> None:
-    for module in (run_info, run_log):
-        told = run_module(module)
-        assert told["failed"] is True
-        assert "run_dir, base_dir" in told["msg"]
-
-
-@pytest.mark.parametrize("check_mode", [False, True])
-def test_the_log_is_read(run_module: Any, base: Path, check_mode: bool) -> None:
-    told = run_module(run_log, check_mode, base_dir=str(base), lines=1)
-    assert (told["lines"], told["over"], told["changed"]) == (["step 00019"], True, False)
-    assert run_module(run_log, base_dir=str(base), offset=told["offset"])["lines"] == []
+    told = run_module(run_info)
+    assert told["failed"] is True
+    assert "run_dir, base_dir" in told["msg"]
 
 
 FILES = {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}

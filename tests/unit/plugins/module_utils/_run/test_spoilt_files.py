@@ -26,7 +26,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
     files,
     find,
     folder,
-    log,
     metrics,
     polling,
     purge,
@@ -163,8 +162,6 @@ def look_everywhere(base: Path) -> None:
     decode(state.RunState, json.loads(json.dumps(seen)))
     state.read_run(run, lines=0, limit=metrics.PEEK_BYTES)
     find.newest_run(str(base))
-    log.read_log({"run_dir": run, "rank": None, "lines": 20, "offset": None, "wait": 0})
-    log.read_log({"run_dir": run, "rank": 0, "lines": 20, "offset": 7, "wait": 0})
     files.missing_files(run, {}, True, 10**6)
     files.known_copies(run)
     run_facts(run)
