@@ -18,7 +18,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ty
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of, unreached
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_step, with_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import collected_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
 
 NOTHING = object()
@@ -105,7 +104,6 @@ class FilterModule:
             "of_hosts": of_hosts,
             "one_run": one_run,
             "newest_model": newest_model,
-            "collected_model": lambda results, run="": collected_model(str(results), str(run)) or "",
             "setting": setting,
             "environment": environment,
             "plain_name": plain_name,

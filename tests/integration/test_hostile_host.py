@@ -106,22 +106,6 @@ def result(said: str, task: str) -> dict[str, Any]:
     return results(account, task)["evil"]
 
 
-def test_what_a_talk_installs_here_is_not_what_a_host_brought(evil, tmp_path):
-    folder = tmp_path / "runs/d4/evil/base_checkpoints/d4"
-    folder.mkdir(parents=True)
-    (folder / "model_000010.pt").write_bytes(b"")
-    (folder / "meta_000010.json").write_text("{}")
-    trainer = {"requirements": ["evil-package==1"], "index": "https://evil.example.org"}
-    (tmp_path / "runs/d4/evil/plan.json").write_text(json.dumps({"run": "d4", "trainer": trainer, "nodes": [{}]}))
-    said = evil(
-        "nanochat.ddp.chat", told(), "--check", "-e", "local=true", XDG_CACHE_HOME=str(tmp_path / "cache"),
-        ANSIBLE_STDOUT_CALLBACK="ansible.posix.json",
-    )  # fmt: skip
-    made = result(said, "Create a Python environment here")["invocation"]["module_args"]
-    assert made["packages"] == ["trainer"] and made["torch_index"] == "auto"
-    assert "evil-package" not in said and "evil.example.org" not in said
-
-
 def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil):
     run = {**EMPTY, "run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "stop_seconds": 1e12}
     said = evil("nanochat.ddp.stop", told(run=run), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")

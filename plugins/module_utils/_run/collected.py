@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank, newest_model
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TAIL_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
@@ -28,7 +28,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     parse_events,
     read_tail,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
 
 
 class ReportError(Exception):
@@ -121,18 +120,6 @@ def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[Coll
 def host_folder(host: object) -> str:
     """The folder for files collected from a host, below that of the run."""
     return str(host).replace("/", "_")
-
-
-def collected_model(results: str, run: str = "") -> Optional[str]:
-    """The collected folder with the newest checkpoint of the newest training, of a given run or of the one started
-    last."""
-    runs = [os.path.join(results, run)] if run else _folders(results)
-    states = [(folder, read_run(folder, lines=0)) for path in runs for folder in _folders(path)]
-    having = [(folder, state) for folder, state in states if state["saved"] is not None]
-    last, dummy = max(having, key=lambda one: one[1]["started"] or 0.0, default=("", None))
-    same_run = [(folder, dict(state)) for folder, state in having if os.path.dirname(folder) == os.path.dirname(last)]
-    found = newest_model(same_run)
-    return found.host if found else None
 
 
 def _folders(folder: str) -> List[str]:
