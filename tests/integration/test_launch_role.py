@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +167,7 @@ def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Traini
     """The plan for the probes of these hosts, as the role launch gets it."""
     facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
     hosts = [Host(name, NOTHING_SET, {"run": found}) for name, found in facts.items()]
-    choice = trainings.choose(hosts, "d4", None)
+    choice = trainings.choose(hosts, "d4")
     told = trainings.launched(
         choice, trainings.TrainingChoice(None), trainings.begins(hosts, launch.plan, choice, fresh)
     )
@@ -184,7 +186,7 @@ def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back
         assert not any(counts(account, "failures").values()), messages(account)
         return results(account, "Prepare the run folder")
 
-    both, kept = dict(launch.hosts), launch.folder_of("b") / "previous" / "1"
+    both = dict(launch.hosts)
     decided(launch, "ab")
     trains()
     saves("a", 12)
@@ -203,14 +205,17 @@ def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back
     launch.hosts.update(both)
     launch.plan.update(nodes=list(launch.hosts.values()), digest="three")
     launch.variables["ddp_controller"] = {"fresh": False}
+    problem = decided(launch, "ab").problem
+    assert problem is not None and (problem["code"], problem["host"]) == ("trainings-differ", "b")
+    assert all(str(launch.folder_of(name)) in problem["seen"] for name in "ab"), problem
+    command = shlex.split(problem["remedy"].partition("ansible.builtin.command -a ")[2])[0].rstrip(".")
+    subprocess.run(shlex.split(command), check=True)
     choice = decided(launch, "ab")
-    assert choice.taken is not None and (choice.taken.hosts, choice.taken.step, choice.taken.number) == (("a",), 6, 2)
-    assert [(one.hosts, one.step) for one in choice.others] == [(("b",), 12)]
-    assert {name: told["checkpoint"] for name, told in trains().items()} == {"a": None, "b": 12}
-    assert (kept / "base_checkpoints" / "d4" / "meta_000012.json").exists()
+    assert choice.problem is None and choice.taken is not None
+    assert (list(choice.taken.folders), choice.taken.step, choice.taken.number) == (["a"], 6, 2)
+    assert {name: told["checkpoint"] for name, told in trains().items()} == {"a": None, "b": None}
     ids = {json.loads((launch.folder_of(name) / "training.json").read_text())["id"] for name in "ab"}
     assert ids == {launch.variables["ddp_launched"]["id"]}
-    assert json.loads((kept / "training.json").read_text())["number"] == 1
     assert not (launch.folder_of("b") / "base_checkpoints").exists()
 
 

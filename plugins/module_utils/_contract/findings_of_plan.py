@@ -24,17 +24,10 @@ KINDS: Dict[str, Kind] = {
     ),
     "trainings-differ": Kind(
         ERROR,
-        "Hosts hold different trainings of the run, and neither is newer",
-        "The weights of two trainings cannot be combined; one of them has to be set aside.",
-        "Choose the one to resume by its id: -e ddp_training=ID; what the other hosts have is kept in previous/N of the run's folder. "
-        "Or start over with -e ddp_fresh=true.",
-    ),
-    "training-older": Kind(
-        WARNING,
-        "A host holds an older training of the run",
-        "It was away when the run was started over. The newer training resumes, even if the older one reached a higher step; "
-        "the start moves the host's older files to previous/N of the run's folder.",
-        "No action needed. To resume the older one instead: -e ddp_training=ID.",
+        "Hosts hold different trainings of the run",
+        "Their weights cannot be combined. A host that was away when the run was started over holds an older training, possibly with a "
+        "higher step.",
+        "Set one of them aside, or start over with -e ddp_fresh=true.",
     ),
     "address-refused": Kind(
         ERROR,

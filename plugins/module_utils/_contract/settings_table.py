@@ -57,6 +57,9 @@ class Removed(NamedTuple):
 
 
 REMOVED_SETTINGS: Dict[str, Removed] = {
+    "ddp_training": Removed(
+        "a run is one training. Remove it; where hosts hold two, the plan names both folders and the command that sets one aside"
+    ),
     "ddp_live_page": Removed(
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
@@ -145,10 +148,6 @@ class RunSettings:
     )
     resume: bool = _run(True, "Resume from the newest checkpoint that any host has.", flag="resume")
     fresh: bool = _run(False, "Start from scratch; earlier outputs of the run move to previous/1, previous/2 and so on in its folder.")
-    training: Optional[str] = _run(
-        None, "If hosts hold different trainings of the run: the id of the one to resume.",
-        pattern="[0-9a-f]{16}", empty="the newest",
-    )
     strict: bool = _run(False, "Do not train if preflight has warnings.")
     timeout: int = _run(
         300, "Seconds to wait for a missing rank before the run ends and names it; all other timeouts derive from this one.",

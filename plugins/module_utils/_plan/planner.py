@@ -142,7 +142,7 @@ def make_plan(
         raise PlanError([*problems, *(() if tolerant else obstacles)])
     findings = [*shared.findings, *trains_apart(basis, by_rank), *chooser.findings, *seen]
     findings += polite.findings(known, basis)
-    findings += [*source_checks.commit(run.trainer_source, here), *trainings.remarks(training, plan["run"]), *obstacles]
+    findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
     told = budget.with_end(launched, choice, known, run, plan, clock)
     return PlanOutcome(plan, findings, of_controller(run), decided, *told, data_set.text_bytes(run, known, plan))
@@ -153,9 +153,8 @@ def hosts_and_trainings(
 ) -> tuple[list[Host], trainings.TrainingChoice, trainings.TrainingChoice]:
     """The hosts, and the trainings to resume: the run's and its base model's."""
     known = [known_host(asked, host, measured) for host in hosts]
-    training = trainings.choose(known, stages.run_name(asked.run), asked.run.training)
-    base = trainings.choose(known, stages.base_name(asked.run), None, "base_run")
-    known = trainings.without_others(trainings.without_others(known, training), base, "base_run")
+    training = trainings.choose(known, stages.run_name(asked.run))
+    base = trainings.choose(known, stages.base_name(asked.run), "base_run")
     if not asked.run.fresh:
         known = [host._replace(kept=section(host.probe, "run")) for host in known]
     return known, training, base

@@ -361,7 +361,7 @@ def _other_runs(rows: Sequence[Row]) -> List[str]:
     for name, hosts in newer.items():
         texts.append("%s: the newest run there is %s (-e ddp_run=%s shows that one)" % (", ".join(hosts), name, name))
     current = of_newest_training(rows)
-    older = "%s: holds an older training of this run, %s; the next start sets it aside"
+    older = "%s: holds an older training of this run, %s; the next start says how to set it aside"
     for row in rows:
         if row not in current:
             saved = row["run"].get("saved")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import copy
+import shlex
 from typing import Any
 
 import pytest
@@ -21,76 +21,53 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def made(settings: dict[str, Any] | None = None, **held: tuple[str | None, int, int | None]) -> PlanOutcome:
+def made(
+    settings: dict[str, Any] | None = None, tolerant: bool = False, **held: tuple[str | None, int, int | None]
+) -> PlanOutcome:
     """The plan where hosts hold a training: its id, its number and its newest step."""
     known, deployed = hosts(settings), planned()
     for host in known:
         if host["name"] in held:
             name, number, step = held[host["name"]]
             host["probe"]["run"] = {
+                "path": f"/home/my {host['name']}/runs/d4",
                 "training": {"id": name, "number": number, "begun": 1000 * number} if name else None,
                 "checkpoints": [] if step is None else [step],
                 "lineage": lineage.of_plan(deployed),
             }
-    return make_plan(known)
-
-
-def older(outcome: PlanOutcome) -> list[str]:
-    return [found["host"] for found in findings_with(outcome, "training-older")]
+    return make_plan(known, tolerant=tolerant)
 
 
 def test_where_there_is_nothing_one_begins():
     assert made().training == {"id": "", "number": 1, "begun": 0, "goes_on": None, "base": None}
 
 
-def test_the_newest_goes_on_whatever_step_it_has_come_to():
-    outcome = made(desktop=(NEW, 2, 6), laptop=(OLD, 1, 12))
+def test_one_training_on_all_hosts_goes_on_whichever_of_them_came_further():
+    outcome = made(desktop=(NEW, 2, 6), laptop=(NEW, 2, 12))
     assert outcome.training == {"id": NEW, "number": 2, "begun": 2000, "goes_on": NEW, "base": None}
-    [found] = findings_with(outcome, "training-older")
-    assert found["host"] == "laptop" and "to step 12" in found["seen"] and f"{NEW} on desktop" in found["seen"]
-    assert made(desktop=(NEW, 2, None), laptop=(OLD, 1, 12)).training["goes_on"] == NEW
+    assert made(desktop=(None, 0, 6), laptop=(None, 0, 12)).training["goes_on"] == ""
 
 
-def test_the_plan_is_that_of_the_hosts_without_the_older_training():
-    assert made(desktop=(NEW, 2, 6), laptop=(OLD, 1, 12)).plan["digest"] == made(desktop=(NEW, 2, 6)).plan["digest"]
-
-
-def test_the_older_one_goes_on_where_the_user_says_so_and_is_the_newest_then():
-    outcome = made({"ddp_training": OLD}, desktop=(NEW, 2, 6), laptop=(OLD, 1, 12))
-    assert (outcome.training["goes_on"], outcome.training["number"]) == (OLD, 3)
-    assert older(outcome) == ["desktop"]
-    with pytest.raises(PlanError, match=r"no host has that training of the run d4; available: 0+2 on desktop"):
-        made({"ddp_training": OLD}, desktop=(NEW, 2, 6))
-
-
-def test_of_two_that_are_equally_new_the_user_chooses():
-    with pytest.raises(PlanError, match=r"none is newer: .* \(to step 6, begun .*ddp_training=ID"):
-        made(desktop=(NEW, 2, 6), laptop=(OLD, 2, 12))
-    chosen = made({"ddp_training": NEW}, desktop=(NEW, 2, 6), laptop=(OLD, 2, 12)).training
-    assert (chosen["goes_on"], chosen["number"]) == (NEW, 3)
-    fresh = made({"ddp_fresh": True}, desktop=(NEW, 2, 6), laptop=(OLD, 2, 12)).training
+@pytest.mark.parametrize("other", [(OLD, 1, 12), (OLD, 2, None), (None, 0, 12)])
+def test_two_trainings_are_refused_with_both_folders_and_the_command_that_sets_one_aside(other):
+    held = {"desktop": (NEW, 2, 6), "laptop": other}
+    with pytest.raises(PlanError) as caught:
+        made(**held)
+    [found] = caught.value.findings
+    assert (found["code"], found["host"]) == ("trainings-differ", "laptop")
+    assert f"{NEW} in /home/my desktop/runs/d4 on desktop (to step 6" in found["seen"]
+    assert "in /home/my laptop/runs/d4 on laptop" in found["seen"]
+    words = shlex.split(found["remedy"].partition("that of laptop: ")[2])
+    assert words[:6] == ["ansible", "laptop", "-i", "INVENTORY", "-m", "ansible.builtin.command"]
+    assert shlex.split(words[7].rstrip(".")) == ["mv", "/home/my laptop/runs/d4", "/home/my laptop/d4-set-aside"]
+    fresh = made({"ddp_fresh": True}, **held).training
     assert (fresh["goes_on"], fresh["number"]) == (None, 3)
 
 
-def test_what_no_id_is_known_of_goes_on_only_where_nothing_has_one():
-    assert made(desktop=(None, 0, 6), laptop=(None, 0, 12)).training["goes_on"] == ""
-    outcome = made(desktop=(NEW, 1, 6), laptop=(None, 0, 12))
-    assert (outcome.training["goes_on"], older(outcome)) == (NEW, ["laptop"])
-
-
-def test_a_host_with_the_same_training_is_not_older():
-    outcome = made(desktop=(NEW, 2, 6), laptop=(NEW, 1, 4))
-    assert (outcome.training["number"], older(outcome)) == (2, [])
-
-
-def test_an_older_training_under_other_settings_does_not_stand_in_the_way():
-    known = hosts()
-    deployed = copy.deepcopy(make_plan(known).plan)
-    deployed["model"]["depth"] = 8
-    for host, name, number, of in ((known[0], NEW, 2, make_plan(known).plan), (known[1], OLD, 1, deployed)):
-        training = {"id": name, "number": number, "begun": 0}
-        host["probe"]["run"] = {"training": training, "checkpoints": [5], "lineage": lineage.of_plan(of)}
-    assert make_plan(known).training["goes_on"] == NEW
+def test_who_only_looks_is_told_of_two_trainings():
+    outcome = made(tolerant=True, desktop=(NEW, 2, 6), laptop=(OLD, 1, 12))
+    assert [found["host"] for found in findings_with(outcome, "trainings-differ")] == ["laptop"]
+    assert outcome.training["goes_on"] == NEW
 
 
 @pytest.mark.parametrize("told", [{"id": "../x"}, {"id": 5}, [], {"id": OLD, "number": "x", "begun": 10**30}])

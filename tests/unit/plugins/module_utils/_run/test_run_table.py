@@ -222,7 +222,7 @@ def test_a_host_with_an_older_training_is_not_part_of_the_newest() -> None:
     ]  # fmt: skip
     lines = run_table.status_table(rows).splitlines()
     assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", lines[0])
-    told = "  a: holds an older training of this run, with checkpoints up to step 1200; the next start sets it aside"
+    told = "  a: holds an older training of this run, with checkpoints up to step 1200; the next start says how to set it aside"
     assert told in lines
     assert not any("slow one" in line for line in lines)
 
