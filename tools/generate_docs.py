@@ -98,7 +98,7 @@ def settings_page() -> str:
 
 
 def removed() -> Iterator[str]:
-    """What earlier versions had, and what to write instead."""
+    """The settings of earlier versions, and what to write instead."""
     yield from ("", "## What went, and what to write instead", "")
     yield "A setting of this list that is empty, or asks for what is done now anyway, is ignored. Any other value is refused."
     yield from ("", "| no longer a setting | because |", "|---|---|")

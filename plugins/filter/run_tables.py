@@ -75,7 +75,7 @@ def last_lines(results: Any, hostvars: Mapping[str, Any]) -> str:
 
 
 def by_hand(host: str, known: Mapping[str, Any], argv: list[str]) -> str:
-    """What a person types to run a program on a host, by the variables with which Ansible reaches it."""
+    """The command line for a person who runs a program on a host, by the variables with which Ansible reaches it."""
     if str(known.get("ansible_connection", "ssh")).endswith("local"):
         return shlex.join(argv)
     key = known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")

@@ -61,7 +61,7 @@ def held_by(hosts: Sequence[Host], fact: str) -> list[HeldTraining]:
 
 
 def choose(hosts: Sequence[Host], run: str, fact: str = "run") -> TrainingChoice:
-    """The one training of all hosts; a problem if there are several, of which the newest counts for those who only look."""
+    """The one training of all hosts; a problem if there are several; to those who only look the newest counts."""
     held = held_by(hosts, fact)
     if len(held) < 2:
         return TrainingChoice(held[0] if held else None)
