@@ -69,6 +69,7 @@ stayed:
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.purge import PurgeError, purge
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import end_sessions
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ def main() -> None:
     )
     given = module.params
     try:
-        result = purge(given["base_dir"], given["run"] or "", given["what"] == "all", module.check_mode)
+        result = purge(given["base_dir"], given["run"] or "", given["what"] == "all", module.check_mode, end_sessions)
     except (PurgeError, RunNameError) as error:
         module.fail_json(msg=str(error))
     removed = "".join(f"{path}\n" for path in result["removed"])

@@ -9,9 +9,9 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import text, words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
     DEPLOYED,
     MANIFEST,
@@ -25,11 +25,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     WHEELS,
     plain_run_name,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux, TmuxError, check_name
 
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
@@ -95,8 +94,13 @@ class Purged(TypedDict):
     stayed: List[str]
 
 
-def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
-    """Remove what `plan_purge` found; refuse while any of it is alive."""
+def purge(
+    base: str, run: str, everything: bool, dry: bool, end_sessions: Callable[[List[str]], None] = lambda folders: None
+) -> Purged:
+    """Remove what `plan_purge` found; refuse while any of it is alive.
+
+    end_sessions: ends the tmux sessions of these folders, which show how their runs ended.
+    """
     found = plan_purge(base, run, everything)
     if found.live:
         names = sorted({one.run for one in found.live if one.run})
@@ -107,7 +111,7 @@ def purge(base: str, run: str, everything: bool, dry: bool) -> Purged:
         )
     parents = ("runs", "data", "wheels", *BROUGHT, "") if everything else ("runs",)
     if not dry:
-        _end_sessions(found.remove)
+        end_sessions(found.remove)
         for path in found.remove:
             _remove(path)
         for parent in parents:
@@ -236,16 +240,6 @@ def _living(folders: List[str]) -> Iterator[LiveProcess]:
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------
-
-
-def _end_sessions(folders: List[str]) -> None:
-    """End the tmux sessions that show how these runs ended."""
-    tmux = Tmux(bare.run, bare.find("tmux") or "tmux")
-    for folder in folders:
-        name = text(read_object(os.path.join(folder, SESSION)), "session")
-        with contextlib.suppress(TmuxError):
-            if name and tmux.folder(check_name(name)) == folder:
-                tmux.kill(name)
 
 
 def _remove_async(folder: str) -> None:

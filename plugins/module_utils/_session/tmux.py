@@ -5,8 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from typing import Callable
+from typing import Callable, List
+
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import text
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
 
 Run = Callable[["list[str]"], "tuple[int, str, str]"]
 
@@ -111,3 +118,13 @@ def ends_with_login(pid: int) -> bool:
 def _literal(word: str) -> str:
     """tmux interprets a semicolon at the end of a word as the end of the command."""
     return word[:-1] + "\\;" if word.endswith(";") else word
+
+
+def end_sessions(folders: List[str]) -> None:
+    """End the tmux sessions of finished runs in these run folders."""
+    tmux = Tmux(bare.run, bare.find("tmux") or "tmux")
+    for folder in folders:
+        name = text(read_object(os.path.join(folder, SESSION)), "session")
+        with contextlib.suppress(TmuxError):
+            if name and tmux.folder(check_name(name)) == folder:
+                tmux.kill(name)
