@@ -128,7 +128,7 @@ def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.spoil(20, 0)
     assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1, True)]
     hosts.spoil(20, 1)
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 0, True, (20,)), ChosenStep(10, 1, True, (20,))]
     hosts.save(30, 1)
     assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1, True)]
 

@@ -158,7 +158,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
             own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
-            return ChosenStep(step, writer, own, damaged)
+            return ChosenStep(step, writer, own, tuple(damaged))
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
