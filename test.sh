@@ -35,11 +35,13 @@ need_tools() {
 # The trainer's own environment, made by the module that makes it on the hosts; and what the tests need beside it.
 need_trainer_venv() {
     TRAINER_VENV=$CACHE/tests-venv
-    local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log
+    local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log uv
+    # The module leaves it beside the environment, unless the machine has one.
+    uv=$CACHE/uv-$(sed -n 's/^uv==\([^ ]*\).*/\1/p' trainer/locks/uv.txt)
     {
         ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
             -a "{\"path\": \"$TRAINER_VENV\", \"torch_index\": \"${TORCH_INDEX:-auto}\"}" &&
-            "$CACHE"/uv-* pip install --quiet --python "$TRAINER_VENV/bin/python" -r "$more"
+            "$([ -x "$uv" ] && echo "$uv" || echo uv)" pip install --quiet --python "$TRAINER_VENV/bin/python" -r "$more"
     } >"$log" 2>&1 || { cat "$log" >&2; die "The trainer's environment could not be made."; }
 }
 
