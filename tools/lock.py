@@ -120,7 +120,9 @@ def main() -> None:
         earlier[-1].write_text(text_of(purpose, wanted, more))
     # Environments of their own, which hold nothing else.
     for name, (purpose, package) in ALONE.items():
-        (LOCKS / f"{name}.txt").write_text(text_of(purpose, [package.split("==")[0]], resolve(uv, [package])))
+        (LOCKS / f"{name}.txt").write_text(
+            text_of(purpose, [package.split("==", maxsplit=1)[0]], resolve(uv, [package]))
+        )
 
 
 if __name__ == "__main__":

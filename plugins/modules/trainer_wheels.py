@@ -47,6 +47,8 @@ attributes:
   action:
     description: It runs on the controller alone.
     support: full
+  platform:
+    platforms: posix
   diff_mode:
     description: Wheels are not shown.
     support: none

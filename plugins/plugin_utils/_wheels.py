@@ -20,9 +20,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import locked, write_whole
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import folders, indexes, pip_settings
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import CPU_INDEX
-from packaging.markers import Marker
-from packaging.tags import cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 TRAINER = Path(__file__).parents[2] / "trainer"
@@ -84,6 +81,9 @@ def packages(text: str) -> list[Package]:
 
 def bring_wheels(text: str, python: str, machine: str, folder: Path, torch_index: str) -> bool:
     """Fetch what a lock names for a Python and an architecture; whether any wheel was missing."""
+    # Comes with ansible-core, but not with the Python that checks what this file imports.
+    from packaging.markers import Marker
+
     environment = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine}
     environment.update(sys_platform="linux", platform_system="Linux", implementation_name="cpython")
     changed, wanted = False, set()
@@ -123,6 +123,8 @@ def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch
 
 def supported(python: str, machine: str) -> Iterator[str]:
     """Tags of wheels that run on Linux with a glibc of the last ten years."""
+    from packaging.tags import cpython_tags
+
     version = tuple(int(part) for part in python.split("."))
     older = [f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")]
     platforms = [*(f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)), *older, "any"]
@@ -135,6 +137,8 @@ def supported(python: str, machine: str) -> Iterator[str]:
 
 def is_for(name: str, package: Package, tags: Sequence[str]) -> bool:
     """Whether a file is the package's wheel for one of the tags."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
     try:
         project, version, dummy, offered = parse_wheel_filename(name)
     except InvalidWheelFilename:

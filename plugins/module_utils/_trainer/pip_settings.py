@@ -27,8 +27,9 @@ def config_files(environ: Mapping[str, str]) -> list[str]:
     return [*reversed(system), "/etc/pip.conf", *user, *([own] if own else [])]
 
 
-def pip_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """The settings by pip's names; the environment wins over files."""
+    environ = os.environ
     parser = configparser.RawConfigParser(strict=False)
     for path in config_files(environ):
         try:

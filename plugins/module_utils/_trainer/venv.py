@@ -286,7 +286,7 @@ class Venv:
         # On the environment's own disk, so that files are linked and not copied.
         return self.wanted.path.rstrip("/") + ".cache"
 
-    def _uv(self, *argv: str, environ: Mapping[str, str] = {}) -> None:
+    def _uv(self, *argv: str, environ: Optional[Mapping[str, str]] = None) -> None:
         """Run uv, and explain its failure."""
         given = {
             "UV_CACHE_DIR": self._cache(),
@@ -294,7 +294,7 @@ class Venv:
             "UV_HTTP_RETRIES": "2",
             "UV_PYTHON_DOWNLOADS": "never",
             "PYTHONPATH": "",
-            **environ,
+            **(environ or {}),
         }
         rc, out, err = run([self.wanted.uv, *argv], given)
         if rc != 0:

@@ -80,7 +80,7 @@ def test_only_documented_modules_of_ansible_are_imported(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             assert not [one.name for one in node.names if one.name.split(".")[0] == "ansible"]
-        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "ansible":
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".", maxsplit=1)[0] == "ansible":
             for one in node.names:
                 assert f"{node.module}.{one.name}".startswith(IMPORTS), f"{node.module}.{one.name}"
                 assert "._" not in f"{node.module}.{one.name}"
