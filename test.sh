@@ -22,7 +22,7 @@ SYSTEMS=(bookworm trixie testing)
 # Without arguments: three rows of parts at the same time, since most of them wait for processes and hosts half of their time.
 EVERY_TIME=("trainer,pins,cores+integration+lint,unit,docs,molecule:site")
 # `all` runs these behind it.
-THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
+THE_REST=("molecule:no_sudo,molecule:restart,molecule:firewalls,firewall_pins,molecule:shards" "molecule:faults,molecule:mixed+molecule:membership,long" "storm,molecule:evening,molecule:debian13+cores:all,systems")
 
 need_tools() {
     need_packages shellcheck tcsh fish tmux iproute2 procps rsync nftables iptables
@@ -182,6 +182,9 @@ run_molecule() {
     TRAINER_VENV=$TRAINER_VENV tests/molecule/run.sh "$@"
 }
 
+# What peer_firewall does to real firewalls, compared with what is pinned.
+run_firewall_pins() { tests/pins/firewall/replay.sh; }
+
 run_part() {
     case $1 in
         *:*) "run_${1%%:*}" "${1#*:}" ;;
@@ -255,8 +258,8 @@ main() {
     for together in "${parts[@]}"; do
         for part in ${together//[+,]/ }; do
             case $part in
-                lint | docs | unit | integration | trainer | pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
-                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
+                lint | docs | unit | integration | trainer | pins | firewall_pins | long | storm | cores | cores:all | systems | systems:* | molecule | molecule:*) ;;
+                *) die "There is no part called $part: lint, docs, unit, integration, trainer, pins, firewall_pins, cores, cores:all, long, storm, systems, systems:SUITE, molecule, molecule:SCENARIO or all." ;;
             esac
         done
     done
