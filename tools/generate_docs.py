@@ -165,23 +165,6 @@ def troubleshooting_page() -> str:
 
 
 LICENCE = "".join(Path(__file__).read_text(encoding="utf-8").splitlines(keepends=True)[:3])
-FIREWALL = "plugins/module_utils/_firewall"
-
-
-def every_firewall() -> str:
-    """plugins/module_utils/_firewall/every.py: Ansible brings to a host only files that are imported by name."""
-    files = sorted(
-        path.stem for path in (ROOT / FIREWALL).glob("*.py") if "(FirewallBackend):" in path.read_text(encoding="utf-8")
-    )
-    package = f"ansible_collections.nanochat.ddp.{FIREWALL.replace('/', '.')}"
-    names = ", ".join(f'"{name}"' for name in ["FirewallBackend", *files])
-    return (
-        f'{LICENCE}"""FirewallBackend, with every file that has one; written by tools/generate_docs.py."""\n\n'
-        f"from __future__ import annotations\n\nfrom {package} import {', '.join(files)}\n"
-        f"from {package}.backend import FirewallBackend\n\n__all__ = [{names}]\n"
-    )
-
-
 # Where docs/seeing.md has a sample, and where docs/transcript.md has recorded it.
 SAMPLES = {
     "its last line is a live one:\n\n```text\n": "drawn over and over:\n\n```text\n",
@@ -205,7 +188,6 @@ def seeing_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
     "docs/settings.md": settings_page,
-    f"{FIREWALL}/every.py": every_firewall,
     "docs/troubleshooting.md": troubleshooting_page,
     "docs/images/performance.svg": performance_plot.picture,
     "docs/playbooks.md": playbook_page.page,

@@ -16,6 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of, unreached
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import closed_ways
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_step, with_link
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
@@ -62,6 +63,13 @@ def plain_name(name: Any) -> str:
 def preflight_peers(plan: Any, answers: Mapping[str, Any], host: str) -> list[dict[str, object]]:
     """The responders of the other hosts, from the next rank on."""
     return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
+
+
+def ways_to(
+    plan: Any, tries: Mapping[str, Any], host: str, firewall: Mapping[str, Any] | None = None
+) -> dict[str, object]:
+    """The peers whose way to a host was not found open, and what is known of those that tried and failed."""
+    return {"unreached": unreached(plan, tries, host), "closed": closed_ways(plan, tries, host, firewall or {})}
 
 
 def checkout_problems(folder: str, flags: Mapping[str, object], script: str) -> dict[str, list[str]]:
@@ -112,6 +120,6 @@ class FilterModule:
             "measured_step": measured_step,
             "measured_link": with_link,
             "preflight_peers": preflight_peers,
-            "unreached": unreached,
+            "ways_to": ways_to,
             "checkout_problems": checkout_problems,
         }

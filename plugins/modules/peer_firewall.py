@@ -12,12 +12,14 @@ version_added: 0.1.0
 description:
   - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is active, and
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
-  - Does nothing if nothing blocks, or if the peers are admitted already.
+  - It does not work out whether a rule set lets a packet through, but puts its rules wherever a packet can be dropped. M(nanochat.ddp.peer_check)
+    tries the connections; O(needed) takes the peers that could not connect, and a rule that does not help is removed by leaving its peer out
+    of O(peers).
+  - Does nothing if no firewall can drop incoming packets.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
-  - Only rules that may match the peers' packets count as blocking. Rules of other programs (fail2ban, Docker, libvirt, Kubernetes) are left
-    alone; RV(foreign) lists those that keep a peer out.
-  - In nftables and iptables the rules go to the head of the chains that filter incoming packets, because an accept elsewhere would not prevent
-    a drop there. ufw and firewalld get rules of their own kind.
+  - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
+    elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind.
+  - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that can drop packets.
   - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
     see RV(persistent).
 author:
@@ -37,6 +39,12 @@ options:
     type: list
     elements: str
     default: []
+  needed:
+    description:
+      - Those of O(peers) that get a rule where there is none, because they cannot connect or were not tried. For the others, rules that are there
+        are kept. By default, all of them.
+    type: list
+    elements: str
   ports:
     description:
       - Ports (V(29500)) and ranges of ports (V(32768-60999)) that are opened.
@@ -111,7 +119,7 @@ backend:
   returned: always
   sample: ufw
 active:
-  description: Whether that firewall is active and may block; a guess when RV(needs_root) is true.
+  description: Whether a firewall is active and can drop incoming packets; a guess when RV(needs_root) is true.
   type: bool
   returned: always
 rules:
@@ -128,20 +136,12 @@ commands:
   elements: str
   returned: always
   sample: ["sudo ufw prepend allow from 192.168.1.11 to any port 29500 proto tcp comment nanochat.ddp:d4"]
-blocking:
-  description:
-    - The first three of the owner's rules that may drop the peers' packets, in the firewall's own syntax.
-    - Empty where nothing had to be opened, and without root.
-  type: list
-  elements: str
-  returned: always
-  sample: ["inet filter input: tcp dport 32768-60999 ct state new drop"]
 foreign:
-  description: Rules of other programs that may drop the peers' packets. They are not changed.
+  description: Chains of other programs that can drop incoming packets. They are not changed.
   type: list
   elements: str
   returned: always
-  sample: ["iptables -A f2b-recidive -s 192.168.1.11/32 -j REJECT"]
+  sample: ["nft chain inet f2b-table f2b-chain"]
 closed:
   description: The jobs whose rules were removed, if no name was given.
   type: list
@@ -162,24 +162,18 @@ needs_root:
   type: bool
   returned: always
 message:
-  description: A message, for example that nothing blocks.
+  description: A message, for example that no firewall can drop packets.
   type: str
   returned: always
 """
 
 import os
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.apply import FirewallRequest, apply
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
-    MARK,
-    NAME,
-    FirewallError,
-    marker,
-    wanted_rules,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import live_runs
+from ..module_utils._firewall.apply import FirewallRequest, apply
+from ..module_utils._firewall.rules import MARK, NAME, FirewallError, address, marker, wanted_rules
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._kit.commands import runner
+from ..module_utils._kit.processes import live_runs
 
 
 def main() -> None:
@@ -187,6 +181,7 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},
+            "needed": {"type": "list", "elements": "str"},
             "ports": {"type": "list", "elements": "str", "default": []},
             "known": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "list", "elements": "str", "default": []},
@@ -202,6 +197,7 @@ def main() -> None:
         request = FirewallRequest(
             mark=MARK if params["name"] is None and params["state"] == "absent" else marker(params["name"] or ""),
             wanted=wanted_rules(params["peers"], params["ports"]),
+            needed=[address(peer) for peer in (params["peers"] if params["needed"] is None else params["needed"])],
             present=params["state"] == "present",
             backend=params["backend"],
             check=module.check_mode,

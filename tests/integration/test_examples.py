@@ -78,7 +78,6 @@ def in_plan(name: str, plan: Mapping[str, Any], node: Mapping[str, Any]) -> obje
         "ddp_restarts": lambda: keeper["restarts"],
         "ddp_min_hosts": lambda: keeper["min_hosts"],
         "ddp_survive_reboot": lambda: keeper["survive_reboot"],
-        "ddp_port_range": lambda: "{low}-{high}".format(**plan["data_ports"]),
         "ddp_trainer_offline": lambda: trainer["offline"],
         "ddp_trainer_source": lambda: trainer["url"],
         "ddp_torch_index": lambda: trainer["index"],

@@ -132,7 +132,7 @@ WRONG = {
     "ddp_total_batch": "0",
     "ddp_sync": "fast",
     "ddp_port": "80",
-    "ddp_port_range": "1-2",
+    "ddp_port_range": "40000-40999",
     "ddp_timeout": "1",
     "ddp_run": "a b",
     "ddp_data_url": "nowhere",

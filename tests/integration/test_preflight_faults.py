@@ -58,7 +58,7 @@ def test_field_01_a_dropped_data_port_is_named_with_its_firewall_and_the_command
     assert set(found) - NOTES == {"port-blocked"}
     one = found["port-blocked"]
     assert (one["host"], one["peer"]) == ("h1", "h0")
-    assert "nftables blocks on h1 by `inet f i: ct state new tcp dport 32768-60999 drop`" in one["seen"]
+    assert "no answer (dropped); nftables is active on h1" in one["seen"]
     assert "sudo nft insert rule inet f i ip saddr 10.9.0.1 tcp dport 32768-60999 accept" in one["remedy"]
     assert "nanochat" not in lan.run(1, "nft", "list", "ruleset")
 

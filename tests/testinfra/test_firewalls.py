@@ -79,7 +79,7 @@ def test_field_01_before_everything_is_closed_and_preflight_says_so(lab, before)
     assert set(blocked) == {(one, other) for one in HOSTS for other in HOSTS if one != other}
     for (dummy, host), one in blocked.items():
         # The finding names the firewall that closes the way.
-        assert f"{host} blocks on {host}" in one["seen"]
+        assert f"{host} is active on {host}" in one["seen"]
     assert rules(lab) == before, "preflight changed something"
 
 

@@ -36,10 +36,18 @@ class House(NamedTuple):
                     f"{path}: use from ... import"
                 )
             if isinstance(statement, ast.ImportFrom):
-                assert not statement.level, f"{path}: relative import; imports name their room"
-                if f"{statement.module}.".startswith(self.package):
-                    found.add(f"{statement.module}.".removeprefix(self.package).partition(".")[0])
+                module = self.module_of(path, statement)
+                if f"{module}.".startswith(self.package):
+                    found.add(f"{module}.".removeprefix(self.package).partition(".")[0])
         return found
+
+    def module_of(self, path: Path, statement: ast.ImportFrom) -> str:
+        """The whole name of the module that a statement imports from."""
+        if not statement.level:
+            return str(statement.module)
+        folders = path.relative_to(self.folder).parts[: -statement.level]
+        assert folders or statement.module, f"{path}: imports name their room"
+        return ".".join([self.package.rstrip("."), *folders, *([statement.module] if statement.module else [])])
 
 
 # docs/architecture.md shows the same floors.
@@ -87,7 +95,8 @@ def modules(house):
             target
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.ImportFrom)
-            for target in (str(node.module), *(f"{node.module}.{one.name}" for one in node.names))
+            for module in [house.module_of(path, node)]
+            for target in (module, *(f"{module}.{one.name}" for one in node.names))
         }
     return {name: imported & found.keys() for name, imported in found.items()}
 

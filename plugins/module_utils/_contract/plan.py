@@ -222,8 +222,7 @@ class Plan(_Last):
     run: str  # name of the run
     world: int  # number of ranks
     master: Master
-    data_ports: Ports  # where Gloo and the shard servers of all hosts listen, or the narrowed range
-    narrow_ports: bool  # whether to limit the hosts' local ports to data_ports
+    data_ports: Ports  # where Gloo and the shard servers of all hosts listen
     manage_firewall: bool
     timeout_seconds: int  # all timeouts derive from it
     model: Model

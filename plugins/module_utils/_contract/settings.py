@@ -114,7 +114,7 @@ def is_ignored(name: str, value: Any) -> bool:
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
     if str(value) in setting.gone:
         return f"{name} is {shown(setting, value)}{WHERE}, which is no longer a choice: {setting.gone[str(value)]}."
-    explained = setting.kind in ("dict", "range", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
+    explained = setting.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if explained else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
 

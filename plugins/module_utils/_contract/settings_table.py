@@ -64,6 +64,10 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
     ),
+    "ddp_port_range": Removed(
+        "the data ports are a host's own local ports. Remove it; to have fewer, narrow those on the host by "
+        "`net.ipv4.ip_local_port_range = 40000 40999` in /etc/sysctl.d/90-nanochat-ddp.conf, where earlier versions wrote it"
+    ),
 }
 # The same of environment variables that earlier trainers read.
 REMOVED_VARIABLES = {
@@ -80,7 +84,6 @@ KINDS = {
     "bool": "bool",
     "Tuple[str, ...]": "list",
     "Mapping[str, str]": "dict",
-    "Tuple[int, int]": "range",
 }
 
 
@@ -89,7 +92,7 @@ class Setting(NamedTuple):
 
     name: str  # as the inventory has it
     field: str  # as the code has it
-    kind: str  # str, int, float, bool, list, dict, range
+    kind: str  # str, int, float, bool, list, dict
     default: Any  # None: from the profile or worked out by the plan
     scope: str
     why: str
@@ -271,10 +274,6 @@ class RunSettings:
     keeper_port: int = _network(
         29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.",
         low=1024,
-    )
-    port_range: Optional[Tuple[int, int]] = _network(
-        None, "Limit the hosts' local ports, on which Gloo listens, to LOW-HIGH, so that fewer ports must be open.",
-        empty="all of the hosts' local ports",
     )
     manage_firewall: bool = _network(True, "Open an active firewall to the peers, and only to them.")
 

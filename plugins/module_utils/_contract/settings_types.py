@@ -100,19 +100,6 @@ def _env_value(item: Any) -> str:
     return "" if item is None else str(item)
 
 
-def _as_range(value: Any) -> tuple[int, int]:
-    if isinstance(value, str):
-        value = re.split(r"\s*[-:,]\s*", value.strip().strip("[]"))
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ValueError("not LOW-HIGH")
-    low, high = _as_int(value[0]), _as_int(value[1])
-    if not 1024 <= low < high <= 65535:
-        raise ValueError("not within 1024-65535")
-    if high - low < 99:
-        raise ValueError("fewer than 100 ports")
-    return low, high
-
-
 CONVERT: dict[str, Callable[[Any], Any]] = {
     "int": _as_int,
     "float": _as_float,
@@ -120,7 +107,6 @@ CONVERT: dict[str, Callable[[Any], Any]] = {
     "str": _as_str,
     "list": _as_list,
     "dict": _as_dict,
-    "range": _as_range,
 }
 WANTED = {
     "int": "an integer",
@@ -129,7 +115,6 @@ WANTED = {
     "str": "a string",
     "list": "a list",
     "dict": "a dictionary of environment variables",
-    "range": "LOW-HIGH with at least 100 ports between 1024 and 65535, for example 40000-40999",
 }
 
 

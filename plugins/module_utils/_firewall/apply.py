@@ -1,29 +1,31 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Opens a host's firewall to the peers of a job, and closes exactly that again."""
+"""Opens a host's firewall to the peers of a job, and closes exactly that again.
+
+It does not work out whether a rule set lets a packet through. The rules go wherever a packet can be dropped; whether
+they help is found out by trying the connections again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
-from typing import Any, Callable, NamedTuple, Sequence
+import stat
+from typing import Any, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.every import FirewallBackend
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
-    MARK,
-    Change,
-    FirewallError,
-    FirewallStep,
-    Forbidden,
-    Rule,
-    Run,
-)
+from .._kit.files import write_whole
+from .backend import Change, FirewallBackend
+from .firewalld import Firewalld
+from .iptables import Iptables
+from .nftables import Nftables
+from .rules import MARK, FirewallError, FirewallStep, Forbidden, Rule, Run
+from .ufw import Ufw
 
-MOST_BLOCKING = 3
-NOTHING = "nothing on this host blocks incoming connections"
+# In the order in which they are tried.
+BACKENDS: dict[str, type[FirewallBackend]] = {one.name: one for one in (Ufw, Firewalld, Nftables, Iptables)}
+NOTHING = "no firewall on this host can drop incoming connections"
 
 
 class FirewallRequest(NamedTuple):
@@ -31,6 +33,7 @@ class FirewallRequest(NamedTuple):
 
     mark: str
     wanted: list[Rule]
+    needed: list[str]  # the peers for whom a missing rule is added
     present: bool
     backend: str = "auto"
     check: bool = False
@@ -51,7 +54,6 @@ class Result:
     rules: list[str] = dataclasses.field(default_factory=list)
     commands: list[str] = dataclasses.field(default_factory=list)
     if_closed: list[str] = dataclasses.field(default_factory=list)
-    blocking: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
     closed: list[str] = dataclasses.field(default_factory=list)
     persistent: bool = True
@@ -59,18 +61,9 @@ class Result:
     diff: dict[str, str] = dataclasses.field(default_factory=lambda: {"before": "", "after": ""})
 
 
-def firewalls_in_force(all_of_them: dict[str, FirewallBackend], wanted: Sequence[Rule]) -> list[FirewallBackend]:
-    """Active firewalls that may drop the peers' packets, without those managed by another one."""
-    found: list[FirewallBackend] = []
-    for name, backend in all_of_them.items():
-        if not any(name in other.writes for other in found) and backend.in_force(wanted):
-            found.append(backend)
-    return found
-
-
 def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
     """Bring the host's firewall to the requested state and report it."""
-    known = ["auto", *FirewallBackend.kinds, "none"]
+    known = ["auto", *BACKENDS, "none"]
     if request.backend not in known:
         raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
     return dataclasses.asdict(_apply_one(run, request) if request.mark != MARK else _close_all(run, request))
@@ -78,66 +71,71 @@ def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
 
 def _close_all(run: Run, request: FirewallRequest) -> Result:
     """Remove the rules of all jobs except those to keep."""
-    backends = FirewallBackend.all(run, MARK).values()
     names: Sequence[str] = request.known
-    if request.root:
-        try:
-            names = sorted(set().union(*(backend.names(request.known) for backend in backends)))
-        except Forbidden:
-            pass
+    try:
+        if request.root and request.backend != "none":
+            names = sorted(set().union(*(one.names(request.known) for one in _all(run, request).values())))
+    except Forbidden:
+        pass
     total = Result("none", False, "this host has no rules from this collection")
-    for name in names:
-        if name not in request.keep:
-            total = _sum_of(total, _apply_one(run, request._replace(mark=MARK + name)), name)
+    for name in (name for name in names if name not in request.keep):
+        one = _apply_one(run, request._replace(mark=MARK + name))
+        total = dataclasses.replace(
+            one,
+            changed=total.changed or one.changed,
+            persistent=True,
+            commands=list(dict.fromkeys(total.commands + one.commands)),
+            diff={when: total.diff[when] + one.diff[when] for when in ("before", "after")},
+            closed=total.closed + ([name] if one.changed else []),
+        )
     return total
 
 
-def _sum_of(total: Result, one: Result, name: str) -> Result:
-    """Combine the results of several jobs."""
-    return dataclasses.replace(
-        one,
-        changed=total.changed or one.changed,
-        persistent=True,
-        commands=list(dict.fromkeys(total.commands + one.commands)),
-        diff={when: total.diff[when] + one.diff[when] for when in ("before", "after")},
-        closed=total.closed + ([name] if one.changed else []),
-    )
+def _all(run: Run, request: FirewallRequest) -> dict[str, FirewallBackend]:
+    """The firewalls asked for, with their rules as they are now; without those that another one in force manages."""
+    names = list(BACKENDS) if request.backend == "auto" else [request.backend]
+    found: dict[str, FirewallBackend] = {}
+    for name in names:
+        managed = any(name in other.writes for other in found.values() if request.present and other.in_force())
+        if not managed:
+            found[name] = BACKENDS[name](run, request.mark)
+            found[name].read()
+    return found
 
 
 def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
-    backends = FirewallBackend.all(run, request.mark)
     if request.backend == "none":
         return Result("none", False, NOTHING + " (by your setting)")
     if not request.root:
-        return _for_the_owner(backends, request)
+        return _for_the_owner(run, request)
     try:
-        if not request.present:
-            # They may have been opened while another firewall was active.
-            asked = list(backends.values()) if request.backend == "auto" else [backends[request.backend]]
-            changes = [(backend, backend.change([])) for backend in asked]
-            changes = [(backend, change) for backend, change in changes if change.steps or change.before]
-            return _carry_out(run, request, changes, bool(changes))
-        if request.backend == "auto":
-            chosen = firewalls_in_force(backends, request.wanted)
-            active = bool(chosen)
-        else:
-            chosen = [backends[request.backend]]
-            active = chosen[0].in_force(request.wanted)
-        result = _carry_out(run, request, [(one, one.change(request.wanted)) for one in chosen], active)
-        if not result.commands:
-            result.foreign = _first_lines([one.foreign_rules for one in backends.values()], request.wanted)
+        backends = list(_all(run, request).values())
+        in_force = [one for one in backends if one.in_force()]
+        # Rules to be removed may be those of a firewall that was active earlier.
+        chosen = backends if request.backend != "auto" or not request.present else in_force
+        changes = [(one, one.change(request.wanted if request.present else [], request.needed)) for one in chosen]
+        changes = [(one, change) for one, change in changes if request.present or change.steps]
+        result = _carry_out(run, request, changes)
+        result.active = bool(in_force)
+        result.foreign = _foreign(run, request) if request.present else []
         return result
     except Forbidden as error:
-        return dataclasses.replace(_for_the_owner(backends, request), message=str(error))
+        return dataclasses.replace(_for_the_owner(run, request), message=str(error))
 
 
-def _carry_out(
-    run: Run, request: FirewallRequest, changes: list[tuple[FirewallBackend, Change]], active: bool
-) -> Result:
+def _foreign(run: Run, request: FirewallRequest) -> list[str]:
+    """Chains of other programs, also beside a front end; only reported, so a tool that cannot list them is no error."""
+    found: list[str] = []
+    for one in (kind(run, request.mark) for kind in BACKENDS.values() if kind.packet_filter):
+        with contextlib.suppress(FirewallError):
+            one.read()
+            found += one.foreign()
+    return found
+
+
+def _carry_out(run: Run, request: FirewallRequest, changes: list[tuple[FirewallBackend, Change]]) -> Result:
     steps = [step for dummy, change in changes for step in change.steps]
-    listings = [backend.blocking_rules for backend, dummy in changes]
-    blocking = _first_lines(listings, request.wanted) if steps and request.present else []
     if not request.check:
         for step in steps:
             carry_out_step(run, step)
@@ -146,27 +144,18 @@ def _carry_out(
     before = [line for dummy, change in changes for line in change.before]
     rules = [line for dummy, change in changes for line in change.after]
     message = " ".join(change.note for dummy, change in changes if change.note)
-    if not message and not rules and request.present:
-        message = "the peers already have access" if active else NOTHING
+    if not message and not changes and request.present:
+        message = NOTHING
     return Result(
         "+".join(backend.name for backend, dummy in changes) or "none",
-        active,
+        bool(changes),
         message,
         changed=bool(steps),
         rules=rules,
         commands=[step.shown() for step in steps],
-        blocking=blocking,
-        persistent=all(change.persistent for dummy, change in changes),
+        persistent=not any(change.note for dummy, change in changes),
         diff={"before": _lines(before), "after": _lines(rules)},
     )
-
-
-def _first_lines(listings: Sequence[Callable[[Sequence[Rule]], list[str]]], wanted: Sequence[Rule]) -> list[str]:
-    """The first rules that block; only reported, so a tool that cannot list them is no error."""
-    try:
-        return [line for list_rules in listings for line in list_rules(wanted)][:MOST_BLOCKING]
-    except FirewallError:
-        return []
 
 
 def _lines(rules: list[str]) -> str:
@@ -177,7 +166,8 @@ def _verify(backend: FirewallBackend, change: Change, request: FirewallRequest) 
     """Detect a tool that reports success without effect now, not at the first collective."""
     if not change.steps:
         return
-    left = backend.change(request.wanted if request.present else []).steps
+    backend.read()
+    left = backend.change(request.wanted if request.present else [], request.needed).steps
     if left:
         raise FirewallError(
             f"{backend.name}: the commands succeeded but had no effect; still missing: {left[0].shown()}"
@@ -185,10 +175,12 @@ def _verify(backend: FirewallBackend, change: Change, request: FirewallRequest) 
 
 
 def carry_out_step(run: Run, step: FirewallStep) -> None:
-    """Run a command or replace a file."""
+    """Run a command, or replace a file, keeping its mode and owner."""
     if step.path:
         try:
-            replace(step.path, step.text)
+            old = os.stat(step.path)
+            write_whole(step.path, step.text, stat.S_IMODE(old.st_mode), durable=True)
+            os.chown(step.path, old.st_uid, old.st_gid)
         except OSError as error:
             raise FirewallError(f"cannot write {step.path}: {error.strerror}") from error
         return
@@ -197,41 +189,26 @@ def carry_out_step(run: Run, step: FirewallStep) -> None:
         raise FirewallError(f"`{' '.join(step.argv)}` failed: {(err or out).strip() or f'exit code {code}'}")
 
 
-def replace(path: str, text: str) -> None:
-    """Replace a file atomically, keeping its mode and owner."""
-    handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".nanochat-ddp-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as output:
-            output.write(text)
-        old = os.stat(path)
-        shutil.copystat(path, draft)
-        os.chown(draft, old.st_uid, old.st_gid)
-        os.replace(draft, path)
-    except OSError:
-        os.unlink(draft)
-        raise
-
-
-def _for_the_owner(backends: dict[str, FirewallBackend], request: FirewallRequest) -> Result:
+def _for_the_owner(run: Run, request: FirewallRequest) -> Result:
     """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
-    names: Sequence[str] = list(backends) if request.backend == "auto" else [request.backend]
-    guessed = [backends[name] for name in names if request.backend != "auto" or backends[name].suspected()][:1]
-    if not guessed:
-        result = Result("none", False, "no firewall seen; reading its rules needs root")
+    names = list(BACKENDS) if request.backend == "auto" else [request.backend]
+    backends = [BACKENDS[name](run, request.mark) for name in names]
+    wanted = [rule for rule in request.wanted if rule.peer in request.needed]
+    guessed = next((one for one in backends if request.backend != "auto" or one.suspected()), None)
+    if guessed is None:
         # Rules may be loaded without any file or service showing it.
-        unseen = [
-            one
-            for name, one in backends.items()
-            if name in names and one.packet_filter and one.has_program(one.packet_filter)
-        ]
-        if unseen and request.present:
-            result.if_closed = [step.shown() for step in unseen[0].suggested(request.wanted, True)]
-        return result
+        unseen = [one for one in backends if one.packet_filter and one.has_program(one.packet_filter)][:1]
+        commands = [_shown(argv) for one in unseen if request.present for argv in one.suggested(wanted, True)]
+        return Result("none", False, "no firewall seen; reading its rules needs root", if_closed=commands)
     return Result(
-        guessed[0].name,
+        guessed.name,
         True,
         "nothing was changed without root; the owner of this host can run the commands",
-        commands=[step.shown() for step in guessed[0].suggested(request.wanted, request.present)],
+        commands=[_shown(argv) for argv in guessed.suggested(wanted, request.present)],
         needs_root=True,
         persistent=False,
     )
+
+
+def _shown(argv: list[str]) -> str:
+    return FirewallStep(argv).shown()

@@ -1,40 +1,56 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interface of every firewall. A subclass in a file of this room is a backend, found by its name."""
+"""The interface of every firewall, and the steps from a job's current rules to the wanted ones."""
 
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
-from typing import ClassVar, Dict, Sequence, Tuple, Type
+from typing import ClassVar, List, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
-    Change,
-    FirewallError,
-    FirewallStep,
-    Forbidden,
-    Rule,
-    Run,
-)
+from .rules import MARK, FirewallError, FirewallStep, Forbidden, Rule, Run
 
 DENIED = ("not permitted", "permission denied", "must be root", "need to be root", "authorization failed")
+# Tables and chains of programs that restore their own rules, so ours would not last there.
+FOREIGN = re.compile(
+    r"^(f2b-|fail2ban|docker|kube-|libvirt|lxc|incus|lxd|cni-|podman|netavark|cali-|calico|cilium|flannel|crowdsec|ts-|tailscale)",
+    re.I,
+)
+NOT_SAVED = "no service restores saved rules at boot, so these are lost at a reboot"
+
+
+class Placed(NamedTuple):
+    """A rule and where it is or belongs: a chain, a zone, a tool; the kind of place is the backend's own."""
+
+    place: Tuple[str, ...]
+    rule: Rule
+
+
+Saved = Tuple[List[FirewallStep], str]
+
+
+class Change(NamedTuple):
+    """The steps from the current to the wanted rules; before and after list the job's own rules as lines."""
+
+    steps: list[FirewallStep]
+    before: list[str]
+    after: list[str]
+    note: str = ""  # why the rules do not survive a reboot, if they do not
 
 
 class FirewallBackend(ABC):
-    """One kind of firewall; `run(argv)` returns (exit code, stdout, stderr), 127 for a missing program."""
+    """One kind of firewall; `run(argv)` returns (exit code, stdout, stderr), 127 for a missing program.
+
+    `read` comes first; the other methods answer from what it has read.
+    """
 
     name = ""
-    # Lower numbers are tried first.
-    order = 0
     # Backends whose rules this one manages: if it is active, it replaces them.
     writes: ClassVar[Tuple[str, ...]] = ()
     # The program of a packet filter, whose rules may be loaded without a trace in files or services.
     packet_filter = ""
-    kinds: ClassVar[Dict[str, Type[FirewallBackend]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        cls.kinds[cls.name] = cls
 
     def __init__(self, run: Run, mark: str, root: str = "/") -> None:
         self.run = run
@@ -42,20 +58,28 @@ class FirewallBackend(ABC):
         self.root = root
 
     @abstractmethod
-    def in_force(self, wanted: Sequence[Rule]) -> bool:
-        """Whether this firewall is active and could drop packets that these rules would admit."""
+    def read(self) -> None:
+        """Read the rules as they are now; nothing where the tool is not installed."""
 
     @abstractmethod
-    def change(self, wanted: Sequence[Rule]) -> Change:
-        """The steps from the job's current rules to the wanted ones."""
+    def in_force(self) -> bool:
+        """Whether it is active and can drop incoming packets."""
 
     @abstractmethod
-    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        """The first of the owner's rules that may drop such packets, in the firewall's own syntax."""
+    def held(self, mark: str) -> list[Placed]:
+        """The rules with a job's mark; with MARK alone, those of all jobs."""
 
-    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        """Rules of other programs that may drop such packets (for example fail2ban's); reported and left alone."""
-        return []
+    @abstractmethod
+    def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
+        """Every place where these rules belong, so that no part of this firewall can drop what they admit."""
+
+    @abstractmethod
+    def insertion(self, target: Placed) -> list[str]:
+        """The command that puts a rule before those that are there."""
+
+    @abstractmethod
+    def removal(self, placed: Placed) -> list[str]:
+        """The command that takes the job's rule away."""
 
     @abstractmethod
     def names(self, known: Sequence[str]) -> set[str]:
@@ -65,15 +89,42 @@ class FirewallBackend(ABC):
     def suspected(self) -> bool:
         """Guess without root whether this firewall is active."""
 
-    @abstractmethod
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
-        """Commands for the owner of a host, as precise as possible without root."""
+    def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
+        """Where these rules belong, as far as can be told without root."""
+        return [Placed((), rule) for rule in wanted]
 
-    @classmethod
-    def all(cls, run: Run, mark: str) -> dict[str, FirewallBackend]:
-        """Every backend by name, in order."""
-        ordered = sorted(cls.kinds.values(), key=lambda kind: kind.order)
-        return {kind.name: kind(run, mark) for kind in ordered}
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
+        """Commands for the owner of a host."""
+        return [self.insertion(one) if present else self.removal(one) for one in self.guessed(wanted)]
+
+    def text(self, target: Placed) -> str:
+        """A rule as a line for people."""
+        return target.rule.text()
+
+    def saved(self, targets: Sequence[Placed]) -> Saved:
+        """The steps that keep the rules over a reboot, or why they are lost at one."""
+        return [], ""
+
+    def foreign(self) -> list[str]:
+        """Chains of other programs (for example fail2ban's) that can drop incoming packets; they are left alone."""
+        return []
+
+    def change(self, wanted: Sequence[Rule], needed: Sequence[str]) -> Change:
+        """To the wanted rules: those of the needed peers, and of peers that a rule of ours lets in already.
+
+        That rule may be another job's, and go with it.
+        """
+        held = self.held(self.mark)
+        admitted = {*needed, *(placed.rule.peer for placed in self.held(MARK))}
+        targets = self.targets([rule for rule in wanted if rule.peer in admitted])
+        # Each is put before the others, so the last comes first.
+        steps = [FirewallStep(self.insertion(target)) for target in reversed(targets) if target not in held]
+        steps += [FirewallStep(self.removal(placed)) for placed in held if placed not in targets]
+        saved, note = self.saved(targets)
+        return Change(steps + saved, self._lines(held), self._lines(targets), note)
+
+    def _lines(self, placed: Sequence[Placed]) -> list[str]:
+        return list(dict.fromkeys(self.text(one) for one in placed))
 
     def tool(self, *argv: str) -> str:
         """Output of a command that must succeed."""

@@ -7,94 +7,30 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
-    Packets,
-    foreign,
-    iptables_rule,
-    packets_of,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
-    Change,
-    FirewallStep,
-    Rule,
-    file_text,
-    marked_names,
-)
+from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
+from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range
 
-HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
-
-
-class Family(NamedTuple):
-    """The two tools of an address family, and the files that a distribution loads at boot, if it does."""
-
-    version: int
-    tool: str
-    bits: int
-    files: tuple[tuple[str, str], ...]
-
-
-FILES = {
-    4: (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables")),
-    6: (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
-}
-FAMILIES = (Family(4, "iptables", 32, FILES[4]), Family(6, "ip6tables", 128, FILES[6]))
 # Besides iptables-nft, the kernel still uses tables made by iptables-legacy; nothing loads these at boot.
-LEGACY = (Family(4, "iptables-legacy", 32, ()), Family(6, "ip6tables-legacy", 128, ()))
-# A kernel without IPv6 or the filter table has no such rules.
+FAMILIES = {"iptables": 4, "ip6tables": 6, "iptables-legacy": 4, "ip6tables-legacy": 6}
+# The files that a distribution loads at boot, with the service that does.
+FILES = {
+    "iptables": (("etc/iptables/rules.v4", "netfilter-persistent"), ("etc/sysconfig/iptables", "iptables")),
+    "ip6tables": (("etc/iptables/rules.v6", "netfilter-persistent"), ("etc/sysconfig/ip6tables", "ip6tables")),
+}
+HARMLESS = {"ACCEPT", "RETURN", "LOG", "NFLOG", "MARK", "CONNMARK", "CT", "TRACE", ""}
+# A kernel without IPv6 or the filter table has no such rules; tables made by native nft belong to the nftables backend.
 NO_TABLES = ("incompatible", "Address family not supported", "Table does not exist", "can't initialize")
 
 
-def words_of(rule: Rule, bits: int, mark: str) -> list[str]:
+def words_of(rule: Rule, mark: str) -> list[str]:
     """A rule in the syntax of `iptables -S`, after the chain's name."""
     match = ["-p", "tcp", "-m", "tcp", "--dport", rule.ports(":"), "-m", "comment", "--comment", mark]
-    return ["-s", f"{rule.peer}/{bits}", *match, "-j", "ACCEPT"]
+    return ["-s", f"{rule.peer}/{32 if rule.family == 4 else 128}", *match, "-j", "ACCEPT"]
 
 
-def _target(words: Sequence[str]) -> str:
-    """A rule's target; empty if it only counts."""
-    return next((after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")), "")
-
-
-def dropping_lines(listing: str, packets: Sequence[Packets], of_others: bool = False) -> list[str]:
-    """The lines of `iptables -S` that may drop one of these packets on its way through INPUT.
-
-    Skips chains of other programs, or with `of_others` counts only those.
-    """
-    lines: dict[str, list[str]] = {}
-    for line in listing.splitlines():
-        words = split(line)
-        if words[:1] == ["-N"] or words[:1] == ["-A"]:
-            lines.setdefault(words[1], []).extend([line] if words[0] == "-A" else [])
-    found: list[str] = []
-    for one in packets:
-        found += [line for line in _dropping_in("INPUT", lines, one, set(), of_others) if line not in found]
-    if packets and not of_others:
-        found += re.findall(r"^-P INPUT (?!ACCEPT).*", listing, re.M)
-    return found
-
-
-def _dropping_in(
-    chain: str, lines: dict[str, list[str]], packets: Packets, seen: set[str], of_others: bool
-) -> list[str]:
-    seen.add(chain)
-    found: list[str] = []
-    for line in lines.get(chain, []):
-        words = split(line)[2:]
-        target = _target(words)
-        if iptables_rule(packets, words) is False:
-            continue
-        if target in lines:
-            if target not in seen and (of_others or not foreign(target)):
-                found += _dropping_in(target, lines, packets, seen, of_others)
-        elif target not in HARMLESS and foreign(chain) is of_others:
-            found.append(line)
-    return found
-
-
-def split(line: str) -> list[str]:
+def words_in(line: str) -> list[str]:
     """The words of a line of `iptables -S` or iptables-save."""
     try:
         return shlex.split(line)
@@ -102,144 +38,129 @@ def split(line: str) -> list[str]:
         return line.split()
 
 
-def own_rules(listing: str, mark: str) -> list[list[str]]:
-    """The words after `-A INPUT` of every rule with our mark."""
-    lines = (split(line) for line in listing.splitlines() if line.startswith("-A INPUT ") and mark in line)
-    return [words[2:] for words in lines if ("--comment", mark) in zip(words, words[1:])]
+def is_own(words: Sequence[str], mark: str) -> bool:
+    """Whether a rule has a job's mark; with MARK alone, that of any job."""
+    comment = dict(zip(words, words[1:])).get("--comment", "")
+    return comment == mark or (mark == MARK and comment.startswith(MARK))
 
 
 def rule_of(words: Sequence[str]) -> Rule:
     """Parse one of our own rules."""
     value = dict(zip(words, words[1:]))
-    low, _dummy, high = value["--dport"].partition(":")
-    return Rule(value["-s"].split("/")[0], int(low), int(high or low))
+    return Rule(value["-s"].split("/")[0], *port_range(value["--dport"]))
+
+
+def dropping_chains(listing: str) -> list[str]:
+    """The chains on a packet's way through INPUT that can drop one, by their policy or a rule."""
+    jumps: dict[str, list[str]] = {}
+    for line in listing.splitlines():
+        words = words_in(line)
+        if words[:1] in (["-N"], ["-A"]):
+            targets = [after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")]
+            jumps.setdefault(words[1], []).extend(targets)
+    reached = ["INPUT"]
+    for chain in reached:
+        reached += [target for target in jumps.get(chain, []) if target in jumps and target not in reached]
+    closed = bool(re.search(r"^-P INPUT (?!ACCEPT)", listing, re.M))
+    return [
+        chain
+        for chain in reached
+        if (chain == "INPUT" and closed) or not {*jumps.get(chain, [])} <= {*HARMLESS, *jumps}
+    ]
 
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:
     """An iptables-save file with exactly these of our rules, at the head of INPUT in the filter table."""
-    lines = [
-        line for line in text.splitlines(keepends=True) if ("--comment", mark) not in zip(split(line), split(line)[1:])
-    ]
-    new = [f"-A INPUT {' '.join(words)}\n" for words in rules]
-    inside, place = False, None
+    lines = [line for line in text.splitlines(keepends=True) if not is_own(words_in(line), mark)]
+    table = ""
     for number, line in enumerate(lines):
-        inside = line.startswith("*filter") or (inside and not line.startswith("*"))
-        if inside and place is None and (line.startswith("-A INPUT ") or line.strip() == "COMMIT"):
-            place = number
-    if place is None:
-        return "".join(lines)
-    return "".join(lines[:place] + new + lines[place:])
+        table = line.strip() if line.startswith("*") else table
+        if table == "*filter" and (line.startswith("-A INPUT ") or line.strip() == "COMMIT"):
+            lines[number:number] = [f"-A INPUT {' '.join(words)}\n" for words in rules]
+            break
+    return "".join(lines)
 
 
 class Iptables(FirewallBackend):
-    """Manages both families, each only if it blocks."""
+    """Manages both families, each only if it can drop, and the legacy tables if there are any."""
 
     name = "iptables"
-    order = 40
     packet_filter = "iptables"
 
-    def _listing(self, family: Family) -> str:
-        argv = [family.tool, "-w", "-S"]
+    def read(self) -> None:
+        legacy = "legacy" in self.run(["iptables", "--version"])[1]
+        listings = {tool: self._listing(tool) for tool in FAMILIES if not (legacy and tool.endswith("-legacy"))}
+        self.listings = {
+            tool: text
+            for tool, text in listings.items()
+            if not tool.endswith("-legacy") or re.search(r"^-A|^-P INPUT (?!ACCEPT)", text, re.M)
+        }
+
+    def _listing(self, tool: str) -> str:
+        argv = [tool, "-w", "-S"]
         code, _dummy, err = self.run(argv)
-        # Tables made by native nft belong to the nftables backend.
         return "" if code == 127 or (code and any(words in err for words in NO_TABLES)) else self.tool(*argv)
 
-    def _families(self) -> list[Family]:
-        """The two tools, and those of the legacy tables if there are any."""
-        old = []
-        if "legacy" not in self.run(["iptables", "--version"])[1]:
-            old = [family for family in LEGACY if re.search(r"^-A|^-P INPUT (?!ACCEPT)", self._listing(family), re.M)]
-        return [*FAMILIES, *old]
+    def _can_drop(self, tool: str) -> bool:
+        return any(not FOREIGN.match(chain) for chain in dropping_chains(self.listings[tool]))
 
-    def _dropping_lines(self, family: Family, wanted: Sequence[Rule], of_others: bool = False) -> list[str]:
-        mine = [rule for rule in wanted if rule.family == family.version]
-        return dropping_lines(self._listing(family), packets_of(mine, self.run), of_others) if mine else []
+    def in_force(self) -> bool:
+        return any(self._can_drop(tool) for tool in self.listings)
 
-    def in_force(self, wanted: Sequence[Rule]) -> bool:
-        return any(self._dropping_lines(family, wanted) for family in self._families())
+    def held(self, mark: str) -> list[Placed]:
+        return [
+            Placed((tool,), rule_of(words))
+            for tool, text in self.listings.items()
+            for words in map(words_in, text.splitlines())
+            if words[:2] == ["-A", "INPUT"] and is_own(words, mark)
+        ]
+
+    def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
+        tools = [tool for tool in self.listings if self._can_drop(tool)]
+        return [Placed((tool,), rule) for tool in tools for rule in wanted if rule.family == FAMILIES[tool]]
+
+    def insertion(self, target: Placed) -> list[str]:
+        return [*target.place, "-w", "-I", "INPUT", "1", *words_of(target.rule, self.mark)]
+
+    def removal(self, placed: Placed) -> list[str]:
+        return [*placed.place, "-w", "-D", "INPUT", *words_of(placed.rule, self.mark)]
+
+    def saved(self, targets: Sequence[Placed]) -> Saved:
+        """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
+        steps, note = [], ""
+        for tool in self.listings:
+            rules = [words_of(target.rule, self.mark) for target in targets if target.place == (tool,)]
+            kept = not rules
+            for name, unit in FILES.get(tool, ()):
+                text = file_text(self.at(name))
+                if text is not None and self.service("is-enabled", unit):
+                    new = saved_with(text, self.mark, rules)
+                    kept = all(f"-A INPUT {' '.join(words)}\n" in new for words in rules)
+                    shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
+                    steps += [FirewallStep(shown, self.at(name), new)] if new != text else []
+                    break
+            note = note if kept or note else f"{tool}: {NOT_SAVED}"
+        return steps, note
 
     def names(self, known: Sequence[str]) -> set[str]:
-        listings = [self._listing(family) for family in self._families()]
         saved = [file_text(self.at(name)) or "" for files in FILES.values() for name, dummy in files]
-        return marked_names(
-            "\n".join(line for text in [*listings, *saved] for line in text.splitlines() if "-A INPUT" in line)
-        )
+        lines = [line for text in [*self.listings.values(), *saved] for line in text.splitlines()]
+        return marked_names("\n".join(line for line in lines if "-A INPUT" in line))
 
-    def change(self, wanted: Sequence[Rule]) -> Change:
-        total = Change([], [], [], True)
-        for family in self._families():
-            part = self._family_change(family, [rule for rule in wanted if rule.family == family.version])
-            total = Change(
-                total.steps + part.steps,
-                total.before + part.before,
-                total.after + part.after,
-                total.persistent and part.persistent,
-                total.note or part.note,
-            )
-        return total
-
-    def _family_change(self, family: Family, wanted: Sequence[Rule]) -> Change:
-        listing = self._listing(family)
-        if not dropping_lines(listing, packets_of(wanted, self.run)):
-            wanted = []
-        mine = own_rules(listing, self.mark)
-        present = [rule_of(words) for words in mine]
-        # Each is inserted at the head, so the last comes first.
-        steps = [
-            FirewallStep([family.tool, "-w", "-I", "INPUT", "1", *words_of(rule, family.bits, self.mark)])
-            for rule in reversed(wanted)
-            if rule not in present
-        ]
-        steps += [
-            FirewallStep([family.tool, "-w", "-D", "INPUT", *words])
-            for words, rule in zip(mine, present)
-            if rule not in wanted
-        ]
-        saved, persistent = self._saved(family, wanted)
-        note = (
-            ""
-            if persistent
-            else f"{family.tool}: no service restores saved rules at boot, so these are lost at a reboot"
-        )
-        return Change(
-            steps + saved, [rule.text() for rule in present], [rule.text() for rule in wanted], persistent, note
-        )
-
-    def _saved(self, family: Family, wanted: Sequence[Rule]) -> tuple[list[FirewallStep], bool]:
-        """Our lines in the file loaded at boot; the running rule set does not overwrite the owner's file."""
-        for name, unit in family.files:
-            text = file_text(self.at(name))
-            if text is None or not self.service("is-enabled", unit):
-                continue
-            new = saved_with(text, self.mark, [words_of(rule, family.bits, self.mark) for rule in wanted])
-            kept = len(own_rules(new, self.mark)) == len(wanted)
-            shown = ["netfilter-persistent", "save"] if "iptables/" in name else ["service", unit, "save"]
-            return ([FirewallStep(shown, self.at(name), new)] if new != text else []), kept
-        return [], not wanted
-
-    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        found: list[str] = []
-        for family in self._families():
-            drops = self._dropping_lines(family, wanted)
-            found += [line for line in drops if not line.startswith("-P")] or drops
-        return found
-
-    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
+    def foreign(self) -> list[str]:
         return [
-            f"iptables {line}"
-            for family in self._families()
-            for line in self._dropping_lines(family, wanted, of_others=True)
+            f"{tool} chain {chain}"
+            for tool, text in self.listings.items()
+            for chain in dropping_chains(text)
+            if FOREIGN.match(chain)
         ]
 
     def suspected(self) -> bool:
         return any(self.service("is-active", unit) for unit in ("netfilter-persistent", "iptables"))
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
-        head = ["-I", "INPUT", "1"] if present else ["-D", "INPUT"]
-        tools = {family.version: family for family in FAMILIES}
-        steps = [
-            FirewallStep([tools[rule.family].tool, *head, *words_of(rule, tools[rule.family].bits, self.mark)])
-            for rule in wanted
-        ]
+    def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
+        return [Placed(("iptables" if rule.family == 4 else "ip6tables",), rule) for rule in wanted]
+
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
         saver = self.run(["netfilter-persistent", "--help"])[0] != 127
-        return steps + ([FirewallStep(["netfilter-persistent", "save"])] if saver else [])
+        return super().suggested(wanted, present) + ([["netfilter-persistent", "save"]] if saver else [])

@@ -1,264 +1,149 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nftables without a front end: our rules at the head of every chain that filters incoming packets.
+"""nftables without a front end: our rules at the head of every base chain that can drop incoming packets.
 
 In nftables an accept in one base chain does not prevent a drop in the next, so a table of our own would
-open nothing. The rules go into the chains that may drop, and are identified by their comment.
+open nothing. The rules are identified by their comment.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.backend import FirewallBackend
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.packets import (
-    Packets,
-    foreign,
-    nft_holds,
-    nft_match,
-    packets_of,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import (
-    Change,
-    FirewallError,
-    FirewallStep,
-    Rule,
-    concerns,
-    file_text,
-    marked_names,
-    with_block,
-)
+from .backend import FOREIGN, NOT_SAVED, FirewallBackend, Placed, Saved
+from .rules import MARK, FirewallStep, Rule, file_text, marked_names, port_range, with_block
 
 FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf")
-VERDICTS = ("drop", "reject", "queue")
-Chain = Tuple[str, str, str]
-# An entry of nft's JSON, as in libnftables-json(5).
-Listed = Dict[str, Any]
+Chain = Tuple[str, ...]  # family, table, name
 
 
-class OwnRule(NamedTuple):
-    """One of our rules in the kernel."""
+def parsed(text: str) -> dict[Chain, str]:
+    """The text of each chain in the output of `nft -a list ruleset`, or in a file of that syntax; a set or map has an @ before its name."""
+    found: dict[Chain, str] = {}
+    place: Chain = ()
+    table = ["", ""]
+    # Of texts in quotation marks only our own marks matter, of what follows a # only the handles that nft adds.
+    text = re.sub(r'"[^"\n]*"', lambda quoted: quoted.group(0) if MARK in quoted.group(0) else '""', text)
+    for part in re.split(r"[{};\n]", re.sub(r"#(?! handle).*", "", text)):
+        kind, name, more = [*part.split(), "", "", ""][:3]
+        if kind == "table":
+            table = ["ip", name] if more in ("", "#") else [name, more]
+        elif kind in ("chain", "set", "map") and name:
+            place = (*table, name if kind == "chain" else f"@{name}")
+            found[place] = ""
+        elif place and kind not in ("", "#"):
+            found[place] += part.strip() + "\n"
+    return found
 
-    chain: Chain
-    rule: Rule
-    handle: int
+
+def base_chains(chains: dict[Chain, str]) -> list[Chain]:
+    """The chains at which packets that come in begin."""
+    hook = re.compile(r"\s*type filter hook (input|prerouting)\b")
+    return [chain for chain, text in chains.items() if hook.match(text) and chain[0] in ("ip", "ip6", "inet")]
 
 
-class Ruleset:
-    """The parts of `nft -j list ruleset` that concern incoming packets."""
-
-    def __init__(self, text: str, iptables: bool = True) -> None:
-        self.iptables = iptables
-        try:
-            objects = json.loads(text)["nftables"] if text.strip() else []
-        except (ValueError, KeyError, TypeError) as error:
-            raise FirewallError(f"nftables: `nft -j list ruleset` did not return JSON ({error})") from error
-        self.base: dict[Chain, Listed] = {}
-        self.rules: dict[Chain, list[Listed]] = {}
-        self.maps: dict[tuple[str, str, str], Any] = {}
-        self.sets: dict[tuple[str, str], Listed] = {}
-        for entry in objects:
-            self._take(entry)
-
-    def _take(self, entry: Listed) -> None:
-        if "chain" in entry:
-            chain = entry["chain"]
-            key = (chain["family"], chain["table"], chain["name"])
-            self.rules.setdefault(key, [])
-            if chain.get("hook") in ("input", "prerouting") and chain.get("type") == "filter":
-                self.base[key] = chain
-        elif "rule" in entry:
-            rule = entry["rule"]
-            self.rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule)
-        elif "map" in entry:
-            found = entry["map"]
-            self.maps[(found["family"], found["table"], found["name"])] = found.get("elem", [])
-        elif "set" in entry:
-            found = entry["set"]
-            self.sets.setdefault((found["family"], found["table"]), {})[found["name"]] = found.get("elem", [])
-
-    def blocking(self, packets: Sequence[Packets], of_others: bool = False) -> list[Chain]:
-        """The base chains that may drop one of these packets, of the owner's rule set or of other programs."""
-        inet = [key for key in self.base if key[0] in ("ip", "ip6", "inet") and foreign(key[1]) is of_others]
-        chains = [key for key in inet if not (managed(key) if self.iptables else key[1] == "firewalld")]
-        return [key for key in chains if any(self._may_drop(key, one) for one in packets)]
-
-    def _may_drop(self, chain: Chain, packets: Packets) -> bool:
-        if not takes(chain, packets.rule):
-            return False
-        return self.base[chain].get("policy") == "drop" or self._drops(chain, packets, set())
-
-    def _drops(self, chain: Chain, packets: Packets, seen: set[Chain]) -> bool:
-        seen.add(chain)
-        return any(self._rule_drops(chain, rule.get("expr", []), packets, seen) for rule in self.rules.get(chain, []))
-
-    def _rule_drops(self, chain: Chain, parts: Any, packets: Packets, seen: set[Chain]) -> bool:
-        """Whether a rule drops these packets, unless one of its conditions excludes them."""
-        sets = self.sets.get(chain[:2], {})
-        for part in parts:
-            if "match" in part and nft_match(packets, part["match"], sets) is False:
-                return False
-            verdicts = self._reachable(chain, part["vmap"], packets) if "vmap" in part else [part]
-            if any(self._verdict(chain, verdict, packets, seen) for verdict in verdicts):
-                return True
-        return False
-
-    def _reachable(self, chain: Chain, vmap: Listed, packets: Packets) -> list[Any]:
-        """The verdicts of a map that these packets may reach."""
-        data = vmap.get("data")
-        pairs = data.get("set", []) if isinstance(data, dict) else self.maps.get((*chain[:2], str(data)[1:]), [])
-        sets = self.sets.get(chain[:2], {})
-        return [verdict for value, verdict in pairs if nft_holds(packets, vmap.get("key"), value, sets) is not False]
-
-    def _verdict(self, chain: Chain, part: Any, packets: Packets, seen: set[Chain]) -> bool:
-        if not isinstance(part, dict):
-            return False
-        if any(verdict in part for verdict in VERDICTS):
+def drops(chains: dict[Chain, str], base: Chain) -> bool:
+    """Whether a chain, or one that it leads to, can drop a packet."""
+    reached = [base]
+    for chain in reached:
+        text = re.sub(r'"[^"]*"', "", chains.get(chain, ""))
+        if re.search(r"\b(drop|reject|queue)\b", text):
             return True
-        for word in ("jump", "goto"):
-            target = (chain[0], chain[1], (part.get(word) or {}).get("target", ""))
-            if target in self.rules and target not in seen and self._drops(target, packets, seen):
-                return True
-        return False
-
-    def own(self, mark: str) -> list[OwnRule]:
-        """Our rules, in any chain."""
-        marked = [(chain, rule) for chain, rules in self.rules.items() for rule in rules if rule.get("comment") == mark]
-        return [OwnRule(chain, rule_of(rule), rule["handle"]) for chain, rule in marked]
+        named = [(*base[:2], name) for name in re.findall(r"\b(?:jump|goto|vmap) (@?[\w./-]+)", text)]
+        reached += [chain for chain in named if chain not in reached]
+    return False
 
 
-def managed(chain: Chain) -> bool:
-    """Chains of iptables-nft or firewalld, which only their own tools change."""
+def managed(chain: Chain, by_iptables: bool) -> bool:
+    """Whether firewalld, or an iptables that sees it, manages a chain, so that only its own tools change it."""
     family, table, name = chain
-    by_iptables = family in ("ip", "ip6") and table in ("filter", "raw", "mangle", "security") and name.isupper()
-    return by_iptables or table == "firewalld"
-
-
-def rule_of(rule: Listed) -> Rule:
-    """Parse one of our own rules from nft's JSON."""
-    peer, ports = "0.0.0.0", [0, 0]
-    for part in rule.get("expr", []):
-        match = part.get("match") or {}
-        field = (match.get("left") or {}).get("payload", {}).get("field")
-        if field == "saddr":
-            peer = str(match["right"])
-        elif field == "dport":
-            right = match["right"]
-            ports = right["range"] if isinstance(right, dict) else [right, right]
-    return Rule(peer, int(ports[0]), int(ports[1]))
-
-
-def words_of(chain: Chain, rule: Rule, mark: str) -> list[str]:
-    """nft arguments for one rule at the head of a chain."""
-    source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
-    return ["insert", "rule", *chain, *source, "tcp", "dport", rule.ports(), "accept", "comment", f'"{mark}"']
-
-
-def takes(chain: Chain, rule: Rule) -> bool:
-    """A chain of one family takes only that family's rules."""
-    return chain[0] == "inet" or (chain[0] == "ip6") == (rule.family == 6)
-
-
-def text_of(chain: Chain, rule: Rule) -> str:
-    """Our rule as a line for people."""
-    return f"{' '.join(chain)}: {rule.text()}"
+    own = family in ("ip", "ip6") and table in ("filter", "raw", "mangle", "security") and name.isupper()
+    return table == "firewalld" or (own and by_iptables)
 
 
 class Nftables(FirewallBackend):
-    """Manages one rule per peer, range and blocking chain."""
+    """Manages one rule per peer, range and chain that can drop."""
 
     name = "nftables"
-    order = 30
     packet_filter = "nft"
 
-    def _ruleset(self) -> Ruleset:
-        text = self.tool("nft", "-j", "list", "ruleset") if self.has_program("nft") else ""
+    def read(self) -> None:
+        self.listed = self.tool("nft", "-a", "list", "ruleset") if self.has_program("nft") else ""
+        self.all = parsed(self.listed)
         # Tables in iptables' format that it cannot handle, or without iptables installed, count as native.
-        return Ruleset(text, all(self._sees(tool) for tool in ("iptables", "ip6tables")))
+        seen = all(self._is_seen_by(tool) for tool in ("iptables", "ip6tables"))
+        chains = [one for one in base_chains(self.all) if drops(self.all, one) and not managed(one, seen)]
+        self.others = [chain for chain in chains if FOREIGN.match(chain[1])]
+        self.chains = [chain for chain in chains if chain not in self.others]
 
-    def _sees(self, tool: str) -> bool:
+    def _is_seen_by(self, tool: str) -> bool:
         """Whether this iptables stores its rules in nftables, where it would see these."""
         return self.run([tool, "-w", "-S"])[0] == 0 and "legacy" not in self.run([tool, "--version"])[1]
 
-    def in_force(self, wanted: Sequence[Rule]) -> bool:
-        return bool(self._ruleset().blocking(packets_of(wanted, self.run)))
+    def in_force(self) -> bool:
+        return bool(self.chains)
 
-    def names(self, known: Sequence[str]) -> set[str]:
-        comments = [rule.get("comment") for rules in self._ruleset().rules.values() for rule in rules]
-        saved = [
-            line
-            for name in FILES
-            for line in (file_text(self.at(name)) or "").splitlines()
-            if line.startswith("# BEGIN ")
-        ]
-        return marked_names("\n".join([*(str(comment) for comment in comments if comment), *saved]))
+    def held(self, mark: str) -> list[Placed]:
+        return list(self._handles(mark))
 
-    def change(self, wanted: Sequence[Rule]) -> Change:
-        ruleset = self._ruleset()
-        own = ruleset.own(self.mark)
-        chains = ruleset.blocking(packets_of(wanted, self.run))
-        targets = [(chain, rule) for chain in chains for rule in wanted if takes(chain, rule)]
-        present = [(entry.chain, entry.rule) for entry in own]
-        steps = [
-            FirewallStep(["nft", *words_of(chain, rule, self.mark)])
-            for chain, rule in reversed(targets)
-            if (chain, rule) not in present
-        ]
-        steps += [
-            FirewallStep(["nft", "delete", "rule", *entry.chain, "handle", str(entry.handle)])
-            for entry in own
-            if (entry.chain, entry.rule) not in targets
-        ]
-        saved, note = self._saved([" ".join(words_of(chain, rule, self.mark)) for chain, rule in reversed(targets)])
-        before, after = [text_of(*entry) for entry in present], [text_of(*entry) for entry in targets]
-        return Change(steps + saved, before, after, not note, note)
+    def _handles(self, mark: str) -> dict[Placed, str]:
+        comment = re.escape(mark) if mark != MARK else f'{re.escape(MARK)}[^"]+'
+        own = re.compile(rf'^ip6? saddr (\S+) tcp dport (\S+) accept comment "{comment}" # handle (\d+)$', re.M)
+        return {
+            Placed(chain, Rule(peer, *port_range(ports))): handle
+            for chain, text in self.all.items()
+            for peer, ports, handle in own.findall(text)
+        }
 
-    def _saved(self, lines: list[str]) -> tuple[list[FirewallStep], str]:
+    def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
+        return targets_in(self.chains, wanted)
+
+    def insertion(self, target: Placed) -> list[str]:
+        rule = target.rule
+        source = ["ip" if rule.family == 4 else "ip6", "saddr", rule.peer]
+        match = [*source, "tcp", "dport", rule.ports()]
+        return ["nft", "insert", "rule", *target.place, *match, "accept", "comment", f'"{self.mark}"']
+
+    def removal(self, placed: Placed) -> list[str]:
+        return ["nft", "delete", "rule", *placed.place, "handle", self._handles(self.mark)[placed]]
+
+    def text(self, target: Placed) -> str:
+        return f"{' '.join(target.place)}: {target.rule.text()}"
+
+    def saved(self, targets: Sequence[Placed]) -> Saved:
         """Our block in the file loaded at boot, or why there is none."""
+        lines = [" ".join(self.insertion(target)[1:]) for target in reversed(targets)]
         path = next((self.at(name) for name in FILES if file_text(self.at(name)) is not None), "")
+        text = file_text(path) or ""
         loaded = bool(path) and self.service("is-enabled", "nftables")
-        text = file_text(path) if path else None
-        if text is None or (not loaded and f"BEGIN {self.mark}" not in text):
-            return (
-                [],
-                "nftables: no service restores saved rules at boot, so these are lost at a reboot" if lines else "",
-            )
         new = with_block(text, self.mark, lines if loaded else [])
-        if new == text:
-            return [], ""
-        why = self._refused(new) if lines and loaded else None
-        if why is not None:
-            return (
-                [],
-                f"nftables: {path} does not define the chains that block now ({why}), so these rules are lost at a reboot",
-            )
-        return [FirewallStep(["sh", "-c", f"cat >> {path} <<'END'\n{new[len(text) :]}END"], path, new)], ""
+        why = self._refused(new) if loaded and lines and new != text else ""
+        if why:
+            why = f"{path} does not define the chains that can drop now ({why}), so these rules are lost at a reboot"
+            return [], f"nftables: {why}"
+        # The command shows people what is added to the file, or how what was added is taken out again.
+        added = f"cat >> {path} <<'END'\n{with_block('', self.mark, lines)}END"
+        shown = added if lines else f"sed -i '/^# BEGIN {self.mark}/,/^# END {self.mark}/d' {path}"
+        steps = [FirewallStep(["sh", "-c", shown], path, new)] if new != text else []
+        return steps, f"nftables: {NOT_SAVED}" if lines and not loaded else ""
 
-    def _refused(self, text: str) -> str | None:
+    def _refused(self, text: str) -> str:
         """nft's errors about a draft, before it replaces the file loaded at boot."""
         with tempfile.NamedTemporaryFile("w", suffix=".nft", encoding="utf-8", errors="surrogateescape") as draft:
             draft.write(text)
             draft.flush()
             code, out, err = self.run(["nft", "-c", "-f", draft.name])
-        return None if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
+        return "" if code == 0 else (err or out).strip().split("\n")[0].replace(draft.name + ":", "line ")
 
-    def blocking_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        chains = chain_lines(self.tool("nft", "list", "ruleset"))
-        found = []
-        for chain in self._ruleset().blocking(packets_of(wanted, self.run)):
-            lines = [line for line in dropping_lines(chain, chains, set()) if concerns(line, wanted)]
-            policy = re.findall(r"\bpolicy drop\b", " ".join(chains.get(chain, [])))
-            found += [f"{' '.join(chain)}: {line}" for line in lines or policy]
-        return found
+    def names(self, known: Sequence[str]) -> set[str]:
+        return marked_names("\n".join([self.listed, *(file_text(self.at(name)) or "" for name in FILES)]))
 
-    def foreign_rules(self, wanted: Sequence[Rule]) -> list[str]:
-        chains = self._ruleset().blocking(packets_of(wanted, self.run), of_others=True)
-        return [f"nft chain {' '.join(chain)}" for chain in chains]
+    def foreign(self) -> list[str]:
+        return [f"nft chain {' '.join(chain)}" for chain in self.others]
 
     def suspected(self) -> bool:
         texts = [file_text(self.at(name)) or "" for name in FILES]
@@ -267,49 +152,20 @@ class Nftables(FirewallBackend):
             self.service("is-active", "nftables") or not os.path.isdir("/run/systemd/system")
         )
 
-    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[FirewallStep]:
-        if not present:
-            return [FirewallStep(["sh", "-c", f"nft -a list ruleset | grep -F {self.mark}"])]
+    def guessed(self, wanted: Sequence[Rule]) -> list[Placed]:
         text = next(filter(None, (file_text(self.at(name)) for name in FILES)), "")
-        chains = input_chains(text) or [("inet", "filter", "input")]
-        pairs = [(chain, rule) for chain in chains for rule in reversed(wanted) if takes(chain, rule)]
-        return [FirewallStep(["nft", *words_of(chain, rule, self.mark)]) for chain, rule in pairs]
+        return targets_in(base_chains(parsed(text)) or [("inet", "filter", "input")], list(reversed(wanted)))
+
+    def suggested(self, wanted: Sequence[Rule], present: bool) -> list[list[str]]:
+        # Only root sees the handles of rules.
+        rules = f'/^table/{{t=$2" "$3}} $1=="chain"{{c=$2}} /"{self.mark}"/{{print "delete rule",t,c,"handle",$NF}}'
+        by_owner = ["sh", "-c", f"nft -a list ruleset | awk '{rules}' | nft -f -"]
+        return super().suggested(wanted, True) if present else [by_owner]
 
 
-def chain_lines(text: str) -> dict[Chain, list[str]]:
-    """The lines of each chain in `nft list ruleset`."""
-    found: dict[Chain, list[str]] = {}
-    table, lines = ("", ""), []
-    for line in text.splitlines():
-        words = line.split()
-        if words[:1] == ["table"] and len(words) > 2:
-            table = ("ip", words[1]) if words[2] == "{" else (words[1], words[2])
-        elif words[:1] == ["chain"] and len(words) > 1:
-            lines = found.setdefault((*table, words[1]), [])
-        elif line.endswith("{"):
-            lines = []  # a set, a map and the like
-        elif words and words != ["}"]:
-            lines.append(line.strip())
-    return found
+def targets_in(chains: Sequence[Chain], wanted: Sequence[Rule]) -> list[Placed]:
+    """Every rule in every chain that takes its family."""
+    return [Placed(chain, rule) for chain in chains for rule in wanted if chain[0] in ("inet", FAMILY[rule.family])]
 
 
-def dropping_lines(chain: Chain, chains: dict[Chain, list[str]], seen: set[Chain]) -> list[str]:
-    """The rules that drop a packet, in a chain and those it jumps to."""
-    seen.add(chain)
-    found = []
-    for line in chains.get(chain, []):
-        further = [(chain[0], chain[1], name) for name in re.findall(r"\b(?:jump|goto) ([^\s,}]+)", line)]
-        if re.search(r"\b(drop|reject|queue)\b", line) and not line.startswith("type "):
-            found.append(line)
-        for target in further:
-            found += dropping_lines(target, chains, seen) if target not in seen else []
-    return found
-
-
-def input_chains(text: str) -> list[Chain]:
-    """The input chains defined in a configuration file, parsed without nft."""
-    one_a_line = re.sub(r"#.*", "", text).replace("{", " {\n").replace("}", "\n}\n").replace(";", ";\n")
-    hook = ["type", "filter", "hook", "input"]
-    return [
-        chain for chain, lines in chain_lines(one_a_line).items() if any(line.split()[:4] == hook for line in lines)
-    ]
+FAMILY = {4: "ip", 6: "ip6"}

@@ -42,34 +42,6 @@ class Rule(NamedTuple):
         return f"tcp from {self.peer} to port {self.ports()}"
 
 
-def concerns(line: str, wanted: Sequence[Rule]) -> bool:
-    """Whether a line of nft, iptables or ufw, judged by its words alone, may match packets that these rules admit."""
-    if re.search(r"\b(udp|icmp|icmpv6|ipv6-icmp|igmp|invalid|INVALID)\b", line):
-        return False
-    ports = re.search(r"\b(?:dports?|port|deny|reject|limit) (\{[^}]*\}|[\d:,-]+)", line)
-    sources = re.search(r"(?:\bsaddr|\bfrom|(?<!! )-s) (\{[^}]*\}|[\da-fA-F][\w.:/]*)", line)
-    return any(
-        (not ports or _any_port(ports.group(1), rule)) and (not sources or _any_source(sources.group(1), rule))
-        for rule in wanted
-    )
-
-
-def _any_port(text: str, rule: Rule) -> bool:
-    pairs = re.findall(r"(\d+)(?:[:-](\d+))?", text)
-    return any(int(low) <= rule.high and int(high or low) >= rule.low for low, high in pairs)
-
-
-def _any_source(text: str, rule: Rule) -> bool:
-    peer = ipaddress.ip_address(rule.peer)
-    for word in re.findall(r"[\da-fA-F][\w.:/]*", text):
-        try:
-            if peer in ipaddress.ip_network(word, strict=False):
-                return True
-        except ValueError:
-            return True  # the name of a set: it may hold anybody
-    return False
-
-
 class FirewallStep(NamedTuple):
     """A command to run, or a file to replace; the command then only shows the change to people."""
 
@@ -79,16 +51,6 @@ class FirewallStep(NamedTuple):
 
     def shown(self) -> str:
         return "sudo " + " ".join(shlex.quote(word) for word in self.argv)
-
-
-class Change(NamedTuple):
-    """The steps from the current to the wanted rules; before and after list the job's own rules as lines."""
-
-    steps: list[FirewallStep]
-    before: list[str]
-    after: list[str]
-    persistent: bool = True
-    note: str = ""
 
 
 def marker(name: str) -> str:
@@ -116,7 +78,7 @@ def address(text: str) -> str:
 
 
 def port_range(text: int | str) -> tuple[int, int]:
-    """29500, "29500" or "32768-60999" as (low, high)."""
+    """29500, "29500", "32768-60999" or "32768:60999" as (low, high)."""
     match = re.match(r"^\s*(\d{1,5})(?:\s*[-:]\s*(\d{1,5}))?\s*$", str(text))
     low, high = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
     if not 1 <= low <= high <= 65535:
@@ -142,25 +104,16 @@ def wanted_rules(peers: Sequence[str], ports: Sequence[int | str]) -> list[Rule]
     return [Rule(peer, low, high) for peer in unique for low, high in ranges]
 
 
-def covers(ranges: Iterable[tuple[int, int]], rule: Rule) -> bool:
-    """Whether ports that are open to everybody include the rule's."""
-    return any(low <= rule.low and rule.high <= high for low, high in merged(ranges))
-
-
 def with_block(text: str, mark: str, lines: Sequence[str]) -> str:
     """A configuration file with these lines in the job's marked block at its end; without lines, without a block."""
-    rest = without_block(text, mark)
+    exact = re.escape(mark)
+    # Byte for byte as it was before the block was added.
+    rest = re.sub(rf"(?:\n# BEGIN {exact} joined|# BEGIN {exact})\n.*?# END {exact}\n", "", text, flags=re.S)
     if not lines:
         return rest
     block = "\n".join([*lines, f"# END {mark}"]) + "\n"
     # `joined` notes that the last line had no line feed, so that removal restores every byte.
     return f"{rest}\n# BEGIN {mark} joined\n{block}" if rest and rest[-1] != "\n" else f"{rest}# BEGIN {mark}\n{block}"
-
-
-def without_block(text: str, mark: str) -> str:
-    """The same file without the block, byte for byte as it was before the block was added."""
-    exact = re.escape(mark)
-    return re.sub(rf"(?:\n# BEGIN {exact} joined|# BEGIN {exact})\n.*?# END {exact}\n", "", text, flags=re.S)
 
 
 def file_text(path: str) -> str | None:

@@ -146,9 +146,8 @@ def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
 
 def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     """Possible ports of a host's keepers, avoiding the run's others; more than one if nodes share a machine."""
-    low, high = run.port_range or (0, -1)
     others = (run.port, run.tracker_port)
-    free = (port for port in itertools.count(run.keeper_port) if port not in others and not low <= port <= high)
+    free = (port for port in itertools.count(run.keeper_port) if port not in others)
     return list(itertools.islice(free, hosts))
 
 

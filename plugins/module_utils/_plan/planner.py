@@ -25,7 +25,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import
     Training,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import HIGHEST_PORT, LOWEST_PORT
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
@@ -219,8 +218,7 @@ def document(inputs: Inputs) -> Plan:
         "run": decided.name,
         "world": len(by_rank),
         "master": {"host": master.name, "address": inputs.endpoints[master.name].address, "port": run.port},
-        "data_ports": data_ports(run, by_rank),
-        "narrow_ports": run.port_range is not None,
+        "data_ports": data_ports(by_rank),
         "manage_firewall": run.manage_firewall,
         "timeout_seconds": run.timeout,
         "model": model_size.describe(inputs.shape),
@@ -241,14 +239,11 @@ def document(inputs: Inputs) -> Plan:
     return plan
 
 
-def data_ports(run: RunSettings, hosts: Sequence[Host]) -> Ports:
-    """The ports on which Gloo listens on these hosts: their local ports, or the narrowed range.
+def data_ports(hosts: Sequence[Host]) -> Ports:
+    """The ports on which Gloo listens on these hosts: their local ports.
 
     Each host opens only its own, so that no host affects what others open; and none below 1024.
     """
-    if run.port_range:
-        low, high = run.port_range
-        return {"low": low, "high": high}
     ranges = [host.fact("ephemeral") or EPHEMERAL for host in hosts]
     low = min(max(LOWEST_PORT, min(entry["low"], HIGHEST_PORT)) for entry in ranges)
     return {"low": low, "high": max(low, *(min(entry["high"], HIGHEST_PORT) for entry in ranges))}
@@ -330,7 +325,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "rank": rank,
         "address": own.address,
         "nic": own.nic,
-        "data_ports": data_ports(run, [host]),
+        "data_ports": data_ports([host]),
         "user": host.fact("host", "user"),
         "base_dir": base,
         "run_dir": run_dir,

@@ -85,10 +85,6 @@ def port_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         used["ddp_tracker_port"] = run.tracker_port
     if basis.restarts.value:
         used["ddp_keeper_port"] = run.keeper_port
-    low, high = run.port_range or (0, -1)
-    for name, port in used.items():
-        if low <= port <= high:
-            yield f"{name} {port} lies in ddp_port_range {low}-{high}; use a port outside it."
     for name, other in itertools.combinations(used, 2):
         if used[name] == used[other]:
             yield f"{other} and {name} are both {used[name]}; they must differ."

@@ -181,8 +181,7 @@ def data_line(plan: Plan) -> str:
 
 def network_line(plan: Plan) -> str:
     master, ports = plan["master"], plan["data_ports"]
-    narrowed = " (the hosts' port range is narrowed to it)" if plan["narrow_ports"] else ""
-    return f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}{narrowed}"
+    return f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}"
 
 
 def node_table(plan: Plan) -> list[str]:
@@ -233,8 +232,6 @@ def changes(plan: Plan) -> list[str]:
         lines.append(
             "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
         )
-    if plan["narrow_ports"]:
-        lines.append(f"net.ipv4.ip_local_port_range of every host: {ports['low']} {ports['high']}")
     return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]
 
 

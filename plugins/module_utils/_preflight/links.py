@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
 
@@ -61,29 +62,70 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
 
 
 def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
-    """One direction's closed ports as one finding, with what closes them."""
-    closed = pair.closed
-    if not closed:
+    """One direction's closed ports as one finding, with the firewall that can close them."""
+    if not pair.closed:
         return
-    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in closed})
-    names = ", ".join(str(port["port"]) for port in closed)
-    seen = f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
+    seen = closed_text(pair)
     firewall = evidence.firewalls.get(pair.peer) or {}
     remedy: str | None = None
     if firewall.get("needs_root") and firewall.get("commands"):
         code, remedy = "no-sudo", password_remedy(evidence, pair.peer, firewall["commands"])
         seen += f"; {firewall['backend']} is active on {pair.peer}, and we are not root there"
     elif firewall.get("commands"):
-        seen += f"; {firewall['backend']} blocks on {pair.peer}{blocking_rules(firewall)}"
+        seen += f"; {firewall['backend']} is active on {pair.peer}"
         if evidence.before_network and evidence.plan["manage_firewall"]:
             code = "port-to-be-opened"
         else:
             code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
     else:
-        code = "peer-unreachable" if len(closed) == len(pair.link["ports"]) else "port-blocked"
+        code = "peer-unreachable" if len(pair.closed) == len(pair.link["ports"]) else "port-blocked"
         remedy = hidden_firewall_remedy(evidence, pair.peer, firewall) if firewall.get("if_closed") else None
         seen += other_firewalls(evidence, pair, firewall)
     yield finding(code, pair.peer, seen, pair.host, remedy=remedy)
+
+
+def closed_text(pair: Pair) -> str:
+    """The ports that are closed in one direction, and how they failed."""
+    how = sorted({WORDS.get(port["error"], port["words"] or port["error"]) for port in pair.closed})
+    names = ", ".join(str(port["port"]) for port in pair.closed)
+    return f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
+
+
+def closed_ways(
+    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str, firewall: Mapping[str, Any]
+) -> list[dict[str, str]]:
+    """The peers that still cannot connect to a host whose firewall was opened to them: address, and what to do about it."""
+    nodes = {node["host"]: node for node in plan["nodes"]}
+    pairs = [
+        Pair(other, host, link)
+        for other, tried in tries.items()
+        for link in tried.get("links") or []
+        if link["address"] == nodes[host]["address"] and other != host
+    ]
+    opened = f", though {firewall['backend']} on {host} lets it in" if firewall.get("rules") else ""
+    advice = "Rules that did not help were removed again. Remove the cause, then run the same command."
+    return [
+        {
+            "address": str(nodes[pair.host]["address"]),
+            "text": f"{closed_text(pair)}{opened}; {stopped_by(pair, firewall) or elsewhere(pair)}. {advice}",
+        }
+        for pair in pairs
+        if pair.closed
+    ]
+
+
+def elsewhere(pair: Pair) -> str:
+    return f"an outgoing rule of {pair.host} or a router between them stops the packets"
+
+
+def stopped_by(pair: Pair, firewall: Mapping[str, Any]) -> str:
+    """A cause beside rules that we may change, if one is known."""
+    if any(port["error"] == "forbidden" for port in pair.closed):
+        return f"an outgoing firewall rule on {pair.host} forbids it"
+    if firewall.get("foreign"):
+        chains = ", ".join(firewall["foreign"])
+        return f"chains of another program on {pair.peer}, which were left alone, can drop packets: {chains}"
+    return ""
 
 
 def password_remedy(evidence: PreflightEvidence, host: str, commands: Sequence[str]) -> str:
@@ -113,24 +155,18 @@ def opening_remedy(evidence: PreflightEvidence, host: str, firewall: Mapping[str
     return f"train.yml opens them automatically; to do only that now, add --tags network. By hand: {by_hand[0].lower()}{by_hand[1:]}"
 
 
-def blocking_rules(firewall: Mapping[str, Any]) -> str:
-    """The blocking rules, in the firewall's own syntax."""
-    return f" by `{'` and `'.join(firewall['blocking'])}`" if firewall.get("blocking") else ""
-
-
 def other_firewalls(evidence: PreflightEvidence, pair: Pair, firewall: Mapping[str, Any]) -> str:
-    """Known facts about other firewalls."""
-    if any(port["error"] == "forbidden" for port in pair.closed):
-        return f"; an outgoing firewall rule on {pair.host} forbids it"
-    if firewall.get("foreign"):
-        return f"; a rule of another program on {pair.peer} blocks it: {' ; '.join(firewall['foreign'])}"
+    """Known facts about what else stops the packets."""
+    known = stopped_by(pair, firewall)
+    if known:
+        return f"; {known}"
     if firewall.get("rules"):
-        return f"; {firewall['backend']} on {pair.peer} has this job's rules, so check the rules before them and the router"
+        return f"; {firewall['backend']} on {pair.peer} lets it in, so {elsewhere(pair)}"
     if firewall.get("if_closed"):
         return f"; a firewall on {pair.peer} cannot be seen without root"
     as_root = evidence.fact(pair.peer, "sudo") not in (None, "none")
     if firewall.get("backend") == "none" and not firewall.get("needs_root") and as_root:
-        return f"; nothing blocks on {pair.peer} itself, so check the network between them"
+        return f"; no firewall on {pair.peer} can drop it, so check the network between them"
     return ""
 
 

@@ -42,7 +42,7 @@ def before(lab):
 def test_field_01_the_firewall_that_drops_data_ports_is_named_with_the_rule_that_opens_it(before, found):
     one = before["findings"]["port-blocked desktop"]
     assert (one["peer"], one["severity"]) == ("laptop", "error")
-    assert "nftables blocks on desktop" in one["seen"] and "32768-60999 accept" in one["remedy"]
+    assert "nftables is active on desktop" in one["seen"] and "32768-60999 accept" in one["remedy"]
     found("nftables drops what the worker sends to the master's data ports", one["code"], before["seconds"])
 
 

@@ -127,7 +127,7 @@ def test_field_02_without_root_nothing_fails_and_nothing_changes(run_module, ipt
     result = run_module(peer_firewall, backend="iptables", **OPEN)
     assert not result["changed"]
     assert result["needs_root"]
-    assert result["commands"][0].startswith("sudo iptables -I INPUT 1 -s 192.168.1.11/32 -p tcp")
+    assert result["commands"][0].startswith("sudo iptables -w -I INPUT 1 -s 192.168.1.11/32 -p tcp")
     assert iptables.changes == []
 
 

@@ -76,8 +76,11 @@ def test_words_of_the_command_line_become_numbers_and_truths():
         ),
         ("ddp_extra_env", {"A B": 1}, "'A B' is not a valid environment variable name"),
         ("ddp_extra_env", "x=1", "it must be a dictionary of environment variables."),
-        ("ddp_port_range", "40000-40010", "fewer than 100 ports"),
-        ("ddp_port_range", "60000-50000", "not within 1024-65535"),
+        (
+            "ddp_port_range",
+            "40000-40999",
+            "is no longer a setting: the data ports are a host's own local ports. Remove it",
+        ),
         ("ddp_stall_factor", "nan", "ddp_stall_factor"),
         ("ddp_extra_args", {"a": 1}, "not a list of words"),
         ("ddp_data_paths", "[/srv/x", "(not a list); it must be a list."),
@@ -86,6 +89,10 @@ def test_words_of_the_command_line_become_numbers_and_truths():
 def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, sentence: str):
     (problem,) = refusal({name: value})
     assert sentence in problem
+
+
+def test_an_empty_setting_of_an_earlier_version_is_ignored():
+    assert resolve([("desktop", {"ddp_port_range": ""})]).given == resolve([("desktop", {})]).given
 
 
 @pytest.mark.parametrize("text", ['["/srv/x", "/y"]', "['/srv/x', '/y']"])

@@ -72,7 +72,12 @@ def test_decisions_and_what_they_are_made_from_stay_as_they_are():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ddp_timeout": 3}, {"ddp_head_dim": 63}, {"ddp_total_batch": 2500}, {"ddp_port_range": "29000-29999"}],
+    [
+        {"ddp_timeout": 3},
+        {"ddp_head_dim": 63},
+        {"ddp_total_batch": 2500},
+        {"ddp_restarts": 1, "ddp_keeper_port": 29500},
+    ],
 )
 def test_a_refusal_names_what_the_user_wrote_and_not_what_was_kept(wrong):
     """int8, kept from the resumed run, cannot send a model 264 wide."""

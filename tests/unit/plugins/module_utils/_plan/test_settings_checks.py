@@ -26,7 +26,6 @@ MLFLOW = {"ddp_tracker": "mlflow"}
         ),
         ({"ddp_eval_every": 0}, "ddp_eval_every is 0; it must be at least 1, or -1 for none."),
         ({"ddp_keep_checkpoints": 0}, "ddp_keep_checkpoints is 0; it must be at least 1, or -1 for all."),
-        ({"ddp_port_range": "29000-29999"}, "ddp_port 29500 lies in ddp_port_range 29000-29999"),
         ({"ddp_data_source": "host"}, "ddp_data_source is host, but ddp_data_paths is empty"),
         ({"ddp_secret_env": {"A": "x\0"}}, "ddp_secret_env cannot be passed on: the value of A contains a NUL byte"),
         ({"ddp_extra_env": {"PWD": "/x"}}, "ddp_extra_env cannot be passed on: PWD cannot be set"),
@@ -59,14 +58,6 @@ MLFLOW = {"ddp_tracker": "mlflow"}
         (
             {**MLFLOW, "ddp_tracker_port": 29501, "ddp_restarts": 3},
             "ddp_keeper_port and ddp_tracker_port are both 29501",
-        ),
-        (
-            {**MLFLOW, "ddp_tracker_port": 40001, "ddp_port_range": "40000-40100"},
-            "ddp_tracker_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
-        ),
-        (
-            {"ddp_restarts": 3, "ddp_keeper_port": 40001, "ddp_port_range": "40000-40100"},
-            "ddp_keeper_port 40001 lies in ddp_port_range 40000-40100; use a port outside it.",
         ),
     ],
 )

@@ -20,7 +20,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence i
     others_in_turn,
     partners,
     peers_of,
+    unreached,
 )
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import closed_ways
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
 
 GLOO = {"ok": True, "phase": "done", "error": "", "torch": "2.13.0+cpu", "python": "3.11", "trainer": "07fca3ee"}
@@ -108,17 +110,16 @@ def test_a_run_on_one_host_gives_no_finding():
 
 
 BY_HAND = "On laptop: sudo ufw prepend allow x"
-FOREIGN = {"commands": [], "backend": "none", "foreign": ["iptables -A f2b-x -s 192.168.1.10/32 -j REJECT"]}
-NFTABLES = {"backend": "nftables", "blocking": ["inet f i: tcp dport 32768-60999 drop"]}
+FOREIGN = {"commands": [], "backend": "none", "foreign": ["iptables chain f2b-x"]}
+OPENED = {"commands": [], "rules": ["tcp from 192.168.1.10 to port 29500"]}
 
 
 @pytest.mark.parametrize(
     ("firewall", "manage", "more", "kind", "seen", "remedy"),
     [
         # field_01: dropped data ports
-        ({}, True, {"rehearsal": False}, "port-blocked error", "on port 32768, 60999: no answer (dropped); ufw blocks on laptop",
+        ({}, True, {"rehearsal": False}, "port-blocked error", "on port 32768, 60999: no answer (dropped); ufw is active on laptop",
          "train.yml opens them automatically; to do only that now, add --tags network. By hand: on laptop: sudo ufw prepend allow x"),
-        (NFTABLES, True, {}, "port-blocked error", "nftables blocks on laptop by `inet f i: tcp dport 32768-60999 drop`", None),
         ({}, True, {"before_network": True}, "port-to-be-opened info", "", None),
         # Still closed when it was to be open, or nobody is to open it: it is for the owner.
         ({}, True, {}, "port-blocked error", "", BY_HAND),
@@ -129,7 +130,9 @@ NFTABLES = {"backend": "nftables", "blocking": ["inet f i: tcp dport 32768-60999
          "Add -K (--ask-become-pass) if the user's password allows sudo; otherwise its owner can open them on laptop: "
          "sudo ufw prepend allow x"),
         # field_30: another program's rule
-        (FOREIGN, True, {}, "port-blocked error", "a rule of another program on laptop blocks it: iptables -A f2b-x", None),
+        (FOREIGN, True, {}, "port-blocked error", "on laptop, which were left alone, can drop packets: iptables chain f2b-x", None),
+        # It was opened, and that did not help.
+        (OPENED, True, {}, "port-blocked error", "ufw on laptop lets it in, so an outgoing rule of desktop or a router", None),
     ],
 )  # fmt: skip
 def test_a_closed_port_names_direction_ports_firewall_and_remedy(firewall, manage, more, kind, seen, remedy):
@@ -141,6 +144,46 @@ def test_a_closed_port_names_direction_ports_firewall_and_remedy(firewall, manag
 
 def test_field_02_without_sudo_an_open_way_is_no_finding():
     assert judge.judge(evidence(firewalls={"laptop": dict(WALL, needs_root=True)})) == []
+
+
+def test_who_was_refused_a_password_is_not_asked_for_it():
+    refused = {"sudo": "none", "sudo_refused": "Incorrect sudo password"}
+    one = only(evidence(two=refused, tried=BLOCKED, firewalls={"laptop": dict(WALL, needs_root=True)}))
+    assert one["remedy"] == (
+        "The password that was given does not work there (Incorrect sudo password); "
+        "its owner can open them on laptop: sudo ufw prepend allow x"
+    )
+
+
+def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried():
+    plan, tries = evidence().plan, {"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}
+    assert unreached(plan, tries, "laptop") == []
+    assert unreached(plan, tries, "desktop") == [ADDRESS["laptop"]]  # away
+    assert unreached(plan, {}, "laptop") == [ADDRESS["desktop"]]
+    held = {"desktop": {"links": [link("desktop", "laptop", "stranger")]}}
+    assert unreached(plan, held, "laptop") == closed_ways(plan, held, "laptop", {}) == []
+    nothing = {"desktop": {"links": [link("desktop", "laptop", ports=[])]}}
+    assert unreached(plan, nothing, "laptop") == [ADDRESS["desktop"]]
+    closed = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
+    assert unreached(plan, closed, "laptop") == [ADDRESS["desktop"]]
+    assert closed_ways(plan, closed, "desktop", {}) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "firewall", "seen"),
+    [
+        ("dropped", {}, "no answer (dropped); an outgoing rule of desktop or a router between them stops the packets."),
+        ("dropped", {**WALL, **OPENED}, "(dropped), though ufw on laptop lets it in; an outgoing rule of desktop"),
+        ("dropped", FOREIGN, "which were left alone, can drop packets: iptables chain f2b-x."),
+        ("forbidden", {}, "; an outgoing firewall rule on desktop forbids it."),
+    ],
+)
+def test_a_way_that_stays_closed_names_what_can_be_the_cause(how, firewall, seen):
+    tries = {"desktop": {"links": [link("desktop", "laptop", how)]}, "laptop": {"links": [link("laptop", "desktop")]}}
+    [way] = closed_ways(evidence().plan, tries, "laptop", firewall)
+    assert way["address"] == ADDRESS["desktop"]
+    assert way["text"].startswith("desktop cannot connect to laptop (192.168.1.11) on port 32768, 60999: ")
+    assert seen in way["text"]
 
 
 def test_what_blocks_between_the_hosts_is_not_blamed_on_them():
