@@ -46,8 +46,13 @@ def script(**answers):
 
 
 def request(*wanted, **more):
-    wanted = list(wanted)
-    asked = {"mark": MARK, "wanted": wanted, "needed": [one.peer for one in wanted], "present": True, "check": True}
+    asked = {
+        "mark": MARK,
+        "wanted": list(wanted),
+        "needed": [one.peer for one in wanted],
+        "present": True,
+        "check": True,
+    }
     return FirewallRequest(**{**asked, **more})
 
 
