@@ -7,4 +7,7 @@ from test_site import *  # noqa: F403  # pylint: disable=wildcard-import,unused-
 
 def test_they_are_what_the_scenario_is_about(host, name):
     release = {"desktop": "12", "laptop": "13"}
-    assert (host.system_info.distribution, host.system_info.release.split(".", maxsplit=1)[0]) == ("debian", release[name])
+    assert (host.system_info.distribution, host.system_info.release.split(".", maxsplit=1)[0]) == (
+        "debian",
+        release[name],
+    )
