@@ -13,8 +13,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
+
+from ..module_utils._kit.printable import printable
+from ..plugin_utils._configuration import display_is_ours
 
 display = Display()
 LOCAL = ("local", "ansible.builtin.local")

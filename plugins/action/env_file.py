@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_state
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+from ..module_utils._kit import env_state
+from ..plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+from ..module_utils._contract.probe import Probe
+from ..module_utils._probe import host
+from ..plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import hosts, plan, preflight, verdict
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import OF_PLAN, JudgeTask, Options
+
+from ..plugin_utils._judgements import hosts, plan, preflight, verdict
+from ..plugin_utils._judgements.evidence import OF_PLAN, JudgeTask, Options
 
 
 class Judgement(NamedTuple):

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError, plain_run_name
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import host_folder
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BIG, SMALL, CopyError, place_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import across_sleep, code_answer, unexpanded
+
+from ..module_utils._contract import told
+from ..module_utils._contract.document import Document, items, number
+from ..module_utils._contract.run_folder import RunNameError, plain_run_name
+from ..module_utils._kit import host_code
+from ..module_utils._run import files
+from ..module_utils._run.collected import host_folder
+from ..module_utils._run.files import BIG, SMALL, CopyError, place_of
+from ..module_utils._run.find import ONE_RUN
+from ..plugin_utils._look import across_sleep, code_answer, unexpanded
 
 ROUNDS = 1000
 # Read once, before Ansible forks for each host.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+from ..module_utils._keeper import deployment
+from ..plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+from ..module_utils._run import polling
+from ..module_utils._run.find import ONE_RUN
+from ..module_utils._run.state import RunState
+from ..plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):

@@ -13,24 +13,15 @@ from typing import Any, ClassVar, TypedDict, cast
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import ENDED, RunState
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import (
-    Observation,
-    WatchVerdict,
-    intervals,
-    judge,
-)
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import (
-    FollowingAction,
-    Ledger,
-    abandoned,
-    ledger_of,
-)
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import is_due, row_of, run_line
+
+from ..module_utils._kit.printable import printable
+from ..module_utils._run import polling
+from ..module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
+from ..module_utils._run.state import ENDED, RunState
+from ..module_utils._run.watching import Observation, WatchVerdict, intervals, judge
+from ..plugin_utils import _configuration
+from ..plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
+from ..plugin_utils._display.progress import is_due, row_of, run_line
 
 display = Display()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import digests_of
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sources
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import read_lock
+from ..module_utils._preflight import setup_look
+from ..module_utils._trainer.files import digests_of
+from ..plugin_utils._look import BareAction
+from ..plugin_utils._sources import sources
+from ..plugin_utils._wheels import read_lock
 
 
 class ActionModule(BareAction):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import ClassVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import wanted
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import BareAction
+from ..module_utils._session import wanted
+from ..plugin_utils._look import BareAction
 
 
 class ActionModule(BareAction):

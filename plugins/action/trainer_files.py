@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import digests_of
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._sources import sources
+
+from ..module_utils._contract.document import words
+from ..module_utils._trainer.files import digests_of
+from ..plugin_utils._sources import sources
 
 
 class ActionModule(ActionBase):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import uv_beside
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import TRAINER, bring_uv, cache_folder, read_lock
+
+from ..module_utils._trainer.venv import uv_beside
+from ..plugin_utils._wheels import TRAINER, bring_uv, cache_folder, read_lock
 
 
 class ActionModule(ActionBase):

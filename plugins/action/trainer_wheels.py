@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import locked
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import TRAINER, bring_wheels, read_lock
+
+from ..module_utils._kit.files import locked
+from ..plugin_utils._wheels import TRAINER, bring_wheels, read_lock
 
 OPTIONS = {
     "dest": {"type": "path", "required": True},

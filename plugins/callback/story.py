@@ -38,14 +38,15 @@ from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import told_once
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import seconds_text
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import RunProgress
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import MARKS, Terminal
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.texts import (
+
+from ..module_utils._contract.findings import told_once
+from ..module_utils._kit.printable import printable
+from ..module_utils._kit.words import seconds_text
+from ..plugin_utils import _handover
+from ..plugin_utils._display.progress import RunProgress
+from ..plugin_utils._display.steps import Steps
+from ..plugin_utils._display.terminal import MARKS, Terminal
+from ..plugin_utils._display.texts import (
     CHECKED_ARGUMENTS,
     closing_text,
     error_text,

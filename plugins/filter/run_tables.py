@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import comparison_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, RUNNING
+
+from ..module_utils._kit import words
+from ..module_utils._kit.printable import printable
+from ..module_utils._preflight.predict import comparison_text
+from ..module_utils._run import table as run_table
+from ..module_utils._run.state import EMPTY, RUNNING
 
 
 def width() -> int:

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import defaults
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import find
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import convert
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import peers_of, unreached
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import closed_ways
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_step, with_link
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import find as find_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems
+
+from ..module_utils._contract import told
+from ..module_utils._contract.command_line import flag_words
+from ..module_utils._contract.decode import believed_plans
+from ..module_utils._contract.settings import defaults
+from ..module_utils._contract.settings_table import find
+from ..module_utils._contract.settings_types import convert
+from ..module_utils._preflight.evidence import peers_of, unreached
+from ..module_utils._preflight.links import closed_ways
+from ..module_utils._preflight.measured import measured_step, with_link
+from ..module_utils._run import find as find_run
+from ..module_utils._trainer.checkout import problems
 
 NOTHING = object()
 

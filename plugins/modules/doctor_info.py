@@ -92,9 +92,9 @@ evidence:
 
 from typing import Any, Iterator, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import collect
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
+from ..module_utils._doctor.gather import collect
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._kit.commands import runner
 
 
 def unfit(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -97,9 +97,10 @@ mode:
 from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.env_state import ERRORS, NEEDED, OPTIONS, apply
+
+from ..module_utils._kit import env_file as env_file_utils
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._kit.env_state import ERRORS, NEEDED, OPTIONS, apply
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:

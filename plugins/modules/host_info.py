@@ -84,9 +84,9 @@ probe:
 
 from typing import Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import OPTIONS, probe
+from ..module_utils._kit import bare
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._probe.host import OPTIONS, probe
 
 
 def main() -> None:

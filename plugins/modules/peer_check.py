@@ -94,14 +94,9 @@ links:
 """
 
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.commands import runner
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import (
-    CheckedPeer,
-    CheckLimits,
-    check,
-    closed_ports,
-)
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._kit.commands import runner
+from ..module_utils._preflight.peer_check import CheckedPeer, CheckLimits, check, closed_ports
 
 ARGUMENTS: dict[str, object] = {
     "address": {"type": "str", "required": True},

@@ -130,15 +130,9 @@ stopped:
 
 from typing import Any, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._firewall.rules import FirewallError, port_range
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import (
-    Ask,
-    PeerCheckError,
-    Started,
-    start,
-    stop,
-)
+from ..module_utils._firewall.rules import FirewallError, port_range
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._preflight.peer_responder import Ask, PeerCheckError, Started, start, stop
 
 ARGUMENTS: dict[str, object] = {
     "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},

@@ -66,10 +66,10 @@ stayed:
   sample: [/mnt/data/nanochat/data/photos]
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.purge import PurgeError, purge
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import end_sessions
+from ..module_utils._contract.run_folder import RunNameError
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._run.purge import PurgeError, purge
+from ..module_utils._session.tmux import end_sessions
 
 
 def main() -> None:

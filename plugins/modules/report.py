@@ -67,10 +67,11 @@ bytes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import ReportError
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
+
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._kit.files import read_bytes, write_whole
+from ..module_utils._run.collected import ReportError
+from ..module_utils._run.report import make_report
 
 
 def write(module: AnsibleModule, path: str, text: str) -> bool:

@@ -79,10 +79,10 @@ files:
   elements: str
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import BOUNDS, OPTIONS, CopyError, read_run_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
+from ..module_utils._contract.run_folder import RunNameError
+from ..module_utils._kit.arguments import answer_read_only
+from ..module_utils._run.files import BOUNDS, OPTIONS, CopyError, read_run_files
+from ..module_utils._run.find import ONE_RUN
 
 
 def main() -> None:

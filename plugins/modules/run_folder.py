@@ -122,9 +122,9 @@ boot:
   sample: false
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import OPTIONS, apply
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import RunFolderError
+from ..module_utils._keeper.deployment import OPTIONS, apply
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._run.folder import RunFolderError
 
 
 def main() -> None:

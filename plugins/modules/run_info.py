@@ -90,10 +90,10 @@ run:
   sample: {state: running, run: d4, rank: 0, world: 2, step: 41, steps: 700, loss: 5.31, tokens_per_second: 4320.5, eta_seconds: 310.0}
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import RunNameError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import answer_read_only
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import ONE_RUN
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import BOUNDS, OPTIONS, read_run_info
+from ..module_utils._contract.run_folder import RunNameError
+from ..module_utils._kit.arguments import answer_read_only
+from ..module_utils._run.find import ONE_RUN
+from ..module_utils._run.polling import BOUNDS, OPTIONS, read_run_info
 
 
 def main() -> None:

@@ -61,12 +61,13 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot as boot_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
+
+from ..module_utils._contract.run_folder import BOOT
+from ..module_utils._kit import host_code
+from ..module_utils._kit import processes as processes_utils
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._session import boot as boot_utils
+from ..module_utils._session import tmux as tmux_utils
 
 
 def apply(module: AnsibleModule) -> dict[str, object]:

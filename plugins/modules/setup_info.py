@@ -96,8 +96,8 @@ data:
   sample: {ready: true, digest: 0f343b0931126a20}
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup_look import OPTIONS, setup_seen
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._preflight.setup_look import OPTIONS, setup_seen
 
 
 def main() -> None:

@@ -160,8 +160,8 @@ seconds:
   type: float
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import PATH, VERIFY, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.sync import STATES, to_state
+from ..module_utils._shards.module import PATH, VERIFY, run_module
+from ..module_utils._shards.sync import STATES, to_state
 
 SPEC = {
     **PATH,

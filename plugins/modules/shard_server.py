@@ -95,8 +95,8 @@ served:
   sample: {shard_00000.parquet: 81246}
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import PATH, VERIFY, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.share import serve_or_stop
+from ..module_utils._shards.module import PATH, VERIFY, run_module
+from ..module_utils._shards.share import serve_or_stop
 
 SPEC = {
     **PATH,

@@ -127,8 +127,8 @@ seconds:
   type: float
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import PATH, VERIFY, run_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.sync import sync
+from ..module_utils._shards.module import PATH, VERIFY, run_module
+from ..module_utils._shards.sync import sync
 
 SPEC = {
     **PATH,

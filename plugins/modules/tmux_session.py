@@ -189,14 +189,8 @@ action:
   sample: start
 """
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.wanted import (
-    BOUNDS,
-    ERRORS,
-    NEEDED,
-    OPTIONS,
-    apply,
-)
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, apply
 
 
 def main() -> None:

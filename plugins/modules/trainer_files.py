@@ -67,16 +67,8 @@ removed:
 import os
 import platform
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import (
-    TreeError,
-    apply,
-    compare,
-    diffs,
-    digest_of,
-    is_inside,
-    refuse_in_use,
-)
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._trainer.files import TreeError, apply, compare, diffs, digest_of, is_inside, refuse_in_use
 
 SPEC = {
     "src": {"type": "path", "required": True},

@@ -145,11 +145,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv, building, uv_beside
+
+from ..module_utils._contract.document import section
+from ..module_utils._contract.urls import NO_CREDENTIALS, has_credentials
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._trainer.uv_errors import VenvError, VenvSpec
+from ..module_utils._trainer.venv import Venv, building, uv_beside
 
 ARGUMENTS = {
     "path": {"type": "path", "required": True},

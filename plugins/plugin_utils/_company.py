@@ -29,12 +29,13 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.connection import ConnectionBase
 from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import code_answer, decoded, drop_connection
+
+from ..module_utils._contract.document import Document
+from ..module_utils._kit import host_code
+from ..module_utils._kit.files import read_object, write_json
+from ..module_utils._kit.printable import printable
+from . import _configuration
+from ._look import code_answer, decoded, drop_connection
 
 display = Display()
 

@@ -9,7 +9,8 @@ import math
 import os
 
 from ansible import constants, context
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
+
+from ..module_utils._kit.words import plural
 
 STORY = "nanochat.ddp.story"
 FORKS = "forks = {}"

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ConversationFacts
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules import messages
+from ..module_utils._contract.plan import ConversationFacts
+from ..module_utils._rules import messages
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 # Default conversations for fine-tuning.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import Stream
+from ..module_utils._kit.printable import Stream
 
 
 def is_there() -> bool:

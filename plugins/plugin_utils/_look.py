@@ -23,11 +23,12 @@ from typing import Any, ClassVar, TypeVar
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue, absolute_path
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import beyond
+
+from ..module_utils._contract.decode import decode
+from ..module_utils._contract.document import section
+from ..module_utils._contract.told import Untrue, absolute_path
+from ..module_utils._kit import host_code
+from ..module_utils._kit.arguments import beyond
 
 Options = Mapping[str, Mapping[str, object]]
 MARK = "nanochat-ddp-look "

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import TreeError, read_tree
+
+from ..module_utils._trainer.files import TreeError, read_tree
 
 
 def sources(arguments: Mapping[str, object]) -> dict[str, bytes]:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import open_url
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import locked, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import folders, indexes, pip_settings
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import CPU_INDEX
+
+from ..module_utils._contract.kind import UV
+from ..module_utils._kit.files import locked, write_whole
+from ..module_utils._trainer.pip_settings import folders, indexes, pip_settings
+from ..module_utils._trainer.uv_errors import CPU_INDEX
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 TRAINER = Path(__file__).parents[2] / "trainer"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import List, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
+from .plan import Node, Plan
 
 
 def flag_words(flags: Mapping[str, object]) -> List[str]:

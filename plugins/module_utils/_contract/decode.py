@@ -29,9 +29,9 @@ from typing import (
     get_type_hints,
 )
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import values
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import STILL, Untrue, refused
+from . import values
+from .document import digest_of
+from .told import STILL, Untrue, refused
 
 Decoded = TypeVar("Decoded")
 DEEPEST = 20

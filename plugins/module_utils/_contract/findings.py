@@ -11,12 +11,8 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import (
-    findings_of_plan,
-    findings_of_preflight,
-    findings_of_runs,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import Kind
+from . import findings_of_plan, findings_of_preflight, findings_of_runs
+from .kind import Kind
 
 
 class Facts(TypedDict, total=False):

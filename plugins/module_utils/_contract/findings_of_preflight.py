@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING, Kind
+from .kind import ERROR, INFO, WARNING, Kind
 
 KINDS: Dict[str, Kind] = {
     "host-down": Kind(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, section
+from .document import Document, items, section
 
 # The deciding parts of the plan's sections, with the settings that users know them by.
 MODEL = {

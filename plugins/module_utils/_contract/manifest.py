@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, text, whole
+from .document import section, text, whole
 
 
 class ManifestFile(TypedDict):

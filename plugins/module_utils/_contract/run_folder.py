@@ -10,8 +10,8 @@ import os
 import re
 from typing import Any, List, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import LATER, STAGES
+from .._rules.stages import LATER, STAGES
+from .document import section
 
 # The files of a tokenizer folder.
 TOKENIZER = ("tokenizer.pkl", "token_bytes.pt")

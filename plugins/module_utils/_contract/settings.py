@@ -10,9 +10,9 @@ import difflib
 import json
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
+from . import settings_table
+from .findings import Finding, finding, refusal_text
+from .settings_table import (
     ALIASES,
     HOST,
     NOT_SETTINGS,
@@ -25,15 +25,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
     profiles,
     rows,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import (
-    FALSE,
-    SECRET,
-    TRUE,
-    convert,
-    is_unset,
-    wanted,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, masked
+from .settings_types import FALSE, SECRET, TRUE, convert, is_unset, wanted
+from .urls import NO_CREDENTIALS, masked
 
 # Converted values by the names of their settings.
 Values = Dict[str, Any]

@@ -14,10 +14,10 @@ import functools
 from types import MappingProxyType
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import GUEST, LOW, OFF
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import GIVEN_NAME, RUN_NAME_HELP
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
+from .._rules import ways
+from .._rules.stages import STAGES
+from .politeness import GUEST, LOW, OFF
+from .run_folder import GIVEN_NAME, RUN_NAME_HELP
 
 RUN = "run"
 HOST = "host"

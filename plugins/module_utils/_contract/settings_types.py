@@ -11,8 +11,8 @@ import math
 import re
 from typing import Any, Callable, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import Setting
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
+from .settings_table import Setting
+from .urls import NO_CREDENTIALS, has_credentials
 
 TRUE = ("true", "yes", "on", "1")
 FALSE = ("false", "no", "off", "0")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, List, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, text
+from .document import number, text
 
 ID = "[0-9a-f]{16}"
 

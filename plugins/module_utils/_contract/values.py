@@ -9,8 +9,8 @@ import ipaddress
 import re
 from typing import Annotated, Any, Callable, Dict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
+from . import told
+from .document import Document, section
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
+from .._contract.decode import decode
+from .._contract.document import section
+from .._contract.told import Untrue
+from .._kit.words import plain_reason
+from .._run.state import EMPTY
+from .evidence import RankEvidence
 
 UNREACHABLE = "unreachable"
 TIMED_OUT = "timed out"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import answers_of
+from .._contract.plan import Plan
+from .answers import answers_of
 
 # Variables that the plan sets; all others may be secrets.
 OPEN_NAMES = re.compile(r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import RankDeath, death_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import works
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import ObservedRank, StallLimits, state_of
+from .._contract.plan import Plan
+from .._run.stalls import ObservedRank, StallLimits, state_of
+from .answers import Answer
+from .deaths import RankDeath, death_of
+from .evidence import RankEvidence
+from .reading import works
 
 
 class Case(NamedTuple):

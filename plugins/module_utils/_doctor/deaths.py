@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import List, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import prose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import error_of, low_disk, system_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause, is_echo
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import without_keeper
+from .._rules.causes import Cause, is_echo
+from .._run.standing import without_keeper
+from . import prose
+from .evidence import RankEvidence
+from .reading import error_of, low_disk, system_of
 
 # Findings by the trainer's cause of an end; FAILED for all others.
 FAILED = "rank-failed"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
+from .._run.state import RunState
 
 
 class RankProcess(TypedDict):

@@ -19,20 +19,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import (
-    Dump,
-    NicState,
-    OtherProcess,
-    RankEvidence,
-    RankProcess,
-    Socket,
-    System,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, read_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import busy_share, read_effort
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
+from .._contract.document import Document, whole
+from .._kit import processes
+from .._kit.files import read_object, read_text
+from .._run.effort import busy_share, read_effort
+from .._run.state import read_run
+from .evidence import Dump, NicState, OtherProcess, RankEvidence, RankProcess, Socket, System
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 

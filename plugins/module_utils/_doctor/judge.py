@@ -12,15 +12,20 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import FAILED, answers_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import Case
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import was_killed
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import (
+from .._contract.document import whole
+from .._contract.findings import Finding, finding
+from .._contract.kind import WARNING
+from .._contract.plan import Plan
+from .._kit.words import bytes_text
+from .._rules.causes import LOSSES
+from .._run.stalls import StallLimits, is_stalled
+from .._run.standing import apart_text, gave_up, history, keepers, parts, reason, without_keeper
+from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
+from .answers import FAILED, answers_of
+from .case import Case
+from .deaths import was_killed
+from .evidence import RankEvidence
+from .reading import (
     cpu_share,
     error_of,
     evidence_lines,
@@ -31,25 +36,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading impor
     slow_reasons,
     system_of,
     works,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits, is_stalled
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import (
-    apart_text,
-    gave_up,
-    history,
-    keepers,
-    parts,
-    reason,
-    without_keeper,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    AWAY,
-    CRASHED,
-    FINISHED,
-    RUNNING,
-    STOPPED,
 )
 
 PASSES = ("open", "refused")  # answers of a peer that prove a two-way path

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section, whole, words
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import RankEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import BUSY
+from .._contract.document import section, whole, words
+from .._kit.words import bytes_text
+from .._run.stalls import BUSY
+from .answers import Answer
+from .evidence import RankEvidence
 
 LOW_DISK = 64 * 1024 * 1024
 LATE = 0.2  # fraction of the time that its threads may be ready to run without a core

@@ -8,15 +8,10 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import BOOT
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import (
-    KeeperSetup,
-    RunFolderError,
-    make_ready,
-    prepare,
-)
+from .._contract.run_folder import BOOT
+from .._kit import bare, host_code
+from .._run.folder import KeeperSetup, RunFolderError, make_ready, prepare
+from . import keeper
 
 # The options of run_folder.
 OPTIONS: Dict[str, Dict[str, object]] = {

@@ -21,10 +21,10 @@ import time
 import traceback
 from typing import Any, Dict, Optional, Set, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+from .._contract import keeper_states as states
+from .._contract.document import whole
+from .._contract.plan import Guest, Plan
+from .._contract.run_folder import (
     KEEPER_FOLDER,
     KEEPER_JOIN,
     KEEPER_LEAVE,
@@ -35,13 +35,13 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     PLAN,
     SESSION_FILES,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners, membership, memory, pause, talk
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, wanted
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rank import LocalRank
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE, boot_id
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import UsageMeter
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import COME_BACK
+from .._kit import files
+from .._kit.processes import RESTARTED_VARIABLE, boot_id
+from .._probe.usage import UsageMeter
+from .._session.record import COME_BACK
+from . import manners, membership, memory, pause, talk
+from .quorum import Rules, wanted
+from .rank import LocalRank
 
 TICK = 0.2
 GOES_ON = "goes on"

@@ -11,10 +11,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
+from .._contract import keeper_states as states
+from .._contract.plan import Guest
+from .._probe.usage import Reading
+from . import membership
 
 HOURS, USED, BATTERY, METERED, HOT, LOAD = "hours", "used", "battery", "metered", "hot", "load"
 # Ignore shorter peaks of load or heat.

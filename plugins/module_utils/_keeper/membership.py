@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
+from .._contract.keeper_states import (
     ASKING,
     AWAY,
     ENDING,
@@ -33,8 +33,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_stat
     STUCK,
     TRAINING,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deaths
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, clique, expected, may_train
+from . import deaths
+from .quorum import Rules, clique, expected, may_train
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"

@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deaths import GenerationDeath
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.membership import (
-    Generation,
-    Heard,
-    OwnState,
-    Word,
-    change,
-)
+from .._contract import keeper_states as states
+from .deaths import GenerationDeath
+from .membership import Generation, Heard, OwnState, Word, change
 
 
 def to_remember(own: OwnState) -> Dict[str, object]:

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from .._kit import processes
 
 # Exit code of an agent whose nursery was killed or hangs.
 LOST = -int(signal.SIGKILL)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
+from .._contract import keeper_states as states
+from .._contract.document import Document
+from .._run.metrics import finite
 
 # In order; each begins where the previous one ends.
 PARTS = ("notice", "end", "agree", "process", "meet", "load", "step")

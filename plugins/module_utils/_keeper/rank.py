@@ -14,21 +14,21 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Sequence, Tuple, Union, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, number
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, CHECKPOINTS
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.nursery import Nursery
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LASTING, LOSSES
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, read_events
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import rescue_seconds, stop_seconds
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
+from .._contract import keeper_states as states
+from .._contract.command_line import argv_of
+from .._contract.document import Document, number
+from .._contract.plan import Node, Plan
+from .._contract.run_folder import APART, CHECKPOINTS
+from .._kit import processes
+from .._kit.files import read_object, write_whole
+from .._kit.ownership import exposure
+from .._rules.causes import LASTING, LOSSES
+from .._rules.shares import share_rows
+from .._run.metrics import finite, read_events
+from .._run.stopping import rescue_seconds, stop_seconds
+from .._session import reaper
+from . import membership
+from .nursery import Nursery
 
 TAIL_BYTES = 65536
 # After a rank has recorded its end, its agent would wait for the agents of hosts that may be gone.

@@ -29,9 +29,9 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.wire import to_text, to_word
+from .._contract.document import Document
+from . import membership
+from .wire import to_text, to_word
 
 LONGEST = 65536
 QUESTION = 4096  # bytes; limit for unauthenticated data

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, Collection
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership
+from .._contract import keeper_states as states
+from . import membership
 
 LONGEST = 4096
 DEFAULTS = membership.Word("")

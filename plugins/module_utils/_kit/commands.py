@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import MORE_PATHS
+from .bare import MORE_PATHS
 
 MISSING = 127
 

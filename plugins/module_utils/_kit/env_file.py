@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any, Iterable, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+from .files import write_whole
 
 HEADER = b"# Written by nanochat.ddp.env_file. Read it with: set -a; . ./env; set +a\n"
 MASK = "********"

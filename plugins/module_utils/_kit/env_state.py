@@ -9,8 +9,8 @@ import os
 import stat
 from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_files
+from . import bare
+from . import env_file as env_files
 
 # Parameters of env_file.
 OPTIONS: Dict[str, Dict[str, object]] = {

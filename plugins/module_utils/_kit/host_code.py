@@ -38,6 +38,7 @@ def _load(name, source):
         parent = whole
     module = sys.modules[name] = types.ModuleType(name)
     module.__loader__ = _Source(source)
+    module.__package__ = parent
     setattr(sys.modules[parent], name.split(".")[-1], module)
     exec(compile(source, name, "exec"), module.__dict__)
     return module
@@ -69,7 +70,7 @@ def _collect(name: str, found: dict[str, str]) -> None:
     if name in found:
         return
     source = _source(name)
-    for needed in _imported(source):
+    for needed in _imported(name, source):
         _collect(needed, found)
     found[name] = source
 
@@ -82,12 +83,12 @@ def _source(name: str) -> str:
     return source.decode("utf-8") if isinstance(source, bytes) else str(source)
 
 
-def _imported(source: str) -> list[str]:
-    """The modules of this collection that a source imports, as `from room import file` or `from file import thing`."""
+def _imported(name: str, source: str) -> list[str]:
+    """The modules of this collection that a module imports, as `from ..room import file` or `from .file import thing`."""
     names = []
     for statement in ast.parse(source).body:
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith(PACKAGE):
-            module = str(statement.module)
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            module = ".".join([*name.split(".")[: -statement.level], *filter(None, [statement.module])])
             # Files are one floor below the rooms.
             is_file = module.count(".") == PACKAGE.count(".") + 2
             names += [module] if is_file else [f"{module}.{alias.name}" for alias in statement.names]

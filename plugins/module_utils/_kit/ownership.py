@@ -12,8 +12,8 @@ import re
 import stat
 from typing import Iterator, List, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
+from .files import read_text
+from .processes import user_name
 
 # File systems whose owners and modes are made up by their mount options.
 WITHOUT_MODES = ("vfat", "exfat", "msdos", "ntfs", "ntfs3", "fuseblk", "drvfs", "cifs", "smb3", "smbfs", "hfsplus")

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, read_text
+from .files import read_bytes, read_text
 
 # Every process of a session has this variable, which tells it from lookalikes.
 SESSION_VARIABLE = "NANOCHAT_DDP_SESSION"

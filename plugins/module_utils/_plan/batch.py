@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Iterator, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
+from .._rules.shares import share_rows
 
 # A default total batch may differ from the profile's by this factor before passes are made smaller instead.
 NEAR = 1.5

@@ -16,39 +16,21 @@ import math
 import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO, RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
-    bytes_text,
-    clock_text,
-    plural,
-    seconds_text,
-    table,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import similar, stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.host_checks import MEMORY_SHARE
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, memory, shape_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Link,
-    Speed,
-    StepJob,
-    choose_sync,
-    links_of,
-    predict,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, parameters
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.schedule import (
-    EVAL_SHARE,
-    REFERENCE_DEPTH,
-    SAVE_RATE,
-    auto_batch_size,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
+from .._contract.document import number, section
+from .._contract.findings import Finding, finding
+from .._contract.plan import Model, Plan
+from .._contract.settings import Asked
+from .._contract.settings_table import AUTO, RunSettings
+from .._contract.training import Launched
+from .._kit.words import bytes_text, clock_text, plural, seconds_text, table
+from .._rules.model_size import Shape, parameters
+from .._rules.schedule import EVAL_SHARE, REFERENCE_DEPTH, SAVE_RATE, auto_batch_size
+from .._rules.shares import share_rows
+from . import similar, stages
+from .host_checks import MEMORY_SHARE
+from .hosts import Host, neighbours
+from .model_size import describe, memory, shape_of
+from .step_model import Link, Speed, StepJob, choose_sync, links_of, predict
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)

@@ -11,12 +11,12 @@ import os
 import re
 from typing import Any, Dict, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import VECTORS_VARIABLE, Keeper, Node
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings, rows
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis, Decided, Decision, all_decided
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.stages import BASE
+from .._contract import politeness
+from .._contract.plan import VECTORS_VARIABLE, Keeper, Node
+from .._contract.settings_table import RunSettings, rows
+from . import stages
+from .decided import Basis, Decided, Decision, all_decided
+from .stages import BASE
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"

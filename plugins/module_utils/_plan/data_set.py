@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Data, DataContents, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
+from .._contract.document import digest_of
+from .._contract.plan import Data, DataContents, Plan
+from .._contract.settings_table import RunSettings
+from .hosts import Host, home_expanded
 
 # Mean bytes of a token: they grow with the logarithm of the vocabulary.
 BYTES_PER_DOUBLING, BYTES_LESS = 0.4, 1.6

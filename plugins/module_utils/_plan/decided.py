@@ -11,15 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Generic, Sequence, Tuple, TypeVar
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
-    AUTO,
-    PREFIX,
-    RunSettings,
-    find,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import products, stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours
+from .._contract.settings import Asked
+from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
+from . import products, stages
+from .hosts import Host, neighbours
 
 T = TypeVar("T")
 

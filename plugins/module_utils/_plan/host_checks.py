@@ -8,27 +8,17 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import (
-    INFO,
-    MADE_PYTHON,
-    VENV_BYTES,
-    WARNING,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import WITHOUT_MODES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import is_check
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import NO_PYTHON, bytes_text, plain_reason
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
-    Host,
-    neighbours,
-    same_machine,
-    same_network_stack,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.interpreters import made_python, pythons
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import other_training, port_held
+from .._contract import lineage
+from .._contract.findings import Finding, finding
+from .._contract.kind import INFO, MADE_PYTHON, VENV_BYTES, WARNING
+from .._contract.plan import Node, Plan
+from .._contract.settings_table import AUTO
+from .._kit.ownership import WITHOUT_MODES
+from .._kit.processes import is_check
+from .._kit.words import NO_PYTHON, bytes_text, plain_reason
+from .hosts import Host, neighbours, same_machine, same_network_stack
+from .interpreters import made_python, pythons
+from .others import other_training, port_held
 
 ARCHITECTURES = ("x86_64", "aarch64")
 # Memory that the system needs to stay alive.

@@ -11,11 +11,11 @@ import os
 from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import HostSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import with_precision
+from .._contract import told
+from .._contract.findings import Finding, finding
+from .._contract.settings_table import HostSettings
+from .._kit.words import plural
+from .products import with_precision
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]

@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, PYTHONS
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Interpreter
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    PYTHON_FOLDER,
-    PYTHON_IN_FOLDER,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, home_expanded
+from .._contract.kind import MADE_PYTHON, PYTHONS
+from .._contract.plan import Interpreter
+from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
+from .hosts import Host, home_expanded
 
 # The oldest Python that PyTorch runs on.
 OLDEST_PYTHON = (3, 10)

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, flops_per_token, parameters
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS, packs
+from .._contract.plan import Model
+from .._contract.settings_table import RunSettings
+from .._rules.model_size import Shape, flops_per_token, parameters
+from .._rules.ways import WAYS, packs
 
 FLOAT = 4
 # Resident memory of Python with torch, the tokenizer and the buffers of the data loader.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import is_check
+from .._contract.findings import Finding, finding
+from .._kit.processes import is_check
 
 LONGEST_COMMAND = 90
 MOST_NAMED = 3

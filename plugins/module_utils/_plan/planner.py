@@ -12,22 +12,15 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
-    Controller,
-    Given,
-    Node,
-    Plan,
-    Ports,
-    Trainer,
-    Training,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import HIGHEST_PORT, LOWEST_PORT
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
+from .._contract.command_line import argv_of
+from .._contract.document import digest_of, section
+from .._contract.findings import Finding, finding
+from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
+from .._contract.settings import Asked
+from .._contract.told import HIGHEST_PORT, LOWEST_PORT
+from .._contract.training import Launched
+from .._rules.model_size import Shape
+from . import (
     budget,
     command,
     data_set,
@@ -42,7 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import (
     sync_choice,
     trainings,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
+from .decided import (
     HOSTS,
     Basis,
     Decided,
@@ -53,20 +46,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import 
     decide_rebalance,
     decide_save_minutes,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import (
-    Endpoint,
-    EndpointChooser,
-    Host,
-    home_expanded,
-    ranks,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
-    PlanError,
-    is_git,
-    of_controller,
-    read,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
+from .questions import PlanError, is_git, of_controller, read
 
 FORMAT = 1
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}

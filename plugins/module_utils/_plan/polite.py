@@ -7,28 +7,15 @@ from __future__ import annotations
 
 from typing import Iterator, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Guest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import GUEST, LOW, OFF
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
-    AUTO,
-    PREFIX,
-    HostSettings,
-    find,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import named
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
-    DEFAULT,
-    HOSTS,
-    KEPT,
-    STAGE,
-    USER,
-    Basis,
-    Decision,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from .._contract.findings import Finding, finding
+from .._contract.plan import Guest
+from .._contract.politeness import GUEST, LOW, OFF
+from .._contract.settings import Asked
+from .._contract.settings_table import AUTO, PREFIX, HostSettings, find
+from .._kit.words import named
+from . import stages
+from .decided import DEFAULT, HOSTS, KEPT, STAGE, USER, Basis, Decision
+from .hosts import Host
 
 LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
+from .._contract.document import section
 
 # A CPU with bf16 instructions may be slower with them.
 TRIED = ("fp32", "bf16")

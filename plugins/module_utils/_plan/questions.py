@@ -9,18 +9,13 @@ import os
 import re
 from typing import Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding, refusal_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import (
-    Controller,
-    ControllerQuestion,
-    Given,
-    HostQuestion,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked, SettingsError, resolve
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import command, source_checks, stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import decide_basis
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from .._contract.findings import Finding, finding, refusal_text
+from .._contract.plan import Controller, ControllerQuestion, Given, HostQuestion
+from .._contract.settings import Asked, SettingsError, resolve
+from .._contract.settings_table import RunSettings
+from . import command, source_checks, stages
+from .decided import decide_basis
+from .hosts import Host
 
 
 class PlanError(ValueError):

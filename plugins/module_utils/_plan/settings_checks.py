@@ -9,26 +9,17 @@ import itertools
 import re
 from typing import Iterator, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import (
-    REMOVED_VARIABLES,
-    RunSettings,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import polite, stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.command import flag_names, flags_in
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import Basis
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import SMEAR_CHANNELS, Shape
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
-    JOINED,
-    LEAST_BLOCK,
-    can_share,
-    fits,
-    packs,
-)
+from .._contract import politeness
+from .._contract.findings import Finding, finding
+from .._contract.settings import Asked
+from .._contract.settings_table import REMOVED_VARIABLES, RunSettings
+from .._kit import env_file
+from .._rules.model_size import SMEAR_CHANNELS, Shape
+from .._rules.ways import JOINED, LEAST_BLOCK, can_share, fits, packs
+from . import polite, stages
+from .command import flag_names, flags_in
+from .decided import Basis
+from .hosts import Host
 
 TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PLAN_ENV = (

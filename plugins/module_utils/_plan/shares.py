@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import (
-    BatchError,
-    BatchRequest,
-    SharedBatch,
-    plan_batch,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import FOLLOWING
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, neighbours, same_machine
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speed_in
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import head_weights
+from .._contract.findings import Finding, finding
+from .._contract.settings import Asked
+from .._contract.settings_table import RunSettings
+from .._rules.shares import head_weights
+from .batch import BatchError, BatchRequest, SharedBatch, plan_batch
+from .decided import FOLLOWING
+from .hosts import Host, neighbours, same_machine
+from .products import speed_in
 
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, number, section, text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, curve_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from .._contract import lineage
+from .._contract.document import items, number, section, text
+from .._contract.plan import Plan
+from .._contract.training import Curve, curve_of
+from .hosts import Host
 
 # Factors between the tokens of two trainings: to count as alike, and to interpolate between them.
 NEAR, COMPARABLE = 1.5, 4.0

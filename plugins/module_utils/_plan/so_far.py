@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, section, text
+from .._contract.document import Document, items, section, text
 
 
 class SoFar(TypedDict):

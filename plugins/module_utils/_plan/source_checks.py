@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import ON_A_HOST, hosts_with_data, maker_host
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host, ranks
+from .._contract.findings import Finding, finding
+from .._contract.plan import Plan
+from .._contract.settings_table import RunSettings
+from .._kit.words import plural
+from .data_set import ON_A_HOST, hosts_with_data, maker_host
+from .hosts import Host, ranks
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:

@@ -13,17 +13,13 @@ import os
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Conversations, Plan, Stage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    CHECKPOINTS,
-    CONVERSATIONS,
-    HELD_OUT,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import RunSettings
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules import stages as rules
+from .._contract import lineage
+from .._contract.findings import Finding, finding
+from .._contract.plan import Conversations, Plan, Stage
+from .._contract.run_folder import CHECKPOINTS, CONVERSATIONS, HELD_OUT
+from .._contract.settings_table import RunSettings
+from .._rules import stages as rules
+from .hosts import Host
 
 BASE, MID, SFT, EVAL = (stage.name for stage in (rules.BASE, rules.MID, rules.SFT, rules.EVAL))
 SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}

@@ -14,17 +14,11 @@ import functools
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Model
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import head_work
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import (
-    WAYS,
-    can_share,
-    choose_head,
-    fits,
-    most_bytes,
-)
+from .._contract.document import digest_of
+from .._contract.plan import Model
+from .._contract.settings_table import AUTO
+from .._rules.ways import WAYS, can_share, choose_head, fits, most_bytes
+from .model_size import head_work
 
 FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate

@@ -8,37 +8,16 @@ from __future__ import annotations
 import dataclasses
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import Asked
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import AUTO
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.batch import SharedBatch
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import (
-    DEFAULT,
-    HOSTS,
-    KEPT,
-    MEASURED,
-    TRAINER,
-    USER,
-    Basis,
-    Decision,
-    as_set,
-    may_lose_hosts,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.settings_checks import packing_problems
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    NEARLY_AS_FAST,
-    Link,
-    Speed,
-    StepJob,
-    choose_sync,
-    links_of,
-    predict,
-    speeds_of,
-    subject,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS, can_share
+from .._contract.settings import Asked
+from .._contract.settings_table import AUTO
+from .._rules.model_size import Shape
+from .._rules.ways import WAYS, can_share
+from .batch import SharedBatch
+from .decided import DEFAULT, HOSTS, KEPT, MEASURED, TRAINER, USER, Basis, Decision, as_set, may_lose_hosts
+from .hosts import Host
+from .model_size import describe
+from .settings_checks import packing_problems
+from .step_model import NEARLY_AS_FAST, Link, Speed, StepJob, choose_sync, links_of, predict, speeds_of, subject
 
 UPSTREAM = "upstream"  # a trainer that is neither ours nor joined has no choice
 

@@ -7,19 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import politeness
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import VENV_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
-    MANY_HOSTS,
-    alike,
-    bytes_text,
-    columns,
-    named,
-    plural,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import stages
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.data_set import times_read
+from .._contract import politeness
+from .._contract.kind import VENV_BYTES
+from .._contract.plan import Node, Plan
+from .._kit.words import MANY_HOSTS, alike, bytes_text, columns, named, plural
+from . import stages
+from .data_set import times_read
 
 # A text read as many times is learnt by heart.
 BY_HEART = 20

@@ -14,10 +14,10 @@ import shlex
 import time
 from typing import Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import Host
+from .._contract import lineage
+from .._contract.findings import Finding, finding
+from .._contract.training import Launched, training_of
+from .hosts import Host
 
 UNKNOWN = ""  # the id of output from an older version or another program
 

@@ -9,11 +9,11 @@ import contextlib
 import hashlib
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import items, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Node, Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
+from .._contract import told
+from .._contract.document import items, section
+from .._contract.findings import Finding
+from .._contract.plan import Node, Plan
+from .peer_check import closed_ports
 
 # Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
 ALL_PAIRS = 16

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, INFO, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import is_loopback
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.others import port_held
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import judge_links
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import public
+from .._contract.findings import Finding, finding
+from .._contract.kind import ERROR, INFO, WARNING
+from .._contract.run_folder import TELLING, trainer_of
+from .._plan.hosts import is_loopback
+from .._plan.others import port_held
+from .evidence import PreflightEvidence
+from .links import judge_links
+from .peer_check import closed_ports
+from .setup import public
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
+from .._contract.findings import Finding, finding
+from .._contract.plan import Plan
+from .evidence import PreflightEvidence
+from .peer_check import closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0

@@ -9,14 +9,14 @@ import contextlib
 import json
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Measured
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import slowest_link
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
+from .._contract.decode import decode
+from .._contract.document import Document
+from .._contract.plan import Plan
+from .._contract.probe import Measured
+from .._contract.told import Untrue
+from .._plan.step_model import subject
+from .._run.metrics import finite
+from .rates import slowest_link
 
 
 def measured_step(result: Mapping[str, Any], key: str) -> Document:

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_responder import CHUNK, GREETING, sockaddr
+from .peer_responder import CHUNK, GREETING, sockaddr
 
 # Constants missing from Python's socket module.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14

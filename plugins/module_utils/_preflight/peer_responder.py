@@ -23,15 +23,8 @@ import threading
 import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import (
-    PORT_CHECK,
-    ListeningSocket,
-    alive,
-    is_check,
-    port_holders,
-    start_ticks,
-)
+from .._contract.document import Document
+from .._kit.processes import PORT_CHECK, ListeningSocket, alive, is_check, port_holders, start_ticks
 
 GREETING = "NANOCHAT-DDP-CHECK"
 CHUNK = 1 << 16

@@ -11,24 +11,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import trainer_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, seconds_text, speed_text, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import fastest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Link,
-    PredictedStep,
-    Speed,
-    StepJob,
-    choose_sync,
-    job_of,
-    predict,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.without_host import follows_speed, without_each
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
+from .._contract.findings import Finding, finding
+from .._contract.plan import Plan
+from .._contract.run_folder import trainer_of
+from .._kit.words import bytes_text, seconds_text, speed_text, table
+from .._plan.products import fastest
+from .._plan.step_model import Link, PredictedStep, Speed, StepJob, choose_sync, job_of, predict
+from .._rules.shares import share_rows
+from .._rules.ways import WAYS
+from .rates import Links
+from .without_host import follows_speed, without_each
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 WORTH_SAYING = 1.08

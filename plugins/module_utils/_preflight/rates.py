@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import WIRE_SHARE, Link
+from .._plan.step_model import WIRE_SHARE, Link
 
 # Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
 FAST_LINE = 2000.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
+from .._contract.document import Document, section
 
 Found = Mapping[str, Any]
 

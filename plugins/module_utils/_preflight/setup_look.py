@@ -11,19 +11,12 @@ from __future__ import annotations
 import sys
 from typing import Any, Mapping
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, digest_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    Digests,
-    ShardsError,
-    compare,
-    entries,
-    load_manifest,
-    plan_links,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_files
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import VenvError, VenvSpec
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.venv import Venv
+from .._contract.document import Document, digest_of
+from .._kit import bare
+from .._shards.folder import Digests, ShardsError, compare, entries, load_manifest, plan_links
+from .._trainer import files as trainer_files
+from .._trainer.uv_errors import VenvError, VenvSpec
+from .._trainer.venv import Venv
 
 OPTIONS: dict[str, dict[str, object]] = {
     "src": {"type": "path", "required": True},

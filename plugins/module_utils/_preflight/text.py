@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, told_once
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, alike, plural, table
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import closed_ports
+from .._contract.findings import Finding, told_once
+from .._contract.kind import ERROR, WARNING
+from .._kit.words import DASH, alike, plural, table
+from .evidence import PreflightEvidence
+from .peer_check import closed_ports
 
 # With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12

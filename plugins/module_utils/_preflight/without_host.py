@@ -8,15 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import (
-    Speed,
-    StepJob,
-    job_of,
-    predict,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import Links, slowest_between
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.shares import share_rows
+from .._contract.plan import Plan
+from .._plan.step_model import Speed, StepJob, job_of, predict
+from .._rules.shares import share_rows
+from .rates import Links, slowest_between
 
 
 def team_speed(

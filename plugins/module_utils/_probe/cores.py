@@ -13,7 +13,7 @@ import os
 import re
 from typing import NamedTuple, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
+from .network import read
 
 # Cores below this fraction of the fastest one's capacity are small.
 SMALL = 0.8

@@ -12,12 +12,12 @@ import math
 import os
 from typing import List, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Finished
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PLAN, PREVIOUS, TRAINING_FILE
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from .._contract import lineage
+from .._contract.document import number, section
+from .._contract.probe import Finished
+from .._contract.run_folder import PLAN, PREVIOUS, TRAINING_FILE
+from .._contract.training import training_of
+from .._kit.files import read_object
 
 NEWEST = 20
 MOST_EVALS = 100

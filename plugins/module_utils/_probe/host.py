@@ -12,44 +12,18 @@ import re
 import sys
 from typing import Any, Mapping, Optional, Sequence, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
-    Measured,
-    Probe,
-    Python,
-    Pythons,
-    Transfer,
-    VenvFacts,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    MEASURED,
-    PYTHON_FOLDER,
-    PYTHON_IN_FOLDER,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.finished import finished_trainings
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.leftovers import (
-    data_sets,
-    name_by_root,
-    port_holders,
-    run_facts,
-    trainer_processes,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.machine import (
-    cpu,
-    disk,
-    ephemeral,
-    gpus,
-    host,
-    limits,
-    memory,
-    security,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import Find, Run, names_and_routes, nics
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import folder_facts, text_bytes
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import facts as usage_facts
+from .._contract.probe import Measured, Probe, Python, Pythons, Transfer, VenvFacts
+from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER
+from .._kit import bare
+from .._kit.files import read_object
+from .._kit.logind import logind
+from .._kit.processes import user_name
+from .finished import finished_trainings
+from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
+from .machine import cpu, disk, ephemeral, gpus, host, limits, memory, security
+from .network import Find, Run, names_and_routes, nics
+from .sources import folder_facts, text_bytes
+from .usage import facts as usage_facts
 
 PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.

@@ -10,28 +10,16 @@ import os
 import re
 from typing import Sequence, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage, politeness
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import VECTORS_VARIABLE
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
-    DataSet,
-    PastRun,
-    PastSession,
-    PortHolder,
-    TrainingProcess,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TRAINING_FILE, checkpoint_steps
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import Find, Run, read
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import STAGES
+from .._contract import lineage, politeness
+from .._contract.document import Document, items, number, section, text
+from .._contract.plan import VECTORS_VARIABLE
+from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
+from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
+from .._contract.training import training_of
+from .._kit import processes
+from .._kit.files import read_object
+from .._rules.stages import STAGES
+from .network import Find, Run, read
 
 # Processes
 

@@ -14,17 +14,11 @@ import shutil
 import socket
 import time
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import (
-    Disk,
-    LocalPorts,
-    Machine,
-    Memory,
-    Processors,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure, mount_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import user_name
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.network import read
+from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
+from .._kit.ownership import exposure, mount_of
+from .._kit.processes import user_name
+from .cores import cpus, fast_cores
+from .network import read
 
 FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",

@@ -20,8 +20,8 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Names, Nic, Route
+from .._contract.document import Document, items, text
+from .._contract.probe import Names, Nic, Route
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 Find = Callable[[str], Optional[str]]

@@ -13,9 +13,9 @@ import stat
 import subprocess
 from typing import Any, Iterator, Mapping, Optional, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import ControllerQuestion, ConversationFacts
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Folder
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TOKENIZER
+from .._contract.plan import ControllerQuestion, ConversationFacts
+from .._contract.probe import Folder
+from .._contract.run_folder import TOKENIZER
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
 # In a Python library, what scripts.make_shards leaves out.

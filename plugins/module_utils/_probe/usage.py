@@ -15,8 +15,8 @@ import subprocess
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Usage
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_text
+from .._contract.probe import Usage
+from .._kit.files import read_text
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 

@@ -9,25 +9,19 @@ import os
 import re
 from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import PastSession
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import TAIL_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    Event,
-    finite,
-    json_lines,
-    parse_events,
-    read_tail,
-)
+from .._contract.decode import decode
+from .._contract.document import Document, items, number, section
+from .._contract.keeper_states import TRAINING
+from .._contract.plan import Plan
+from .._contract.probe import PastSession
+from .._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
+from .._contract.told import Untrue
+from .._kit.files import paths_in, read_bytes, read_object
+from .._kit.words import plural
+from .find import find_rank
+from .log_tail import log_lines
+from .members import TAIL_BYTES
+from .metrics import Event, finite, json_lines, parse_events, read_tail
 
 
 class ReportError(Exception):

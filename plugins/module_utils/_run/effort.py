@@ -14,9 +14,9 @@ import re
 import time
 from typing import Any, Iterator, Mapping, NamedTuple, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object, read_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
+from .._kit import processes
+from .._kit.files import paths_in, read_object, read_text
+from .find import find_rank
 
 
 class Effort(NamedTuple):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Curve, curve_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, seconds_text
+from .._contract.document import Document, section
+from .._contract.training import Curve, curve_of
+from .._kit.words import clock_text, seconds_text
 
 
 class Expected(TypedDict):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, text, whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import DASH, loss_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.stages import EVAL
+from .._contract.document import Document, section, text, whole
+from .._kit.words import DASH, loss_text
+from .._rules.stages import EVAL
 
 CLOSING = ("host", "rank", "state")
 STATUS = ("host", "rank", "state", "batches", "val bpb")

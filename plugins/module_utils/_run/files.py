@@ -20,23 +20,12 @@ import re
 import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-    words,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    CHECKPOINTS,
-    MEMBER_EVENTS,
-    TOKENIZER,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
+from .._contract import told
+from .._contract.document import Document, items, number, section, text, words
+from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER
+from .._kit import bare
+from .._kit.files import paths_in, write_whole
+from .find import WHICH_RUN, find_run_dir
 
 # Parameters of run_files.
 OPTIONS: Dict[str, Dict[str, object]] = dict(

@@ -9,16 +9,10 @@ import os
 import re
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import checkpoint_steps, plain_run_name
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
+from .._contract.document import Document, items, number, section, text
+from .._contract.run_folder import checkpoint_steps, plain_run_name
+from .._kit.files import paths_in
+from .metrics import finite
 
 
 def newest_run(base_dir: str, with_model: bool = False) -> Optional[str]:

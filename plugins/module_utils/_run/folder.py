@@ -13,9 +13,9 @@ import shutil
 import time
 from typing import Iterator, List, NamedTuple, Optional, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import document, lineage
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+from .._contract import document, lineage
+from .._contract.document import Document
+from .._contract.run_folder import (
     APART,
     CHECKPOINTS,
     KEEPER_FOLDER,
@@ -29,15 +29,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     checkpoint_steps,
     generations,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import Launched, training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
-    Diff,
-    read_object,
-    write_json,
-    write_json_when_full,
-    write_whole,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure_of_run
+from .._contract.training import Launched, training_of
+from .._kit.files import Diff, read_object, write_json, write_json_when_full, write_whole
+from .._kit.ownership import exposure_of_run
 
 # A run's outputs; all of them move when a run starts from scratch.
 OUTPUTS = (*CHECKPOINTS, APART, "report", "log", SESSION)

@@ -8,19 +8,14 @@ from __future__ import annotations
 import itertools
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text, plural, seconds_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import CollectedRank, CollectedRun
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
-    absences,
-    last_word,
-    steps_given_up,
-    steps_repeated,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import gave_way_text
+from .._contract.document import words
+from .._contract.keeper_states import FAILED, OVER, TRAINING
+from .._kit.words import bytes_text, plural, seconds_text
+from . import evaluated
+from .collected import CollectedRank, CollectedRun
+from .members import absences, last_word, steps_given_up, steps_repeated
+from .metrics import Event, finite
+from .standing import gave_way_text
 
 
 class Happening(TypedDict):

@@ -8,26 +8,13 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import IDLE, RESTING, TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
-    clock_text,
-    loss_text,
-    seconds_text,
-    share_text,
-    speed_text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ends_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import batches_text, is_evaluation
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import apart_text, keepers, parts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import (
-    Row,
-    by_rank,
-    first_known,
-    runs_of,
-    tells_nothing,
-    training_rows,
-)
+from .._contract.keeper_states import IDLE, RESTING, TRAINING
+from .._kit.words import clock_text, loss_text, seconds_text, share_text, speed_text
+from .ending import ends_text
+from .evaluated import batches_text, is_evaluation
+from .standing import apart_text, keepers, parts
+from .state import RUNNING
+from .table import Row, by_rank, first_known, runs_of, tells_nothing, training_rows
 
 # -- the line during the run -----------------------------------------------------------------------------------------------
 

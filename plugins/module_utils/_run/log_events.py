@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any, List, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite
+from .metrics import Event, finite
 
 # The first step and the newest ones; those in between do not affect the result.
 HEAD_BYTES = 32 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import read_tail
+from .metrics import read_tail
 
 LOG_BYTES = 64 * 1024
 

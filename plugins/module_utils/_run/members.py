@@ -9,27 +9,11 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-    whole,
-    words,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
-    ENDING,
-    GAVE_WAY,
-    IDLE,
-    LOST,
-    RESTING,
-    STATES,
-    TRAINING,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import Event, finite, json_lines, read_tail
+from .._contract.document import Document, items, number, section, text, whole, words
+from .._contract.keeper_states import ENDING, GAVE_WAY, IDLE, LOST, RESTING, STATES, TRAINING
+from .._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
+from .._kit.files import paths_in, read_object
+from .metrics import Event, finite, json_lines, read_tail
 
 TAIL_BYTES = 1 << 18
 

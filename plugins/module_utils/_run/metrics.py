@@ -14,15 +14,8 @@ import math
 import os
 from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    number,
-    section,
-    text,
-    whole,
-    words,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
+from .._contract.document import Document, number, section, text, whole, words
+from .._kit.words import plural
 
 HEAD_BYTES = 64 * 1024
 PEEK_BYTES = 16 * 1024  # enough to detect news

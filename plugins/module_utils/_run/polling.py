@@ -9,14 +9,14 @@ import os
 import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PLAN
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, read_effort
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import WHICH_RUN, find_run_dir
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY, ENDED, RUNNING, RunState, read_run
+from .._contract.document import undamaged
+from .._contract.run_folder import PLAN
+from .._kit import bare
+from .._kit.files import read_object
+from .effort import Effort, busy_share, read_effort
+from .find import WHICH_RUN, find_run_dir
+from .metrics import PEEK_BYTES
+from .state import EMPTY, ENDED, RUNNING, RunState, read_run
 
 PEEK_SECONDS = 0.5
 IDLE_PEEK_SECONDS = 1.0  # when only the end would be news

@@ -11,8 +11,8 @@ import re
 import shutil
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
+from .._contract.document import words
+from .._contract.run_folder import (
     DEPLOYED,
     MANIFEST,
     MEASURED,
@@ -25,10 +25,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder 
     WHEELS,
     plain_run_name,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import paths_in, read_bytes, read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import PEEK_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RUNNING, read_run
+from .._kit import processes
+from .._kit.files import paths_in, read_bytes, read_object
+from .metrics import PEEK_BYTES
+from .state import RUNNING, read_run
 
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"

@@ -15,38 +15,16 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-    whole,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_time
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import (
-    CollectedRank,
-    CollectedRun,
-    host_folder,
-    load_run,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import (
-    ended_text,
-    ends_text,
-    expected,
-    expected_text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.happenings import happenings
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import last_word
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
-    Event,
-    describe_events,
-    finite,
-    start_lines,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, cause_text, error_text, host_state
+from .._contract.document import Document, items, number, section, text, whole
+from .._contract.keeper_states import FAILED
+from .._kit.words import clock_time
+from . import evaluated
+from .collected import CollectedRank, CollectedRun, host_folder, load_run
+from .ending import ended_text, ends_text, expected, expected_text
+from .happenings import happenings
+from .members import last_word
+from .metrics import Event, describe_events, finite, start_lines
+from .state import CRASHED, cause_text, error_text, host_state
 
 # What each host adds, from their run states: host -> tokens per second without it.
 # A part of the page's data, as report.js reads it.

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import parts
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import CRASHED, RUNNING, keeper_lives
+from .._contract.keeper_states import TRAINING
+from .._contract.run_folder import TELLING
+from .standing import parts
+from .state import CRASHED, RUNNING, keeper_lives
 
 HEARTBEAT_SECONDS = 45.0  # the trainer writes its heartbeat every second
 AWAY_SECONDS = 20.0  # a host may be silent this long before the others are asked about it

@@ -10,27 +10,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import (
-    AWAY,
-    FAILED,
-    LEFT,
-    OVER,
-    RESTING,
-    STUCK,
-    TRAINING,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import clock_text, named, plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import is_echo
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    ABSENT,
-    CRASHED,
-    FINISHED,
-    PREPARED,
-    RUNNING,
-    STOPPED,
-    keeper_lives,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import AWAY as OUTSIDE
+from .._contract.keeper_states import AWAY, FAILED, LEFT, OVER, RESTING, STUCK, TRAINING
+from .._kit.words import clock_text, named, plural
+from .._rules.causes import is_echo
+from .state import ABSENT, CRASHED, FINISHED, PREPARED, RUNNING, STOPPED, keeper_lives
+from .state import AWAY as OUTSIDE
 
 Runs = Mapping[str, Mapping[str, Any]]
 

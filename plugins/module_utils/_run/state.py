@@ -9,32 +9,19 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import (
-    Document,
-    items,
-    number,
-    section,
-    text,
-    whole,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.keeper_states import FAILED, OVER, TRAINING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import (
-    PREVIOUS,
-    TRAINING_FILE,
-    checkpoint_steps,
-    generations,
-    trainer_of,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.training import TrainingIdentity, training_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import Expected, expected
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import StageOf, is_evaluation, stage_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.find import find_rank
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_events import events_of_log
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.log_tail import error_line, log_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import LastWord, Membership, read_membership
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
+from .._contract.document import Document, items, number, section, text, whole
+from .._contract.keeper_states import FAILED, OVER, TRAINING
+from .._contract.run_folder import PREVIOUS, TRAINING_FILE, checkpoint_steps, generations, trainer_of
+from .._contract.training import TrainingIdentity, training_of
+from .._kit import processes
+from .._kit.files import read_object
+from .ending import Expected, expected
+from .evaluated import StageOf, is_evaluation, stage_of
+from .find import find_rank
+from .log_events import events_of_log
+from .log_tail import error_line, log_lines
+from .members import LastWord, Membership, read_membership
+from .metrics import (
     METRICS_BYTES,
     Event,
     MetricsRead,
@@ -45,7 +32,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import (
     positive,
     read_events,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stopping import stop_seconds
+from .stopping import stop_seconds
 
 ABSENT = "absent"
 PREPARED = "prepared"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, items, number
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING, trainer_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite, newest_attempt
+from .._contract.document import Document, items, number
+from .._contract.run_folder import TELLING, trainer_of
+from .metrics import finite, newest_attempt
 
 # Nothing to save in these phases, and a rank may not even notice the request.
 EARLY = (None, "start", "rendezvous", "agree", "resume")

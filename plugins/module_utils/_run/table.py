@@ -13,8 +13,8 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number, section
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
+from .._contract.document import number, section
+from .._kit.words import (
     DASH,
     alike,
     bytes_text,
@@ -26,10 +26,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import (
     share_text,
     speed_text,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import evaluated, standing
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.ending import ended_text, ends_text, expected_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import start_lines
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
+from . import evaluated, standing
+from .ending import ended_text, ends_text, expected_text
+from .metrics import start_lines
+from .stalls import (
     NO_HEARTBEAT,
     STALLED,
     ObservedRank,

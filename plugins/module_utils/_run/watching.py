@@ -12,34 +12,11 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import TELLING
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import standing
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.evaluated import (
-    batches_text,
-    is_evaluation,
-    result_text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
-    AWAY_SECONDS,
-    STALLED,
-    ObservedRank,
-    StallLimits,
-    has_no_heartbeat,
-    is_mute,
-    is_stalled,
-    state_of,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import (
-    ABSENT,
-    AWAY,
-    CRASHED,
-    ENDED,
-    FINISHED,
-    PREPARED,
-    RUNNING,
-    STOPPED,
-    keeper_lives,
-)
+from .._contract.run_folder import TELLING
+from . import standing
+from .evaluated import batches_text, is_evaluation, result_text
+from .stalls import AWAY_SECONDS, STALLED, ObservedRank, StallLimits, has_no_heartbeat, is_mute, is_stalled, state_of
+from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED, keeper_lives
 
 ORPHANED = "orphaned"
 LOST = "lost"

@@ -18,19 +18,11 @@ import sys
 import tempfile
 from typing import Callable, List, NamedTuple, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_bytes, write_whole
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
-    LAUNCH,
-    Launch,
-    Record,
-    cut_short,
-    label_of,
-    launch_in,
-    record_in,
-)
+from .._contract.run_folder import SESSION, SESSION_FILES
+from .._kit import bare, processes
+from .._kit.files import read_bytes, write_whole
+from . import tmux
+from .record import LAUNCH, Launch, Record, cut_short, label_of, launch_in, record_in
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")

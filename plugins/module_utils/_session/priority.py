@@ -9,8 +9,8 @@ import contextlib
 import os
 import time
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.politeness import OFF, VARIABLE
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
+from .._contract.politeness import OFF, VARIABLE
+from .._kit import env_file
 
 FIRST_TO_BE_KILLED = "1000"
 LOWEST = 19

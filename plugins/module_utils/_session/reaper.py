@@ -16,7 +16,7 @@ import signal
 import time
 from typing import Callable, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
+from .._kit import processes as processes_utils
 
 # Time for a process to die from SIGTERM after its chance to save, and from SIGKILL.
 TERM_SECONDS = 5.0

@@ -9,9 +9,9 @@ import hashlib
 import os
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document, section, words
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.ownership import exposure, exposure_of_run
+from .._contract.document import Document, section, words
+from .._kit.files import read_object
+from .._kit.ownership import exposure, exposure_of_run
 
 LAUNCH = "launch.json"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.

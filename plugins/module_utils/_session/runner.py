@@ -24,15 +24,10 @@ import sys
 import time
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_json_when_full
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import priority, reaper
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
-    Launch,
-    Record,
-    cut_short,
-    exposed_start,
-)
+from .._kit import processes
+from .._kit.files import write_json_when_full
+from . import priority, reaper
+from .record import Launch, Record, cut_short, exposed_start
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

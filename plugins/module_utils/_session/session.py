@@ -16,29 +16,14 @@ import time
 import uuid
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION, SESSION_FILES
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
-    Busy,
-    locked,
-    write_json_when_full,
-    write_unless_same,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner as session_runner
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import (
-    LAUNCH,
-    Launch,
-    Record,
-    StartArguments,
-    Status,
-    exposed_start,
-    label_of,
-    launch_in,
-    record_in,
-)
+from .._contract.run_folder import SESSION, SESSION_FILES
+from .._kit import env_file as env_file_utils
+from .._kit import host_code, processes
+from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
+from . import reaper
+from . import runner as session_runner
+from . import tmux as tmux_utils
+from .record import LAUNCH, Launch, Record, StartArguments, Status, exposed_start, label_of, launch_in, record_in
 
 ABSENT = "absent"
 RUNNING = "running"

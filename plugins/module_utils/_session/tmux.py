@@ -10,10 +10,10 @@ import os
 import re
 from typing import Callable, List
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import text
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import SESSION
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object
+from .._contract.document import text
+from .._contract.run_folder import SESSION
+from .._kit import bare
+from .._kit.files import read_object
 
 Run = Callable[["list[str]"], "tuple[int, str, str]"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes as processes_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import logind as logind_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.record import Status
+from .._kit import bare
+from .._kit import env_file as env_file_utils
+from .._kit import processes as processes_utils
+from .._kit.logind import logind as logind_of
+from . import session as session_utils
+from . import tmux as tmux_utils
+from .record import Status
 
 STARTING = ("started", "restarted", "ready")
 # Parameters of tmux_session.

@@ -16,22 +16,11 @@ import hashlib
 import os
 from typing import Any, Iterator, NamedTuple, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import (
-    Manifest,
-    ManifestFile,
-    Remembered,
-    remembered,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
-    Busy,
-    free_bytes,
-    locked,
-    read_object,
-    write_json,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from .._contract import told
+from .._contract.manifest import Manifest, ManifestFile, Remembered, remembered
+from .._contract.run_folder import MANIFEST, TOKENIZER
+from .._kit.files import Busy, free_bytes, locked, read_object, write_json
+from .._kit.words import bytes_text
 
 DIGESTS = ".digests.json"
 LOCK = ".lock"

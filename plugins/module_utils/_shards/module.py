@@ -9,10 +9,10 @@ import platform
 import time
 from typing import Any, Callable, Mapping, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.arguments import checked_module
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import ShardsError, digest_of
+from .._contract import told
+from .._contract.manifest import Manifest
+from .._kit.arguments import checked_module
+from .folder import ShardsError, digest_of
 
 # The options of the documentation fragments shards and shards.verify.
 PATH: dict[str, dict[str, object]] = {"path": {"type": "path", "required": True}, "host": {"type": "str"}}

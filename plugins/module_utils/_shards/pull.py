@@ -22,17 +22,12 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    CHUNK,
-    Digests,
-    ManifestEntry,
-    ShardsError,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import PROOF, TIMES, proof
+from .._contract import told
+from .._contract.manifest import Offered
+from .._contract.run_folder import MANIFEST
+from .._kit.words import plural
+from .folder import CHUNK, Digests, ManifestEntry, ShardsError
+from .server import PROOF, TIMES, proof
 
 CONNECT_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5

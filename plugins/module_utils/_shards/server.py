@@ -29,9 +29,9 @@ import time
 import urllib.parse
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Offered, Remembered, remembered
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_object, write_json
+from .._contract.manifest import Offered, Remembered, remembered
+from .._kit import processes
+from .._kit.files import read_object, write_json
 
 PROOF = "X-Shards-Proof"
 TIMES = "X-Shards-Times"

@@ -15,25 +15,12 @@ import sys
 import time
 from typing import NamedTuple, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import number
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
-    read_object,
-    read_text,
-    write_json,
-    write_whole,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    Digests,
-    ShardsError,
-    compare,
-    entries,
-    load_manifest,
-    make_folder,
-    writing,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import ShardsOutcome, ShardsRequest
+from .._contract.document import number
+from .._kit import host_code, processes
+from .._kit.files import read_object, read_text, write_json, write_whole
+from . import server
+from .folder import Digests, ShardsError, compare, entries, load_manifest, make_folder, writing
+from .module import ShardsOutcome, ShardsRequest
 
 SHARE = ".share"
 START_SECONDS = 15

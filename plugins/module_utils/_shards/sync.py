@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import Collection
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import told
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.manifest import Manifest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import MANIFEST, TOKENIZER
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.urls import NO_CREDENTIALS, has_credentials
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plural
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+from .._contract import told
+from .._contract.manifest import Manifest
+from .._contract.run_folder import MANIFEST, TOKENIZER
+from .._contract.urls import NO_CREDENTIALS, has_credentials
+from .._kit.words import plural
+from . import url
+from .folder import (
     Digests,
     ManifestEntry,
     ShardsError,
@@ -38,8 +38,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     take_seeds,
     writing,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.module import ShardsOutcome, ShardsRequest
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Puller, ShardPeer, part_bytes
+from .module import ShardsOutcome, ShardsRequest
+from .pull import Puller, ShardPeer, part_bytes
 
 # ---------------------------------------------------------------------------------------------------------------------
 # manifest: what is in the folder

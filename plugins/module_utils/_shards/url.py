@@ -16,14 +16,10 @@ from typing import Any, NamedTuple
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import free_bytes, read_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    CHUNK,
-    Digests,
-    ShardsError,
-    hash_file,
-)
+
+from .._kit.files import free_bytes, read_text
+from .._kit.words import bytes_text
+from .folder import CHUNK, Digests, ShardsError, hash_file
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0

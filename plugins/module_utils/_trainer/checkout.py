@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Optional, Sequence
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import read_text
+from .._kit.files import read_text
 
 BASE_TRAIN = "scripts.base_train"
 CHECKPOINTS = os.path.join("nanochat", "checkpoint_manager.py")

@@ -17,9 +17,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import DEPLOYED
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import Diff, read_bytes, read_object, write_whole
+from .._contract.run_folder import DEPLOYED
+from .._kit import processes
+from .._kit.files import Diff, read_bytes, read_object, write_whole
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
 LARGEST_TREE = 64_000_000

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import free_bytes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
+from .._kit.files import free_bytes
+from .._kit.words import bytes_text
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4

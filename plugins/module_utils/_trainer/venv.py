@@ -19,29 +19,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Optional, TypedDict, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import Document
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import MADE_PYTHON, UV, VENV_BYTES
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import run
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import (
-    Busy,
-    free_bytes,
-    locked,
-    read_object,
-    write_json,
-    write_whole,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import bytes_text
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.pip_settings import for_uv, pip_settings
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.uv_errors import (
-    ANSWER_SECONDS,
-    CPU_INDEX,
-    VenvError,
-    VenvSpec,
-    explain,
-    last_line,
-)
+from .._contract.document import Document
+from .._contract.kind import MADE_PYTHON, UV, VENV_BYTES
+from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
+from .._kit import processes
+from .._kit.bare import run
+from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
+from .._kit.words import bytes_text
+from .pip_settings import for_uv, pip_settings
+from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, VenvSpec, explain, last_line
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"

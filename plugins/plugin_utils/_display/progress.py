@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import section
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.steps import Steps
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.terminal import Terminal
+from ...module_utils._contract.document import section
+from ...module_utils._run.live_line import live_line, regrouped
+from .steps import Steps
+from .terminal import Terminal
 
 QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at first and in a long run
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
+from ...module_utils._kit.printable import printable
 
 TICK = 1.0  # redraw interval of the live line, so that time visibly passes
 MARKS = {

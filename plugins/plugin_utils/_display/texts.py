@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import plain_reason
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import counted_text
+from ...module_utils._contract.findings import Finding
+from ...module_utils._kit.words import plain_reason
+from ...module_utils._run.table import counted_text
 
 STORY = ("plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # Their messages are complete sentences; the task's name adds nothing.

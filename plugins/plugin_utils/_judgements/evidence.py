@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.files import write_whole
+
+from ...module_utils._kit.files import write_whole
 
 Options = Mapping[str, Mapping[str, object]]
 SHOWN = ["text", "json", "none"]

@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.setup import disagreements, what_is_there
-from ansible_collections.nanochat.ddp.plugins.module_utils._session.launch import launch_action
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    OF_PLAN,
-    JudgeTask,
-    Options,
-    evidence_of,
-)
+from ...module_utils._preflight.setup import disagreements, what_is_there
+from ...module_utils._session.launch import launch_action
+from .evidence import OF_PLAN, JudgeTask, Options, evidence_of
 
 LAUNCH: Options = {
     **OF_PLAN,

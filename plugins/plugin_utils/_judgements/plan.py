@@ -17,26 +17,22 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Given
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import is_unset
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import (
-    PlanError,
-    controller_questions,
-    controller_settings,
-    questions,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.so_far import so_far
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.sources import Here, look
-from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.checkout import problems as checkout_problems
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import SHOWN, JudgeTask, Options
+
+from ...module_utils._contract.findings import Finding, finding
+from ...module_utils._contract.plan import Given
+from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
+from ...module_utils._contract.settings_types import is_unset
+from ...module_utils._kit.printable import printable
+from ...module_utils._plan import budget
+from ...module_utils._plan.planner import make_plan
+from ...module_utils._plan.questions import PlanError, controller_questions, controller_settings, questions
+from ...module_utils._plan.so_far import so_far
+from ...module_utils._plan.text import render, render_findings
+from ...module_utils._probe.sources import Here, look
+from ...module_utils._trainer.checkout import problems as checkout_problems
+from .. import _configuration
+from .. import _conversations as conversations
+from .evidence import SHOWN, JudgeTask, Options
 
 display = Display()
 

@@ -11,34 +11,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.utils.display import Display
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import ERROR, WARNING
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.plan import Plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.products import speeds_together, with_precision
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import speeds_of
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, named_links
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.judge import in_order, judge, load
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.peer_check import LinkTry
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.predict import (
-    Outlook,
-    advice,
-    outlook,
-    prediction_text,
-)
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.rates import by_peer, slowest_link
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.text import findings_text, links_text, summary
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import finite
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._configuration import display_is_ours
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    OF_PLAN,
-    SHOWN,
-    JudgeTask,
-    Options,
-    keep,
-)
+
+from ...module_utils._contract.decode import decode
+from ...module_utils._contract.findings import Finding, finding
+from ...module_utils._contract.kind import ERROR, WARNING
+from ...module_utils._contract.plan import Plan
+from ...module_utils._contract.told import Untrue
+from ...module_utils._kit.printable import printable
+from ...module_utils._plan.products import speeds_together, with_precision
+from ...module_utils._plan.step_model import speeds_of
+from ...module_utils._preflight.evidence import PreflightEvidence, named_links
+from ...module_utils._preflight.judge import in_order, judge, load
+from ...module_utils._preflight.peer_check import LinkTry
+from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
+from ...module_utils._preflight.rates import by_peer, slowest_link
+from ...module_utils._preflight.text import findings_text, links_text, summary
+from ...module_utils._run.metrics import finite
+from .._configuration import display_is_ours
+from .evidence import OF_PLAN, SHOWN, JudgeTask, Options, keep
 
 display = Display()
 

@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.printable import printable
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import (
-    OF_PLAN,
-    JudgeTask,
-    Options,
-    evidence_of,
-    keep,
-)
+from ...module_utils._doctor.bundle import bundle
+from ...module_utils._doctor.judge import diagnose
+from ...module_utils._kit.printable import printable
+from .evidence import OF_PLAN, JudgeTask, Options, evidence_of, keep
 
 OPTIONS: Options = {
     **OF_PLAN,
