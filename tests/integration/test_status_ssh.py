@@ -82,6 +82,9 @@ def test_the_last_lines_of_the_logs_and_the_command_that_follows_one(inventory: 
     *last, follow, one, other = play(inventory, "logs", "-e", "lines=2").stdout.splitlines()
     assert last == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
     assert follow == "To follow them:" and other.strip().startswith("ssh ")
-    with subprocess.Popen(shlex.split(one), stdout=subprocess.PIPE, text=True) as following:
+    # With streams of its own: ssh makes those that it inherits non-blocking, in which later playbooks refuse to begin.
+    with subprocess.Popen(
+        shlex.split(one), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as following:
         assert following.stdout and following.stdout.readline() == "step 00010\n"
         following.kill()

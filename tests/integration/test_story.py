@@ -319,7 +319,9 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
     flaky = stage.flaky("node2", down)
     ranks(steps=40)
     argv, environment = stage.argv(WATCH), stage.environment(**flaky)
-    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         told = ""
         for line in watching.stdout:

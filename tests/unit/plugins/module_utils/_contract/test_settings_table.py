@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract import sett
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
-from ansible_collections.nanochat.ddp.tests.unit.tools.test_generate_docs import generate_docs
+from ansible_collections.nanochat.ddp.tools import generate_docs
 
 (TRAINERS,) = (Path(__file__).resolve().parents[5] / "trainer" / "nanochat").rglob("settings.py")
 
