@@ -46,7 +46,7 @@ def base(tmp_path: Path) -> Path:
     shard, half = put(base / "data" / "text-1a2b3c4d" / "shard_00000.parquet"), base / "runs" / "half"
     for part in ("data", "tokenizer", "log"):
         (half / part).mkdir(parents=True)
-    (half / "data" / "shard_00000.parquet").hardlink_to(shard)
+    os.link(shard, half / "data" / "shard_00000.parquet")
     (half / "tokenizer" / "tokenizer.pkl").symlink_to(put(shard.parent / "tokenizer" / "tokenizer.pkl"))
     (half / "base_data").symlink_to("data")
     put(base / "wheels" / "3.11-x86_64" / "manifest.json", '{"format": 1, "files": []}')

@@ -27,6 +27,8 @@ def path(tmp_path):
 @pytest.fixture
 def uv(path, monkeypatch):
     monkeypatch.setattr(venv, "VENV_BYTES", 0)
+    # The Python of the tests stands for the host's, whichever it is.
+    monkeypatch.setattr(venv, "OLDEST_PYTHON", (3, 9))
     monkeypatch.setattr(venv, "answers", lambda url, settings: False)
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
@@ -306,7 +308,8 @@ def test_a_python_is_made_once_where_none_is_new_enough(make, uv, tmp_path, monk
         ("", "is Python 3.9, and the trainer needs 3.10"),
     ],
 )
-def test_a_python_that_cannot_serve_is_named(make, path, tmp_path, python, why):
+def test_a_python_that_cannot_serve_is_named(make, path, tmp_path, monkeypatch, python, why):
+    monkeypatch.setattr(venv, "OLDEST_PYTHON", (3, 10))
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\necho "[3, 9, \\"x86_64\\"]"\n')
     old.chmod(0o755)
