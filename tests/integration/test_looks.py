@@ -52,7 +52,8 @@ def test_both_ways_say_the_same(base: Path, tmp_path: Path) -> None:
     quick = ask(base, python=wrapped(tmp_path, "bare", '[ "$1" != -I ]'))
     slow = ask(base, python=wrapped(tmp_path, "whole", '[ "$1" = -I ]'))
     assert quick["run"]["last_lines"] == ["step 00018", "step 00019"]
-    assert quick["run"] == slow["run"]
+    # The machine's load may differ between the two.
+    assert {**quick["run"], "load": 0} == {**slow["run"], "load": 0}
 
 
 def test_paths_are_those_of_the_host(base: Path) -> None:
