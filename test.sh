@@ -35,13 +35,12 @@ need_tools() {
 # The trainer's own environment, made by the module that makes it on the hosts; and what the tests need beside it.
 need_trainer_venv() {
     TRAINER_VENV=$CACHE/tests-venv
-    local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log uv
-    # The module leaves it beside the environment, unless the machine has one.
-    uv=$CACHE/uv-$(sed -n 's/^uv==\([^ ]*\).*/\1/p' trainer/locks/uv.txt)
+    local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log
     {
         ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
             -a "{\"path\": \"$TRAINER_VENV\", \"torch_index\": \"${TORCH_INDEX:-auto}\"}" &&
-            "$([ -x "$uv" ] && echo "$uv" || echo uv)" pip install --quiet --python "$TRAINER_VENV/bin/python" -r "$more"
+            # Not by uv, which does not read pip's settings.
+            "$VENV/bin/python" -m pip --python "$TRAINER_VENV/bin/python" install --quiet -r "$more"
     } >"$log" 2>&1 || { cat "$log" >&2; die "The trainer's environment could not be made."; }
 }
 
@@ -155,7 +154,7 @@ host_tests() {
     mkdir -p "$CACHE/ansible-of-hosts"
     ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
     mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)' tests/unit/plugins/module{s,_utils})
-    SCHEDULES=100 PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
+    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
         tests/unit/plugins/module{s,_utils}
 }
 

@@ -44,9 +44,11 @@ from pieces import TRAINER, train_step, write_list
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
+# Every gradient whole (baseline_sync.py).
+BASELINES = ("dense", "ddp")
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
-USUAL = [ALONE, "dense", "ddp", "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
+USUAL = [ALONE, *BASELINES, "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 # Suffix of ways that keep copies to take an interrupted update back (--save-on-loss).
 UNDO = "+undo"
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + UNDO, "bf16" + UNDO, "int8" + UNDO)
@@ -170,6 +172,7 @@ def rehearse(model: Model) -> dict[str, Any]:
 def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[str, list[dict[str, float]]]:
     """Train like scripts.base_train, without data and disk, alternating between ways; returns the cost of every step."""
     import torch
+    from baseline_sync import WholeSync
 
     from nanochat.kit.common import read_ranks
     from nanochat.kit.pacing import start_pacing
@@ -208,6 +211,8 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
+        if mode in BASELINES:
+            return WholeSync(mode, comm, training, optimizer, [tokens] * comm.world)
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED).removesuffix(UNDO)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
@@ -343,7 +348,7 @@ def add_expected(
     taken = step_model.choose_sync(job, each, link, shares)
     for row in rows:
         kind = str(row["sync"]).removesuffix(SHARED).removesuffix(UNDO)
-        if kind != ALONE and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
+        if kind in step_model.WAYS and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
             row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
             row["auto"] = kind == taken
 

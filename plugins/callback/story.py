@@ -39,7 +39,6 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 
-from ..module_utils._contract.findings import told_once
 from ..module_utils._kit.printable import printable
 from ..module_utils._kit.words import seconds_text
 from ..plugin_utils import _handover
@@ -185,7 +184,7 @@ class Story(_Named):
             self._steps.tell(f"would change on {host}: {task_name(result.task)}", C.COLOR_CHANGED)
 
     def _findings(self, seen: Mapping[str, Any]) -> None:
-        for found, more in told_once(findings_in(seen)):
+        for found in findings_in(seen):
             if self._terminal.quiet:
                 return
             key = tuple(str(found.get(part)) for part in ("code", "host", "peer", "seen"))
@@ -193,7 +192,7 @@ class Story(_Named):
                 self._seen_findings.add(key)
                 severity = str(found["severity"])
                 kind = severity if severity in MARKS else "info"
-                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found, more)}", COLORS.get(kind))
+                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found)}", COLORS.get(kind))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error with its host; ignored ones are not shown."""

@@ -43,7 +43,7 @@ EDGES = st.sampled_from(
         "", " ", "٣", "²", "1_000", "0x10", "\x00", "\ud800", "é", "a" * 10000, "6,2", "1,", ",", "6,-2",
         "9" * 40 + ",1",
     ]
-    + ["cpu", "exact", "dense", "bf16", "SSSL", "--", "--help-me", "-x", "../..", "/", "none", "mlflow"]
+    + ["cpu", "exact", "bf16", "SSSL", "--", "--help-me", "-x", "../..", "/", "none", "mlflow"]
 )  # fmt: skip
 WORDS = EDGES | st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
 LINES = st.lists(st.tuples(st.sampled_from(FLAGS), WORDS, st.booleans()), max_size=6)
@@ -120,9 +120,9 @@ def test_any_environment(environ: dict[str, str]) -> None:
         with pytest.raises(UserError):
             comm.connect(Ranks(1, 0, 2), "cpu", 0.1, environ)
     with told():
-        common.choose_dtype("cpu", {"NANOCHAT_DTYPE": environ.get("RANK", "")}, frozenset())
+        common.matmul_type("auto", {"NANOCHAT_DTYPE": environ.get("RANK", "")}, frozenset())
     with told():
-        common.choose_device(environ.get("RANK", ""))
+        common.check_device(environ.get("RANK", ""))
 
 
 def spoilt(content: Any, broken: bytes | None) -> bytes:

@@ -178,27 +178,6 @@ def test_two_ranks_learn_what_one_learns_and_go_on_to_the_bit(base: Path, tmp_pa
     assert {job.events("digest", rank)[-1]["digest"] for rank in range(2)} == digest and len(digest) == 1
 
 
-class Measured(Job):
-    """An evaluation in the folders of a base model's run."""
-
-    def argv(self, flags: Sequence[str]) -> list[str]:
-        return ["-m", "scripts.base_eval", *Chat.model_flags(), "--eval-tokens", "1024", *flags]
-
-
-def test_an_evaluation_run_gives_the_training_runs_figure(tmp_path: Path) -> None:
-    Job(tmp_path, 2).run("--num-iterations", "2", "--eval-every", "9", "--eval-tokens", "1024")
-    job = Measured(tmp_path, 2)
-    # A rank without the base model receives it.
-    shutil.rmtree(job.checkpoints(1))
-    job.run()
-    wanted, found = (event["val_bpb"] for event in job.events("eval"))
-    assert found == pytest.approx(wanted, rel=1e-6)
-    end = job.events("end")[-1]
-    assert (end["reason"], end["val_bpb"], end["identical"], end["step"]) == ("finished", found, True, 2)
-    assert job.events("start")[-1]["steps"] is None
-    assert not list(tmp_path.glob("host*/evaluated_checkpoints/*/model_*"))
-
-
 def test_bad_conversations_and_base_models_are_refused(base: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text(TALKS.read_text() + '[{"role": "user", "content": "x"}]\n')

@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from nanochat.kit import common
 from nanochat.kit.common import UserError
+from nanochat.kit.settings import parse
 
 AVX512 = frozenset(["avx512f", "avx512_bf16"])
 
@@ -33,33 +33,6 @@ def test_ranks_are_what_torchrun_says() -> None:
         common.read_ranks({"RANK": "4", "WORLD_SIZE": "4"})
     with pytest.raises(UserError, match="whole numbers"):
         common.read_ranks({"RANK": "first"})
-
-
-def test_field_10_a_cpu_run_is_float32_even_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert common.choose_device("cpu") == "cpu"
-    assert common.choose_dtype("cpu", {}, AVX512).name == "float32"
-    assert common.choose_dtype("cuda", {}).name == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "flags", "words"),
-    [
-        ("bfloat16", frozenset(["avx2"]), "NANOCHAT_DTYPE=bfloat16 would be many times slower"),
-        ("float16", AVX512, "NANOCHAT_DTYPE=float16"),
-        ("float64", AVX512, "NANOCHAT_DTYPE=float64 is not one of"),
-    ],
-)
-def test_a_dtype_that_the_cpu_does_badly_is_refused(wanted: str, flags: frozenset[str], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        common.choose_dtype("cpu", {"NANOCHAT_DTYPE": wanted}, flags)
-
-
-def test_bfloat16_is_there_for_those_who_ask_on_a_cpu_that_has_it() -> None:
-    choice = common.choose_dtype("cpu", {"NANOCHAT_DTYPE": "bfloat16"}, AVX512)
-    assert choice.dtype == torch.bfloat16
-    assert "avx512_bf16" in choice.reason
 
 
 def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
@@ -135,18 +108,24 @@ def test_a_folder_is_tried_by_many_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_products_in_bfloat16_are_refused_where_they_are_slow() -> None:
-    common.check_matmul("cpu", "bf16", frozenset(["avx512_bf16"]))
-    common.check_matmul("cpu", "fp32", frozenset())
-    common.check_matmul("cuda", "bf16", frozenset())
-    with pytest.raises(UserError, match="--matmul bf16 would be many times slower"):
-        common.check_matmul("cpu", "bf16", frozenset(["avx2"]))
+    native, other = frozenset(["avx512_bf16"]), frozenset(["avx2"])
+    assert common.matmul_type("bf16", {}, native) == "bf16" and common.matmul_type("fp32", {}, other) == "fp32"
+    for wanted, environ in (("bf16", {}), ("auto", {"NANOCHAT_DTYPE": "bfloat16"})):
+        with pytest.raises(UserError, match="bf16 products would be many times slower than fp32 on this CPU"):
+            common.matmul_type(wanted, environ, other)
 
 
-def test_what_cannot_be_computed_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="NANOCHAT_DTYPE=float16 is too coarse"):
-        common.choose_dtype("cuda", {"NANOCHAT_DTYPE": "float16"})
-    with pytest.raises(UserError, match="MPS lacks"):
-        common.choose_device("mps")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert common.choose_device("") == "cpu"
+def test_field_10_words_of_nanochats_scripts_mean_the_same_here() -> None:
+    native = frozenset(["avx512_bf16"])
+    found = [common.matmul_type("auto", {"NANOCHAT_DTYPE": dtype}, native) for dtype in ("", "float32", "bfloat16")]
+    assert found == ["fp32", "fp32", "bf16"]
+    for dtype in ("float16", "float64"):
+        with pytest.raises(UserError, match=f"NANOCHAT_DTYPE={dtype}: this trainer keeps all numbers in float32"):
+            common.matmul_type("auto", {"NANOCHAT_DTYPE": dtype}, native)
+    common.check_device("cpu")
+    common.check_device("")
+    for device in ("cuda", "mps"):
+        with pytest.raises(
+            UserError, match=f"--device-type {device}: this trainer trains on CPUs only; use --device-type cpu"
+        ):
+            parse(["--device-type", device])

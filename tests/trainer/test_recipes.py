@@ -16,7 +16,7 @@ import pytest
 import ranks
 from trainings import Job
 
-STAGE = '(BASE, MID, SFT, EVAL, Stage("more", "scripts.more", "more_checkpoints"))'
+STAGE = '(BASE, SFT, Stage("more", "scripts.more", "more_checkpoints"))'
 MORE = """
 import sys
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_way_of_sync_is_a_row_and_its_wire(trainer: Path, tmp_path: Path) -> N
 
 
 def test_a_stage_is_a_row_and_its_script(trainer: Path, tmp_path: Path) -> None:
-    changed(trainer / "nanochat/rules/stages.py", "(BASE, MID, SFT, EVAL)", STAGE)
+    changed(trainer / "nanochat/rules/stages.py", "(BASE, SFT)", STAGE)
     (trainer / "scripts/more.py").write_text(MORE, encoding="utf-8")
     for kind in (Copied, More):
         job = kind(tmp_path / "job", 2)

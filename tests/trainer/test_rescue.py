@@ -255,8 +255,8 @@ def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path
     assert "A rank lost during an update costs steps: too little memory is free" in outs[0]
 
 
-def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
-    run = ready(comm, folder, "--save-on-loss", "--sync", "dense")
+def lose_without_an_undo(comm: Comm, folder: str) -> None:
+    run = ready(comm, folder, "--save-on-loss")
     train_step(run)
     run.sync.changing = True
     said = str(rescue.save_alone(run))
@@ -264,7 +264,7 @@ def lose_in_a_dense_update(comm: Comm, folder: str) -> None:
 
 
 def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "lose_in_a_dense_update", 1, str(tmp_path)))
+    ranks.passed(ranks.call(HERE, "lose_without_an_undo", 1, str(tmp_path)))
 
 
 def test_saves_by_time(tmp_path: Path) -> None:

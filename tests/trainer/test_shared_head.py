@@ -35,7 +35,7 @@ from nanochat.parallel.sync import make_sync
 from nanochat.parallel.wire import WIRES
 from nanochat.rules.schedule import StepSchedule
 from nanochat.rules.shares import part_bounds, passes_of
-from nanochat.rules.ways import can_share, choose_head, shared_bytes, whole_bytes
+from nanochat.rules.ways import choose_head, shared_bytes, whole_bytes
 from nanochat.run.optim_file import OURS_KEY
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_the_count_of_bytes_is_what_is_sent(number: int, told: tuple[Path, list[
 
 
 def sharing_saves(vocabulary: int, tokens: list[int], width: int, sync: str = "exact") -> bool:
-    return choose_head("auto", can_share("cpu", sync), vocabulary, width, tokens, sync) == "shared"
+    return choose_head("auto", vocabulary, width, tokens, sync) == "shared"
 
 
 def test_the_head_is_shared_out_where_that_sends_less() -> None:
@@ -231,23 +231,20 @@ def test_the_head_is_shared_out_where_that_sends_less() -> None:
     assert not sharing_saves(32768, [8192, 8192], 256, "int8")
     assert sharing_saves(32768, [4096, 4096], 256, "int4")
     assert not sharing_saves(32768, [8192, 8192], 256, "int4")
-    assert not sharing_saves(32768, [1024, 1024], 256, "dense")
     assert whole_bytes(32768, 256, 2) == 33554432
     assert shared_bytes([1024, 1024], 256, 0) == 2 * 1048576 + 4096 + 16384
 
 
-def decided(line: str, rows: list[int], device: str = "cpu") -> str:
+def decided(line: str, rows: list[int]) -> str:
     settings = parse(["--max-seq-len", "64", "--device-batch-size", "1", *line.split()])
-    return decide_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows], device).head
+    return decide_head(settings, ModelConfig.from_depth(4, vocab_size=4096), [n * 64 for n in rows]).head
 
 
-def test_auto_is_decided_by_bytes_and_by_what_can_share() -> None:
+def test_auto_is_decided_by_bytes() -> None:
     assert decided("", [2, 2]) == "shared"
     assert decided("", [40, 40]) == "whole"
     assert decided("--head shared", [40, 40]) == "shared"
     assert decided("--head whole", [2, 2]) == "whole"
-    assert decided("--sync dense", [2, 2]) == "whole"
-    assert decided("", [2, 2], "cuda") == "whole"
     assert decided("--head shared", [2]) == "whole"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +15,14 @@ import ranks
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import Ranks, UserError
+from nanochat.kit.common import Ranks
 from nanochat.model import gradients
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.parallel.agreement import check_identical, digests, start_alike
 from nanochat.parallel.comm import Comm, connect
-from nanochat.parallel.sync import AllReduceSync, Notice, make_buckets, make_sync, share_out
+from nanochat.parallel.sync import Notice, make_sync, share_out
 from nanochat.parallel.wire import block
 from nanochat.rules.schedule import StepSchedule
 
@@ -56,12 +55,7 @@ def train(
         training, optimizer = TrainingPass(model), Optimizer(model, LearningRates())
     shares = rows if comm.world > 1 else [sum(rows)]
     tokens = [share * LENGTH for share in shares]
-    # What GPUs do by NCCL, here by Gloo.
-    sync = (
-        AllReduceSync(comm, training, optimizer, tokens, torch.float32)
-        if mode == "of GPUs"
-        else make_sync(mode, comm, training, optimizer, tokens)
-    )
+    sync = make_sync(mode, comm, training, optimizer, tokens)
     generator, losses = torch.Generator().manual_seed(5), []
     for step in range(STEPS):
         drawn = torch.randint(0, VOCABULARY, (sum(rows), LENGTH + 1), generator=generator)
@@ -113,9 +107,6 @@ CASES = [
     ("int8", [2, 2, 2]),
     ("int4", [4, 2]),
     ("int4", [2, 2, 2]),
-    ("dense", [2, 4]),
-    ("ddp", [2, 2, 2]),
-    ("of GPUs", [4, 2]),
 ]
 # Maximum relative difference of weights and Muon's state from those of one rank, if messages are rounded.
 ROUNDING = {"bf16": 0.1, "int8": 0.2, "int4": 0.4}
@@ -220,22 +211,3 @@ def test_matrices_are_shared_out_as_fast_as_the_ranks_are() -> None:
     assert (owners.count(0), owners.count(1)) == (8, 4)
     assert set(share_out(shapes, [1] * 5).values()) == set(range(5))
     assert share_out({"one": torch.Size((4, 4))}, [1, 1, 1]) == {"one": 0}
-
-
-def test_buckets_hold_every_name_once_in_order() -> None:
-    shapes = {name: torch.Size((size,)) for name, size in (("a", 4), ("b", 100), ("c", 3), ("d", 2))}
-    buckets = make_buckets(list(shapes), shapes, 32)
-    assert [list(bucket.views) for bucket in buckets] == [["a"], ["b"], ["c", "d"]]
-    buckets[2].views["d"].fill_(7)
-    assert buckets[2].flat.tolist() == [0, 0, 0, 7, 7]
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"), [("dense", "for comparison"), ("ddp", "for comparison"), ("int8", "slow links")]
-)
-def test_ways_for_cpus_are_refused_with_a_gpu(mode: str, said: str) -> None:
-    gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=True)])))
-    comm: Any = SimpleNamespace(world=2)
-    nothing: Any = None
-    with pytest.raises(UserError, match=said):
-        make_sync(mode, comm, gpu, nothing, [1, 1])

@@ -61,7 +61,7 @@ def test_a_way_of_sync_is_a_row_for_the_planner(tmp_path: Path) -> None:
 
 
 def test_a_stage_is_a_row_for_the_planner(tmp_path: Path) -> None:
-    row = '(BASE, MID, SFT, EVAL, Stage("more", "scripts.more", "more_checkpoints"))'
-    run, argv, flags, screen = followed(tmp_path, "stages.py", "(BASE, MID, SFT, EVAL)", row, STAGE)
+    row = '(BASE, SFT, Stage("more", "scripts.more", "more_checkpoints"))'
+    run, argv, flags, screen = followed(tmp_path, "stages.py", "(BASE, SFT)", row, STAGE)
     assert run == "d4-more" and "scripts.more" in argv and flags["base-checkpoints"].endswith("/d4/base_checkpoints/d4")
     assert "continues the model of the run d4 with scripts.more" in screen

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nanochat.data import conversation, tokenizer
 from nanochat.data.tokenizer import Tokenizer
-from nanochat.kit.common import UserError, base_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.kit.common import UserError, base_dir, check_device, exit_code, tokenizer_dir
 from nanochat.kit.settings import check_least
 from nanochat.model.gpt import GPT
 from nanochat.rules.messages import Message
@@ -43,8 +43,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among this many most likely tokens; 0: all")
     parser.add_argument("--seed", type=int, default=42, help="the same seed and input give the same answers")
     parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens of an answer")
-    parser.add_argument("--device-type", default="", choices=["", "cpu", "cuda"], help="empty: the best available")
+    parser.add_argument("--device-type", default="", help="cpu, as nanochat's scripts say it")
     args = parser.parse_args(argv)
+    check_device(args.device_type)
     check_least(args, temperature=0, top_k=0, max_tokens=1)
     return args
 
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokens = tokenizer.load(tokenizer_dir())
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
-    model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
+    model = engine.load_model(folder, step, tokens)
     talk = Dialogue(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
     if args.prompt:
         talk.show(args.prompt)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import UserError, choose_device, choose_dtype, cpu_flags
+from nanochat.kit.common import UserError, cpu_flags, matmul_type
 from nanochat.kit.cores import pin
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
@@ -34,7 +34,7 @@ from nanochat.model.gpt import GPT
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
 from nanochat.rules.schedule import StepSchedule
-from nanochat.run.stage import matmul_type, model_config
+from nanochat.run.stage import model_config
 
 WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
@@ -80,26 +80,22 @@ class Bench:
 
     def __init__(self, settings: Settings, vocab_size: int) -> None:
         self.settings, self.vocab_size = settings, vocab_size
-        device = choose_device(settings.device_type)
-        self.dtype = choose_dtype(device).name
-        self.matmul = matmul_type(settings, self.dtype)
+        self.matmul = matmul_type(settings.matmul)
         config = model_config(settings, vocab_size)
         shape = kernel_shape(config, settings.device_batch_size, self.matmul)
-        if device == "cpu":
-            choose_vectors(shape)
-        self.route = numerics.setup().route if device == "cpu" else device
-        self.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
-        self.model = GPT(config).to(device)
+        choose_vectors(shape)
+        self.route = numerics.setup().route
+        self.kernels = kernels.setup(settings.kernels, shape)
+        self.model = GPT(config)
         self.model.init_weights()
         self.training = TrainingPass(self.model, self.matmul)
         self.optimizer = Optimizer(self.model, RATES, self.matmul)
-        self.device = device
         self.seconds: list[tuple[float, float, float]] = []
 
     def step(self, number: int) -> None:
         """One step of one pass."""
         rows, length = self.settings.device_batch_size, self.settings.max_seq_len
-        tokens = made_up_tokens(self.vocab_size, rows, length, number).to(self.device)
+        tokens = made_up_tokens(self.vocab_size, rows, length, number)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         token_ids = unique_ids([ids])
         clock = [time.perf_counter()]
@@ -129,7 +125,6 @@ class Bench:
             "tokens_per_second": round(tokens / passes, 2),
             "steps": len(self.seconds),
             "threads": torch.get_num_threads(),
-            "dtype": self.dtype,
             "matmul": self.matmul,
             "route": self.route,
             "kernels": self.kernels.on,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nanochat.data import tokenizer
-from nanochat.kit.common import UserError, checkpoint_dir, choose_device, exit_code, tokenizer_dir
+from nanochat.kit.common import UserError, check_device, checkpoint_dir, exit_code, tokenizer_dir
 from nanochat.kit.settings import check_least
 from nanochat.run import engine
 
@@ -28,10 +28,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-t", "--temperature", type=float, default=0.8, help="0 always picks the most likely token")
     parser.add_argument("-k", "--top-k", type=int, default=50, help="choose among this many most likely tokens; 0: all")
     parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same text")
-    parser.add_argument(
-        "--device-type", default="", choices=["", "cpu", "cuda", "mps"], help="empty: the best available"
-    )
+    parser.add_argument("--device-type", default="", help="cpu, as nanochat's scripts say it")
     args = parser.parse_args(argv)
+    check_device(args.device_type)
     check_least(args, max_tokens=0, temperature=0, top_k=0)
     return args
 
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokens = tokenizer.load(tokenizer_dir())
     folder = checkpoint_dir(args.model_tag) if args.model_tag else newest_folder()
     step = engine.newest_model(folder) if args.step is None else args.step
-    model = engine.load_model(folder, step, tokens, choose_device(args.device_type))
+    model = engine.load_model(folder, step, tokens)
     top_k = args.top_k or None
     print(engine.complete(model, tokens, args.prompt, args.max_tokens, args.temperature, top_k, args.seed))
 

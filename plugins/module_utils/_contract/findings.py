@@ -8,8 +8,7 @@ docs/troubleshooting.md is generated from it, so that searching for an error mes
 
 from __future__ import annotations
 
-import re
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
+from typing import Dict, List, Optional, Sequence, TypedDict
 
 from . import findings_of_plan, findings_of_preflight, findings_of_runs
 from .kind import Kind
@@ -34,9 +33,6 @@ class Finding(TypedDict):
     remedy: str
     facts: Facts
 
-
-# Above this number of hosts, similar findings are merged, like table rows (_kit/words.py).
-MANY_ALIKE = 16
 
 CATALOGUE: Dict[str, Kind] = {
     **findings_of_plan.KINDS,
@@ -79,29 +75,10 @@ def sentence(found: Finding) -> str:
     return text if text.endswith(("?", "!")) else text.rstrip(".") + "."
 
 
-def told_once(findings: Sequence[Finding]) -> Iterator[Tuple[Finding, str]]:
-    """The findings for display: of many hosts that differ only in figures, the first, with the number of others."""
-    alike: Dict[Tuple[str, ...], List[Finding]] = {}
-    groups = [alike.setdefault(_but_for_the_host(found), []) for found in findings]
-    for found, group in zip(findings, groups):
-        group.append(found)
-    for found, group in zip(findings, groups):
-        if len(group) <= MANY_ALIKE:
-            yield found, ""
-        elif found is group[0]:
-            yield found, "%d more, %s ... %s" % (len(group) - 1, group[1]["host"], group[-1]["host"])
-
-
-def _but_for_the_host(found: Finding) -> Tuple[str, ...]:
-    text = found["seen"]
-    for name in filter(None, (found.get("host"), found.get("peer"))):
-        text = text.replace(name, "HOST")
-    return found["code"], found["severity"], re.sub(r"\d+(\.\d+)?", "N", text)
-
-
 def refusal_text(findings: Sequence[Finding]) -> str:
     """The text of a rejected plan: one sentence per problem."""
     if len(findings) == 1:
         return sentence(findings[0])
-    lines = [f"- {sentence(found)}{f' Also: {more}.' if more else ''}" for found, more in told_once(findings)]
-    return "\n".join([f"{len(findings)} problems; nothing was changed:", *lines])
+    return "\n".join(
+        [f"{len(findings)} problems; nothing was changed:", *(f"- {sentence(found)}" for found in findings)]
+    )

@@ -122,14 +122,6 @@ KINDS: Dict[str, Kind] = {
         "ddp_polite=guest asks logind, the kernel's sensors and NetworkManager.",
         "No action needed. Install what is missing, or limit the time of day with ddp_hours.",
     ),
-    "trainer-apart": Kind(
-        WARNING,
-        "The trainer does not exchange gradients on CPUs",
-        "nanochat's own trainer joins a process group only with CUDA: on CPUs each rank trains its own model, or fails.",
-        "Let the launcher join them (ddp_trainer_join=true), use this collection's trainer, or train on one host or on GPUs.",
-        (21,),
-        ("Default process group has not been initialized",),
-    ),
     "trainer-commit": Kind(
         INFO,
         "The commit of the trainer's repository",

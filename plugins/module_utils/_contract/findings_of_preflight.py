@@ -231,13 +231,6 @@ KINDS: Dict[str, Kind] = {
         "No action needed. ddp_batch_split=speed gives the faster host more rows.",
         (10, 17),
     ),
-    "bf16-not-native": Kind(
-        ERROR,
-        "bfloat16 on a CPU that has no instructions for it",
-        "Emulation is many times slower, which looks like a deadlock.",
-        "Set ddp_dtype=float32 and ddp_matmul=fp32.",
-        (10,),
-    ),
     "host-busy": Kind(
         WARNING,
         "Something else uses the CPU of a host",

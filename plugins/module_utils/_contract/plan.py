@@ -164,8 +164,6 @@ class Node(_Sometimes, Interpreter):
     tools_dir: str  # this collection's own trainer, in tools/ beside another one
     venv_dir: str
     session: str
-    device: str
-    dtype: str
     threads: int
     cores: Optional[List[int]]  # processors that the rank is pinned to (NANOCHAT_CORES)
     rows: int  # of this rank per step

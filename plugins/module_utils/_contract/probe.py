@@ -294,7 +294,6 @@ class Probe(TypedDict):
     transfer: Optional[Transfer]  # folder and login shell, where Ansible cannot copy files to here
     security: Dict[str, str]  # state of SELinux and AppArmor, and the label under which this login's processes run
     ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
-    gpus: List[Dict[str, str]]  # NVIDIA GPUs
     base_dir: AbsolutePath  # the base folder with `~` expanded
     venv_dir: AbsolutePath  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder

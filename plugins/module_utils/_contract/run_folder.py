@@ -48,11 +48,9 @@ PREVIOUS = "previous"
 # Checkpoints of the losing part of a split run.
 APART = "apart"
 # Where each stage saves, the base model first.
-CHECKPOINTS = tuple(stage.folder for stage in STAGES.values() if stage.trains)
+CHECKPOINTS = tuple(stage.folder for stage in STAGES.values())
 CONVERSATIONS = "conversations.jsonl"
 HELD_OUT = "conversations-val.jsonl"
-# Trainers that write metrics and heartbeats into the run folder, see trainer_of.
-TELLING = ("ours", "joined")
 
 
 class RunNameError(ValueError):

@@ -60,6 +60,11 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
     "ddp_training": Removed(
         "a run is one training. Remove it; where hosts hold two, the plan names both folders and the command that sets one aside"
     ),
+    "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
+    "ddp_dtype": Removed(
+        "numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")
+    ),
+    "ddp_trainer_join": Removed("a checkout's ranks always train one model together. Remove it", ("true",)),
     "ddp_live_page": Removed(
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
@@ -142,8 +147,12 @@ class RunSettings:
         choices=PROFILE_NAMES,
     )
     stage: str = _run(
-        "base", "base trains a model; as runs NAME-STAGE, sft fine-tunes it, eval measures it, mid runs a checkout's mid_train.py.",
+        "base", "base trains a model; sft fine-tunes it on conversations, as the run NAME-sft.",
         choices=tuple(STAGES),
+        gone={
+            "eval": "bits per byte are measured in every run, at ddp_eval_every steps and at its end",
+            "mid": "the checkout's scripts of today have no stage between base and sft; use those",
+        },
     )
     run: Optional[str] = _run(
         None, "Name of the run, its folder and its sessions on every host.",
@@ -241,8 +250,9 @@ class RunSettings:
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
         "auto",
-        "exact: float32; bf16, int8, int4: rounded, for slow links; dense, ddp: whole tensors; auto: the fastest that was measured.",
-        choices=("auto", *ways.NAMES), flag="sync",
+        "exact: float32; bf16, int8, int4: rounded, for slow links; auto: the fastest that was measured.",
+        choices=("auto", *ways.WAYS), flag="sync",
+        gone=dict.fromkeys(("dense", "ddp"), "exact sends the same sums in fewer bytes"),
     )
     head: str = _training(
         "auto",
@@ -256,14 +266,6 @@ class RunSettings:
     kernels: str = _training(
         "auto", "Work between the matrix products; auto: C kernels if a host has a compiler and they prove faster; zig: a wheel compiles.",
         choices=("auto", "torch", "zig"), flag="kernels",
-    )
-    dtype: str = _training(
-        "auto", "Type of the activations; auto is float32 on CPUs, even if there is a GPU.",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
-    device: str = _training(
-        "cpu", "Device that trains; auto uses GPUs if every host has one.",
-        choices=("auto", "cpu", "cuda"), flag="device-type",
     )
     extra_args: Tuple[str, ...] = _training((), "Additional arguments for the training command, for example a learning rate.")
     extra_env: Mapping[str, str] = _training({}, "Additional environment variables of the training processes.")
@@ -280,9 +282,6 @@ class RunSettings:
     # The trainer
     trainer_source: str = _trainer(
         "ours", "Which trainer: ours (this collection's), the path of a nanochat checkout on the controller, or a git URL.",
-    )
-    trainer_join: bool = _trainer(
-        True, "On CPUs: make a checkout's ranks train one model together, which they do not do by themselves. The checkout is not changed.",
     )
     trainer_offline: bool = _trainer(
         False, "The hosts cannot reach a package index: the controller downloads the packages once and copies them.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 DASH = "-"
 
@@ -85,50 +85,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
     return columns([[line[at] for at in kept] for line in [header, *rows]])
 
 
-# With more hosts than this, similar hosts share a row.
-MANY_HOSTS = 16
-
-
-def span(values: Sequence[str]) -> str:
-    """One cell for several rows: their common value, or the first and the last."""
-    return str(values[0]) if len(set(values)) == 1 else "%s ... %s" % (values[0], values[-1])
-
-
-# Factors of these units.
-UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def amount(text: str) -> float:
-    """Sort key of a formatted value; non-numbers sort first."""
-    found = re.match(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    return float(found.group(1)) * UNITS.get(found.group(2), 1.0) if found else -1.0
-
-
-def alike(
-    rows: Sequence[Sequence[Any]], own: Sequence[int] = (0,), measured: Sequence[int] = ()
-) -> List[Sequence[Any]]:
-    """Merge rows that differ only in their own columns (name, rank, address) or in measurements, with their number and
-    the minimum and maximum of the measurements."""
-    if len(rows) <= MANY_HOSTS:
-        return list(rows)
-    groups: Dict[Tuple[str, ...], List[List[str]]] = {}
-    for row in rows:
-        cells = [str(cell) for cell in row]
-        key = tuple(cell for at, cell in enumerate(cells) if at not in own and at not in measured)
-        groups.setdefault(key, []).append(cells)
-    merged: List[Sequence[Any]] = []
-    for group in groups.values():
-        columns_of = [sorted(column, key=amount) if at in measured else column for at, column in enumerate(zip(*group))]
-        one = [span(column) for column in columns_of]
-        if len(group) > 1:
-            one[own[0]] += " (%d)" % len(group)
-        merged.append(one)
-    return merged
-
-
 def named(hosts: Sequence[str]) -> str:
-    """Host names; of many only the first, the last and their number."""
-    return ", ".join(hosts) if len(hosts) <= MANY_HOSTS else "%s (%d)" % (span(hosts), len(hosts))
+    """Host names in a sentence."""
+    return ", ".join(hosts)
 
 
 def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:

@@ -249,7 +249,7 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: 
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     is_open = run.sync == AUTO
     job = StepJob(
-        tuple(speed.host for speed in speeds), tuple(rows), model, "cpu", run.total_batch, run.device_batch, run.iterations,
+        tuple(speed.host for speed in speeds), tuple(rows), model, run.total_batch, run.device_batch, run.iterations,
         is_open,
     ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
     best = choose_sync(job, speeds, link, rows)

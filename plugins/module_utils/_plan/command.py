@@ -30,11 +30,11 @@ Flags = Dict[str, object]  # by name without dashes: a number, a text, True for 
 # Flags of a nanochat checkout's scripts; those of later stages take shape and schedule from the checkpoint, and save at
 # their end.
 CHECKOUT_FLAGS = (
-    "run", "model-tag", "device-type", "depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "num-iterations",
+    "run", "model-tag", "depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "num-iterations",
     "device-batch-size", "total-batch-size", "eval-every", "eval-tokens", "core-metric-every", "sample-every", "save-every",
 )  # fmt: skip
 LATER_FLAGS = (
-    "run", "model-tag", "device-type", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
+    "run", "model-tag", "max-seq-len", "num-iterations", "device-batch-size", "total-batch-size", "eval-every",
     "eval-tokens",
 )  # fmt: skip
 # Benchmarks that would download tests and keep one rank busy for long.
@@ -52,7 +52,7 @@ def flags_of_settings(run: RunSettings, decided: Decided) -> Flags:
     return {name: value for name, value in given.items() if name and value is not None and value is not False}
 
 
-def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: int | None = None) -> Flags:
+def trainer_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
     """The trainer's flags on a host; other trainers get only those that they have."""
     named = decided.ours or run.tracker == "wandb"
     flags: Flags = {
@@ -65,10 +65,10 @@ def trainer_flags(run: RunSettings, decided: Decided, run_dir: str, base_step: i
     }
     if decided.ours:
         flags.update(own_flags(run, decided, run_dir))
-        flags.update(stages.flags(run, run_dir, base_step))
+        flags.update(stages.flags(run, run_dir))
     else:
         known = CHECKOUT_FLAGS if decided.stage == BASE else LATER_FLAGS
-        flags = {name: flags[name] for name in known}
+        flags = {**{name: flags[name] for name in known}, "device-type": "cpu"}
         flags.update(UNMEASURED.get(decided.stage, {}))
     return {**flags, **flags_in(run.extra_args)[0]}
 
@@ -178,9 +178,11 @@ def flag_names(run: RunSettings, basis: Basis) -> list[str]:
 def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     names = {
+        # A GPU must not affect a run on the CPU.
+        "CUDA_VISIBLE_DEVICES": "",
         "NANOCHAT_BASE_DIR": node["run_dir"],
         "NANOCHAT_DATA_DIR": os.path.join(node["run_dir"], "data"),
-        "NANOCHAT_DTYPE": node["dtype"],
+        "NANOCHAT_DTYPE": "float32",
         "NANOCHAT_FORCE_SDPA": "1",
         politeness.VARIABLE: polite,
         "OMP_NUM_THREADS": str(node["threads"]),
@@ -197,13 +199,10 @@ def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
     if capability:
         names[VECTORS_VARIABLE] = capability
-    if decided.device.value == "cpu":
-        # A GPU must not affect a run on the CPU.
-        names["CUDA_VISIBLE_DEVICES"] = ""
-        if not decided.ours:
-            # nanochat compiles the model, which needs a C++ compiler on every host and minutes before the first step.
-            # Disabling compilation fails: if a whole function should be compiled, that is an error.
-            names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
+    if not decided.ours:
+        # nanochat compiles the model, which needs a C++ compiler on every host and minutes before the first step.
+        # Disabling compilation fails: if a whole function should be compiled, that is an error.
+        names["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:eager"
     if run.tracker == "mlflow":
         names["MLFLOW_EXPERIMENT_NAME"] = f"nanochat-d{run.depth}"
     names.update(run.extra_env)

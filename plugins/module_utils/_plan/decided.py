@@ -14,7 +14,7 @@ from typing import Any, Dict, Generic, Sequence, Tuple, TypeVar
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
 from . import products, stages
-from .hosts import Host, neighbours
+from .hosts import Host
 
 T = TypeVar("T")
 
@@ -48,9 +48,6 @@ class Basis:
     name: str  # of the run
     stage: str
     ours: bool  # whether this collection's trainer is used
-    joined: bool  # whether the launcher joins a nanochat checkout's ranks
-    device: Decision[str]
-    dtype: Decision[str]
     matmul: Decision[str]
     matmul_tried: Tuple[str, ...]  # measured by the rehearsal, if it may choose
     iterations: Decision[int]
@@ -61,14 +58,9 @@ class Basis:
     batch_split: Decision[str]
 
     @property
-    def together(self) -> bool:
-        """Whether the ranks train one model, even on CPUs."""
-        return self.ours or self.joined
-
-    @property
     def goes_on(self) -> bool:
         """Whether the trainer finds the newest checkpoint itself, and removes older ones."""
-        return self.ours or (self.joined and self.stage == stages.BASE)
+        return self.ours or self.stage == stages.BASE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,27 +101,16 @@ def as_set(asked: Asked, field: str) -> Decision[Any]:
 
 
 def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
-    """Everything that depends on neither batch nor link. A GPU matters only if the settings ask for it."""
+    """Everything that depends on neither batch nor link."""
     run = asked.run
     ours = run.trainer_source == "ours"
-    device = as_set(asked, "device")
-    if device.value == AUTO:
-        all_have = all(host.fact("gpus") and neighbours(host, hosts) == 1 for host in hosts)
-        device = Decision("cuda" if all_have else "cpu", HOSTS)
-    dtype = as_set(asked, "dtype")
-    if dtype.value == AUTO:
-        dtype = Decision("bfloat16" if device.value == "cuda" else "float32", DEFAULT, f"on {device.value}")
-    tried = _tries_products(run, device.value, dtype.value, hosts)
-    matmul = _matmul(asked, dtype.value, tried, hosts)
+    tried = _tries_products(run, hosts)
+    matmul = _matmul(asked, tried, hosts)
     restarts, min_hosts, survive_reboot = _keepers(asked, ours, len(hosts))
     return Basis(
         name=stages.run_name(run),
         stage=run.stage,
         ours=ours,
-        # On GPUs a checkout joins its ranks itself.
-        joined=not ours and device.value == "cpu" and run.trainer_join,
-        device=device,
-        dtype=dtype,
         matmul=matmul,
         matmul_tried=products.TRIED if tried else (matmul.value,),
         iterations=iterations(asked),
@@ -141,17 +122,17 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
     )
 
 
-def _tries_products(run: RunSettings, device: str, dtype: str, hosts: Sequence[Host]) -> bool:
+def _tries_products(run: RunSettings, hosts: Sequence[Host]) -> bool:
     """Whether the rehearsal tries several precisions of matrix products."""
-    able = run.trainer_source == "ours" and device == "cpu" and dtype == "float32"
-    return able and run.matmul == AUTO and all(host.fact("cpu", "native_bf16") for host in hosts)
+    able = run.trainer_source == "ours" and run.matmul == AUTO
+    return able and all(host.fact("cpu", "native_bf16") for host in hosts)
 
 
-def _matmul(asked: Asked, dtype: str, tried: bool, hosts: Sequence[Host]) -> Decision[str]:
+def _matmul(asked: Asked, tried: bool, hosts: Sequence[Host]) -> Decision[str]:
     if asked.run.matmul != AUTO:
         return as_set(asked, "matmul")
     if not tried:
-        return Decision("bf16" if dtype == "bfloat16" else "fp32", DEFAULT, f"activations are {dtype}")
+        return Decision("fp32", DEFAULT)
     kept = products.kept_precision([host.kept.get("matmul") for host in hosts])
     if kept:
         return Decision(kept, KEPT)
@@ -161,8 +142,6 @@ def _matmul(asked: Asked, dtype: str, tried: bool, hosts: Sequence[Host]) -> Dec
 
 def iterations(asked: Asked) -> Decision[int]:
     """Steps of this stage."""
-    if asked.run.stage == stages.EVAL:
-        return Decision(1, STAGE, "an evaluation trains nothing")
     if asked.run.stage == stages.SFT:
         return as_set(asked, "sft_iterations")
     return as_set(asked, "iterations")
@@ -171,9 +150,6 @@ def iterations(asked: Asked) -> Decision[int]:
 def _keepers(asked: Asked, ours: bool, hosts: int) -> Tuple[Decision[int], Decision[int], Decision[bool]]:
     """(restarts, min_hosts, survive_reboot)."""
     run = asked.run
-    if run.stage == stages.EVAL:
-        why = "an evaluation takes minutes and saves nothing to resume from"
-        return Decision(0, STAGE, why), Decision(0, STAGE, why), Decision(False, STAGE, why)
     restarts = as_set(asked, "restarts")
     if restarts.by != USER and not (ours and run.resume):
         restarts = Decision(0, TRAINER, "restarts need ddp_resume and this collection's trainer")
@@ -200,7 +176,7 @@ def may_lose_hosts(basis: Basis, hosts: int) -> bool:
 
 def decide_rebalance(asked: Asked, basis: Basis, hosts: int) -> Decision[bool]:
     """Decide whether the shares follow the speeds during training."""
-    able = basis.ours and basis.device.value == "cpu" and hosts > 1
+    able = basis.ours and hosts > 1
     if asked.run.rebalance and not (able and basis.batch_split.value in FOLLOWING):
         return Decision(False, HOSTS, "changing shares needs several hosts and ddp_batch_split auto or speed")
     return as_set(asked, "rebalance")

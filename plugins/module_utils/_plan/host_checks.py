@@ -261,9 +261,7 @@ def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Findi
     bare = [
         host.name
         for host in hosts
-        if nodes[host.name]["device"] == "cpu"
-        and nodes[host.name]["flags"].get("kernels") == AUTO
-        and host.fact("cpu", "compiler") is False
+        if nodes[host.name]["flags"].get("kernels") == AUTO and host.fact("cpu", "compiler") is False
     ]
     if bare:
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .._contract.plan import Model
 from .._contract.settings_table import RunSettings
 from .._rules.model_size import Shape, flops_per_token, parameters
-from .._rules.ways import WAYS, packs
+from .._rules.ways import packs
 
 FLOAT = 4
 # Resident memory of Python with torch, the tokenizer and the buffers of the data loader.
@@ -39,8 +39,7 @@ def memory(
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
     tokens = device_batch * shape.sequence
-    rows = ours and sync in WAYS
-    dense = counts["total"] - (tables if rows else 0)
+    dense = counts["total"] - (tables if ours else 0)
     apart = counts["lm_head"] if parts_of_head > 1 else 0
     hidden = 4 * tokens * parts_of_head * shape.n_embd if apart else 0
     logits = FLOAT * tokens * shape.padded_vocab
@@ -48,7 +47,7 @@ def memory(
         "weights": FLOAT * counts["total"],
         # Send buffers for the other ranks; only the used rows of the embeddings.
         "gradients": FLOAT * ((dense - apart) * 2 + apart // parts_of_head + hidden)
-        + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if rows else 0),
+        + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if ours else 0),
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
         "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,

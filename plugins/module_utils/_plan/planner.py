@@ -10,11 +10,11 @@ lasting facts of the hosts matter, not free memory, clocks or load, so the same 
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.command_line import argv_of
 from .._contract.document import digest_of, section
-from .._contract.findings import Finding, finding
+from .._contract.findings import Finding
 from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
 from .._contract.settings import Asked
 from .._contract.told import HIGHEST_PORT, LOWEST_PORT
@@ -120,7 +120,7 @@ def make_plan(
     ]
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*shared.findings, *trains_apart(basis, by_rank), *chooser.findings, *seen]
+    findings = [*shared.findings, *chooser.findings, *seen]
     findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
@@ -179,13 +179,6 @@ def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
     return Decision(value, HOSTS, "divides among them") if is_adapted else as_set(asked, field)
 
 
-def trains_apart(basis: Basis, by_rank: Sequence[Host]) -> Iterator[Finding]:
-    """The finding that another trainer's ranks do not communicate."""
-    if basis.device.value == "cpu" and not basis.together and len(by_rank) > 1:
-        seen = f"nanochat's own trainer exchanges nothing on CPUs: each of the {len(by_rank)} ranks would train its own model"
-        yield finding("trainer-apart", by_rank[0].name, seen)
-
-
 # The document
 
 
@@ -208,7 +201,7 @@ def document(inputs: Inputs) -> Plan:
         "trainer": trainer_of(inputs),
         "nodes": [],
     }
-    if section_of_stage := stages.document(run, inputs.hosts, inputs.here, decided.ours):
+    if section_of_stage := stages.document(run, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
     plan["nodes"] = [node_of(inputs, host, rank, plan) for rank, host in enumerate(by_rank)]
     keeper = command.keeper(run, decided, len(by_rank))
@@ -287,7 +280,7 @@ def trainer_of(inputs: Inputs) -> Trainer:
         "packages": ["trainer", *(() if decided.ours else ["checkout"]), *compiler, *tracker],
         "offline": run.trainer_offline,
     }
-    if decided.joined:
+    if not decided.ours:
         trainer["joined"] = True
     return trainer
 
@@ -300,7 +293,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     made_with = interpreters.choose(host, hosts, base, run.trainer_offline)
     peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
-    rows, on_cpu = decided.rows[rank], decided.device.value == "cpu"
+    rows = decided.rows[rank]
     node: Node = {
         "host": host.name,
         "rank": rank,
@@ -318,10 +311,8 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "python": made_with["python"],
         "python_version": made_with["python_version"],
         "session": f"nanochat-{decided.name}-rank{rank}",
-        "device": decided.device.value,
-        "dtype": decided.dtype.value,
         "threads": shares.threads_of(host, hosts),
-        "cores": shares.cores_of(host, hosts) if on_cpu else None,
+        "cores": shares.cores_of(host, hosts),
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // decided.device_batch.value),
@@ -329,12 +320,12 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "disk_bytes": disk_bytes(inputs),
         "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, decided.sync.value),
         "peers": sorted(peer for peer in peers if peer is not None),
-        "flags": command.trainer_flags(run, decided, run_dir, plan["stage"].get("step") if "stage" in plan else None),
+        "flags": command.trainer_flags(run, decided, run_dir),
         "argv": [],
         "env": {},
         "env_secret": sorted(run.secret_env),
     }
-    if decided.joined:
+    if not decided.ours:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
     if guest := polite.guest_limits(host, decided):
         node["guest"] = guest

@@ -13,8 +13,7 @@ from .._contract.politeness import GUEST, LOW, OFF
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, HostSettings, find
 from .._kit.words import named
-from . import stages
-from .decided import DEFAULT, HOSTS, KEPT, STAGE, USER, Basis, Decision
+from .decided import DEFAULT, HOSTS, KEPT, USER, Basis, Decision
 from .hosts import Host
 
 LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
@@ -23,8 +22,6 @@ LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
 def decide(host: Host, basis: Basis) -> Decision[str]:
     """off, low or guest. A resumed run keeps auto's first result, so that a login does not restart it."""
     wanted = host.settings.polite
-    if wanted == GUEST and basis.stage == stages.EVAL:
-        return Decision(LOW, STAGE, "an evaluation is over in minutes")
     if wanted != AUTO:
         return Decision(wanted, USER)
     kept = host.kept_fact("polite")
@@ -52,7 +49,7 @@ def problems(asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]
         idle = [f"ddp_{name}" for name in LIMITS if host not in guests and _is_set(host.settings, name)]
         if idle:
             yield f"{idle[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
-    if not guests or basis.stage == stages.EVAL:
+    if not guests:
         return
     who = f"ddp_polite is guest on {named([host.name for host in guests])}"
     if not basis.ours:

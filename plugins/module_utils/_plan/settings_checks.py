@@ -12,10 +12,10 @@ from typing import Iterator, Sequence
 from .._contract import politeness
 from .._contract.findings import Finding, finding
 from .._contract.settings import Asked
-from .._contract.settings_table import REMOVED_VARIABLES, RunSettings
+from .._contract.settings_table import AUTO, REMOVED_VARIABLES, RunSettings
 from .._kit import env_file
 from .._rules.model_size import SMEAR_CHANNELS, Shape
-from .._rules.ways import JOINED, LEAST_BLOCK, can_share, fits, packs
+from .._rules.ways import JOINED, LEAST_BLOCK, fits
 from . import polite, stages
 from .command import flag_names, flags_in
 from .decided import Basis
@@ -37,16 +37,15 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) ->
     run = asked.run
     sentences = [
         *model_problems(shape),
-        *stages.problems(run, basis.ours, basis.joined),
+        *stages.problems(run, basis.ours),
         *schedule_problems(run),
         *port_problems(run, basis),
         *keeper_problems(run, hosts, basis),
         *polite.problems(asked, hosts, basis),
         *data_problems(run),
         *source_problems(run, basis),
-        *packing_problems(run.sync, shape, basis),
-        *head_problems(run, basis),
-        *precision_problems(run, hosts, basis),
+        *packing_problems(run.sync, shape),
+        *precision_problems(run, hosts),
         *extra_problems(run, basis),
     ]
     return [finding("setting-refused", "", sentence.rstrip(".")) for sentence in sentences]
@@ -121,7 +120,7 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
         return
     alone: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("ddp_batch_split", run.batch_split, ("equal",)),
-        ("ddp_sync", run.sync, JOINED if basis.joined else ("exact",)),
+        ("ddp_sync", run.sync, JOINED),
         ("ddp_head", run.head, ("auto",)),
         ("ddp_matmul", run.matmul, ("fp32",)),
     )
@@ -132,48 +131,21 @@ def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
                 f"{name} is {value}, which only this collection's trainer supports; with ddp_trainer_source "
                 f"{run.trainer_source} it must be {' or '.join(map(str, known))}."
             )
-    if run.tracker == "mlflow" and not basis.joined:
-        yield (
-            "ddp_tracker is mlflow, but nanochat's own trainer does not report to it unless its ranks are joined "
-            "(ddp_trainer_join, on CPUs); it must be none or wandb."
-        )
 
 
-def packing_problems(sync: str, shape: Shape, basis: Basis) -> Iterator[str]:
+def packing_problems(sync: str, shape: Shape) -> Iterator[str]:
     """Objections to a ddp_sync that the user set or a run began with; none to auto."""
-    if not basis.together or not packs(sync):
-        return
-    if basis.device.value == "cuda":
-        yield f"ddp_sync is {sync}, which is for CPUs on slow links; with ddp_device cuda use exact or bf16."
-    if not fits(sync, shape.n_embd):
+    if sync != AUTO and not fits(sync, shape.n_embd):
         yield f"ddp_sync is {sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
 
 
-def head_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
-    # auto never chooses a method that excludes a shared head.
-    sync = "exact" if run.sync == "auto" else run.sync
-    if run.head == "shared" and basis.ours and not can_share(basis.device.value, sync):
+def precision_problems(run: RunSettings, hosts: Sequence[Host]) -> Iterator[str]:
+    slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
+    if run.matmul == "bf16" and slow:
         yield (
-            "ddp_head is shared, which needs CPUs and a ddp_sync other than dense and ddp; "
-            f"here they are {basis.device.value} and {run.sync}."
+            f"ddp_matmul is bf16, but the CPU of {' and '.join(slow)} has no instructions for it and would be many times slower; "
+            "use fp32."
         )
-
-
-def precision_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
-    if basis.device.value == "cuda":
-        lacking = [host.name for host in hosts if host.probe and not host.fact("gpus")]
-        if lacking:
-            yield f"ddp_device is cuda, but {' and '.join(lacking)} has no NVIDIA GPU; use cpu."
-        return
-    if run.dtype == "float16":
-        yield "ddp_dtype is float16, which is slow and inaccurate on CPUs; use float32."
-    for name, value in (("ddp_dtype", run.dtype), ("ddp_matmul", run.matmul)):
-        slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
-        if value in ("bfloat16", "bf16") and slow:
-            yield (
-                f"{name} is {value}, but the CPU of {' and '.join(slow)} has no instructions for it and would be many "
-                f"times slower; use {'float32' if name == 'ddp_dtype' else 'fp32'}."
-            )
 
 
 def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:

@@ -64,7 +64,7 @@ def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Ite
     """A checkout's flags and functions that differ from nanochat's."""
     remedy, effect = "Use a nanochat commit that has them, or ddp_trainer_source=ours.", ""
     if to_join:
-        remedy = "Use another commit, or ddp_trainer_join=false, with which each rank trains its own model."
+        remedy = "Use another commit."
         effect = ", so its ranks cannot be joined"
     for problem in problems:
         seen = f"ddp_trainer_source is {source}, which {problem}{effect}"

@@ -1,10 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stages of a model (ddp_stage): pretrain, fine-tune on conversations, or evaluate.
+"""The stages of a model (ddp_stage): pretrain, or fine-tune on conversations.
 
-A stage other than base is a separate run beside the base model's: NAME-sft, NAME-eval and NAME-mid. A nanochat checkout
-with joined ranks runs sft and mid with its own scripts and data.
+Fine-tuning is a separate run beside the base model's, NAME-sft. A nanochat checkout fine-tunes with its own script and data.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from .._contract.settings_table import RunSettings
 from .._rules import stages as rules
 from .hosts import Host
 
-BASE, MID, SFT, EVAL = (stage.name for stage in (rules.BASE, rules.MID, rules.SFT, rules.EVAL))
+BASE, SFT = rules.BASE.name, rules.SFT.name
 SCRIPTS = {name: stage.script for name, stage in rules.STAGES.items()}
-# Stages besides base that later scripts of some checkouts continue.
-BETWEEN = {SFT: rules.MID}
 LONGEST_NAME = 48
 
 
@@ -44,21 +41,9 @@ def run_name(run: RunSettings) -> str:
     return base_name(run) if stage == BASE else f"{base_name(run)}-{stage}"
 
 
-def problems(run: RunSettings, ours: bool, joined: bool) -> Iterator[str]:
-    """Settings that conflict with a stage; joined: a checkout's ranks are joined."""
+def problems(run: RunSettings, ours: bool) -> Iterator[str]:
+    """Settings that conflict with a stage."""
     stage, name = run.stage, run_name(run)
-    if stage == EVAL and not ours:
-        yield (
-            "ddp_stage is eval, which only this collection's trainer supports; set ddp_trainer_source to ours, which reads a "
-            "checkout's checkpoints."
-        )
-    if stage == MID and ours:
-        yield "ddp_stage is mid, which needs a nanochat checkout with scripts/mid_train.py; set ddp_trainer_source to one."
-    if stage in (MID, SFT) and not ours and not joined:
-        yield (
-            f"ddp_stage is {stage}, which needs joined ranks with a checkout; set ddp_trainer_join and train on CPUs "
-            "(ddp_device)."
-        )
     if stage == SFT and not ours:
         for setting, value in (("ddp_sft_data", run.sft_data), ("ddp_sft_val_data", run.sft_val_data)):
             if value:
@@ -74,14 +59,12 @@ def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
     return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
 
 
-def flags(run: RunSettings, run_dir: str, step: int | None) -> dict[str, object]:
+def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     """Flags that only a stage's script has."""
     base = base_dir_of(run, run_dir)
     if base is None:
         return {}
     found: dict[str, object] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
-    if step is not None:
-        found["model-step"] = step
     if run.stage == SFT:
         found["conversations"] = os.path.join(run_dir, CONVERSATIONS)
         if run.sft_val_data:
@@ -94,15 +77,11 @@ def folders_to_begin_with(run: RunSettings, run_dir: str) -> list[str]:
     base, name = base_dir_of(run, run_dir), base_name(run)
     if base is None:
         return []
-    found = [os.path.join(base, CHECKPOINTS[0], name)]
-    if run.stage in BETWEEN:
-        between = BETWEEN[run.stage]
-        found.append(os.path.join(f"{base}-{between.name}", between.folder, name))
-    return found
+    return [os.path.join(base, CHECKPOINTS[0], name)]
 
 
-def document(run: RunSettings, hosts: Sequence[Host], here: Mapping[str, Any], ours: bool) -> Stage | None:
-    """The plan's section, None for a base model. It includes the step if another step would make another run."""
+def document(run: RunSettings, here: Mapping[str, Any], ours: bool) -> Stage | None:
+    """The plan's section, None for a base model."""
     stage = run.stage
     if stage == BASE:
         return None
@@ -110,8 +89,6 @@ def document(run: RunSettings, hosts: Sequence[Host], here: Mapping[str, Any], o
     if not ours:
         section["script"] = SCRIPTS[stage]
         return section
-    if stage == EVAL:
-        section["step"] = max(base_steps(hosts), default=None)
     if stage == SFT:
         section["conversations"] = named(here.get("conversations") or {})
         if run.sft_val_data:
@@ -149,24 +126,17 @@ def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping
                 yield finding("base-differs", host.name, seen)
 
 
-def is_evaluation(plan: Plan) -> bool:
-    """Whether nothing is trained."""
-    return "stage" in plan and plan["stage"]["stage"] == EVAL
-
-
 def in_words(section: Stage) -> str:
     """A stage as text."""
     base = f"the run {section['base']}"
-    if section["stage"] == EVAL:
-        return f"measures step {section['step']} of {base} on the validation shard, and trains nothing"
     if "conversations" in section:
         talks, held_out = section["conversations"], section.get("held_out")
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
-    script = SCRIPTS[section["stage"]]
     if "script" in section:
-        script = f"the checkout's {str(section['script']).replace('.', '/')}.py and its own data"
-    return f"continues the model of {base} with {script}"
+        script = str(section["script"]).replace(".", "/")
+        return f"continues the model of {base} with the checkout's {script}.py and its own data"
+    return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
 
 
 def evaluates(plan: Plan) -> bool:

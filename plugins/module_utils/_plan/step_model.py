@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from .._contract.document import digest_of
 from .._contract.plan import Model
 from .._contract.settings_table import AUTO
-from .._rules.ways import WAYS, can_share, choose_head, fits, most_bytes
+from .._rules.ways import WAYS, choose_head, fits, most_bytes
 from .model_size import head_work
 
 FLOAT = 4
@@ -26,9 +26,9 @@ WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
 ROUNDS = 8
 # Gloo's copying takes cores from computing, so this fraction of the wire time is felt even if hidden.
 FELT_SHARE = 0.15
-# Fraction of the computing that can hide transfers: the head's gradient is sent early, ddp's buckets late. Both
-# measured by bench/two_nodes.py, see lab/performance.md.
-HIDDEN_SHARE, DDP_HIDDEN_SHARE = 0.57, 0.25
+# Fraction of the computing that can hide transfers: the head's gradient is sent early. Measured by bench/two_nodes.py, see
+# lab/performance.md.
+HIDDEN_SHARE = 0.57
 
 
 class Speed(NamedTuple):
@@ -84,7 +84,6 @@ class StepJob:
     hosts: Tuple[str, ...]  # by rank, as the rows
     rows: Tuple[int, ...]
     model: Model
-    device: str
     total_batch: int
     device_batch: int
     iterations: int
@@ -112,11 +111,11 @@ def job_of(plan: Mapping[str, Any]) -> StepJob:
         hosts=tuple(node["host"] for node in nodes),
         rows=tuple(node.get("rows") or 0 for node in nodes),
         model=plan["model"],
-        device=str(nodes[0].get("device", "cpu")),
         total_batch=training["total_batch"],
         device_batch=training["device_batch"],
         iterations=training.get("iterations") or 1,
-        sync=training.get("sync") or "exact",
+        # An older plan may have another one.
+        sync=training["sync"] if training.get("sync") in WAYS else "exact",
         sync_open=asked["sync"] == AUTO,
         head=str(training.get("head") or "whole"),
         head_open=bool(training.get("head_open", asked["head"] == AUTO)),
@@ -138,11 +137,6 @@ def largest_matrix_share(job: StepJob) -> float:
     return max(1 / max(1, job.world), 1 / (3 * max(1, job.model["depth"])))
 
 
-def muon_share(job: StepJob, sync: Optional[str] = None) -> float:
-    """The largest fraction of Muon's matrices that one rank updates per step."""
-    return largest_matrix_share(job) if (sync or job.sync) in WAYS else 1.0
-
-
 def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     """Bytes of a step. A rank sends the embedding rows of its own tokens to every other rank, gradients of the layers' matrices
     to their owners, and updates of its own matrices to all. A ring carries everything else: almost every byte twice, and
@@ -151,8 +145,6 @@ def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     kind = sync or job.sync
     counts = model["parameters"]
     ring = 2 * (world - 1) / max(1, world)
-    if kind not in WAYS:
-        return BytesSent(int(FLOAT * counts["total"] * ring), 0)
     tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
     rows = touched_rows(model["vocab_size"], job.total_batch // max(1, world))
     dense = counts["lm_head"] + counts["scalars"]
@@ -178,7 +170,7 @@ def _choose_head(job: StepJob, kind: str, wanted: str) -> str:
     width = job.model["n_embd"]
     tokens = [rows * job.model["sequence"] for rows in job.rows]
     vocabulary = job.model["parameters"]["lm_head"] // width
-    return choose_head(wanted, can_share(job.device, kind), vocabulary, width, tokens, kind)
+    return choose_head(wanted, vocabulary, width, tokens, kind)
 
 
 def passes_of(job: StepJob, rows: Sequence[int]) -> List[float]:
@@ -202,24 +194,23 @@ def predict(
     kind = sync or job.sync
     computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
     slowest, sent, waiting, late = max(computing), bytes_sent(job, kind), 0.0, 0.0
-    updates = [speed.optimizer(muon_share(job, kind)) for speed in speeds]
+    updates = [speed.optimizer(largest_matrix_share(job)) for speed in speeds]
     if link is not None and job.world > 1:
         # The rank with most rows is the last to begin its last pass.
         passes = max(1, math.ceil(max(rows) / job.device_batch))
         of_pass, head = slowest / passes, sent.head / passes
-        waiting = (passes - 1) * unhidden_seconds(link, kind, head, of_pass)
-        waiting += unhidden_seconds(link, kind, sent.gradients + head, of_pass + max(updates))
+        waiting = (passes - 1) * unhidden_seconds(link, head, of_pass)
+        waiting += unhidden_seconds(link, sent.gradients + head, of_pass + max(updates))
         late = ROUNDS * link.latency_ms / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
 
 
-def unhidden_seconds(link: Link, kind: str, sent: float, computing: float) -> float:
+def unhidden_seconds(link: Link, sent: float, computing: float) -> float:
     """The seconds of a transfer that are not hidden behind these seconds of computing."""
     wire = sent * 8 / (link.mbit * WIRE_SHARE * 1e6)
-    able = DDP_HIDDEN_SHARE if kind == "ddp" else HIDDEN_SHARE if kind in WAYS else 0.0
-    return max(FELT_SHARE * wire, wire - able * computing)
+    return max(FELT_SHARE * wire, wire - HIDDEN_SHARE * computing)
 
 
 def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:

@@ -11,15 +11,13 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO
 from .._rules.model_size import Shape
-from .._rules.ways import WAYS, can_share
+from .._rules.ways import WAYS
 from .batch import SharedBatch
 from .decided import DEFAULT, HOSTS, KEPT, MEASURED, TRAINER, USER, Basis, Decision, as_set, may_lose_hosts
 from .hosts import Host
 from .model_size import describe
 from .settings_checks import packing_problems
 from .step_model import NEARLY_AS_FAST, Link, Speed, StepJob, choose_sync, links_of, predict, speeds_of, subject
-
-UPSTREAM = "upstream"  # a trainer that is neither ours nor joined has no choice
 
 
 class WayDecided(NamedTuple):
@@ -33,7 +31,7 @@ class WayDecided(NamedTuple):
 def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batch: SharedBatch) -> WayDecided:
     """Decide ddp_sync and ddp_head for hosts by rank, with the rows of the batch by rank."""
     kept = sync_of_run(by_rank, basis, shape)
-    sync = _sync(asked, basis, kept or "exact", KEPT if kept else DEFAULT)
+    sync = _sync(asked, kept or "exact", KEPT if kept else DEFAULT)
     # A part of a shared head is lost with its host, and with it all steps since the last checkpoint.
     stays_whole = asked.run.head == AUTO and may_lose_hosts(basis, len(by_rank))
     wanted = "whole" if stays_whole or not basis.ours else asked.run.head
@@ -41,7 +39,7 @@ def decide_way(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host]
     known = _measured(basis, by_rank, job)
     best = choose_sync(job, *known, batch.rows) if known and not kept else None
     if best is not None:
-        sync = _sync(asked, basis, best, MEASURED)
+        sync = _sync(asked, best, MEASURED)
         job = job.with_way(sync.value, wanted)
     if stays_whole and known and _sharing_pays(job, *known):
         stays_whole, job = False, job.with_way(sync.value, AUTO)
@@ -54,13 +52,11 @@ def sync_of_run(hosts: Sequence[Host], basis: Basis, shape: Shape) -> Optional[s
     if not basis.ours:
         return None
     sync = next((host.kept["sync"] for host in hosts if host.kept.get("sync") in WAYS), None)
-    return None if sync is None or any(packing_problems(sync, shape, basis)) else sync
+    return None if sync is None or any(packing_problems(sync, shape)) else sync
 
 
-def _sync(asked: Asked, basis: Basis, sync: str, by: str) -> Decision[str]:
+def _sync(asked: Asked, sync: str, by: str) -> Decision[str]:
     """ddp_sync as the user set it, or this one if it is auto."""
-    if not basis.together:
-        return Decision(UPSTREAM, TRAINER)
     return Decision(sync, by) if asked.run.sync == AUTO else as_set(asked, "sync")
 
 
@@ -71,7 +67,6 @@ def _job(asked: Asked, basis: Basis, shape: Shape, by_rank: Sequence[Host], batc
         hosts=tuple(host.name for host in by_rank),
         rows=tuple(batch.rows),
         model=describe(shape),
-        device=basis.device.value,
         total_batch=batch.total_batch,
         device_batch=batch.device_batch,
         iterations=basis.iterations.value,
@@ -89,8 +84,6 @@ def _head(asked: Asked, basis: Basis, job: StepJob, stays_whole: bool) -> Decisi
 
 def _sharing_pays(job: StepJob, speeds: List[Speed], link: Optional[Link]) -> bool:
     """Whether sharing the head makes a step clearly faster."""
-    if not can_share(job.device, job.sync):
-        return False
     shared, whole = (
         predict(dataclasses.replace(job, head=one), speeds, link, job.rows).seconds for one in ("shared", "whole")
     )
@@ -99,7 +92,7 @@ def _sharing_pays(job: StepJob, speeds: List[Speed], link: Optional[Link]) -> bo
 
 def _measured(basis: Basis, by_rank: Sequence[Host], job: StepJob) -> Optional[Tuple[List[Speed], Optional[Link]]]:
     """The measured speeds and slowest link of these hosts with this model; None if one is missing."""
-    if len(by_rank) < 2 or not basis.ours or basis.device.value != "cpu":
+    if len(by_rank) < 2 or not basis.ours:
         return None
     found = {host.name: host.measured for host in by_rank}
     speeds = speeds_of(job.hosts, found)

@@ -9,8 +9,8 @@ from typing import Any, Mapping, Optional, Sequence
 
 from .._contract import politeness
 from .._contract.kind import VENV_BYTES
-from .._contract.plan import Node, Plan
-from .._kit.words import MANY_HOSTS, alike, bytes_text, columns, named, plural
+from .._contract.plan import Plan
+from .._kit.words import bytes_text, columns, named, plural
 from . import stages
 from .data_set import times_read
 
@@ -33,9 +33,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
     rows = [
         ("model", model_lines(plan["model"])),
         ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
-        ("evaluation", [evaluation(plan)])
-        if stages.is_evaluation(plan)
-        else ("training", training_lines(plan, text_bytes)),
+        ("training", training_lines(plan, text_bytes)),
         ("trainer", trainer_lines(plan)),
         ("data", [data_line(plan)]),
         ("network", [network_line(plan)]),
@@ -57,15 +55,13 @@ def model_lines(model: Mapping[str, Any]) -> list[str]:
 
 def training_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
     training: dict[str, Any] = {**plan["training"]}
-    first = plan["nodes"][0]
     if not stages.evaluates(plan):
         training["eval_every"] = -1
     resumes = "resumes" if training["resume"] else "does not resume"
     return [
         f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
         f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
-        f"on {first['device']} in {first['dtype']}, sync {sync(training)}, head {training['head']}, "
-        f"products {training['matmul']}, {schedule(training)}",
+        f"sync {sync(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}",
         *reading_lines(plan, text_bytes),
         f"{resumes}, times out after {plan['timeout_seconds']} s if a rank is missing",
         *absence_lines(plan),
@@ -87,16 +83,6 @@ def about(training: Mapping[str, Any]) -> str:
     """A run's end time, instead of a number of steps."""
     timed = training.get("timed")
     return "" if timed is None else f"{'until' if ':' in timed else 'for'} {timed}, about "
-
-
-def evaluation(plan: Plan) -> str:
-    """The tokens of an evaluation, and each rank's batches."""
-    tokens, rows, length = plan["training"]["eval_tokens"], plan["training"]["device_batch"], plan["model"]["sequence"]
-    batches = -(-max(1, tokens // (rows * length)) // plan["world"])
-    return (
-        f"{human(tokens)} tokens of the validation shard, {batches} x {plural(rows, 'row')} by each rank, "
-        f"products {plan['training']['matmul']}, times out after {plan['timeout_seconds']} s if a rank is missing"
-    )
 
 
 def absence_lines(plan: Plan) -> list[str]:
@@ -187,27 +173,21 @@ def node_table(plan: Plan) -> list[str]:
         )
         for node in plan["nodes"]
     ]  # fmt: skip
-    return columns([head, *alike(rows, own=(1, 0, 2))])
-
-
-def nameless(plan: Plan, node: Node, text: str) -> str:
-    """A node's path or name; with many hosts, whose names it often contains, generalised."""
-    return text.replace(node["host"], "HOST") if len(plan["nodes"]) > MANY_HOSTS else text
+    return columns([head, *rows])
 
 
 def changes(plan: Plan) -> list[str]:
     """Changes that later steps may make on the hosts."""
-    nodes, ports, many = plan["nodes"], plan["data_ports"], len(plan["nodes"]) > MANY_HOSTS
-    rows = []
+    nodes, ports = plan["nodes"], plan["data_ports"]
+    lines = []
     for node in nodes:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
-        venv = "" if own else ", " + nameless(plan, node, node["venv_dir"])
-        session = node["session"].replace(f"rank{node['rank']}", "rankN") if many else node["session"]
+        venv = "" if own else f", {node['venv_dir']}"
         user = f" as {node['user']}" if node["user"] else ""
         disk = f" (about {bytes_text(node['disk_bytes'])})"
-        what = f"files below {nameless(plan, node, node['base_dir'])}{disk}{venv}; tmux session {session}{user}"
-        rows.append((node["host"], what))
-    lines = [f"{host}: {what}" for host, what in alike(rows)]
+        lines.append(
+            f"{node['host']}: files below {node['base_dir']}{disk}{venv}; tmux session {node['session']}{user}"
+        )
     roots = [node["host"] for node in nodes if node["user"] == "root"]
     if roots:
         lines.append(f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another")

@@ -10,7 +10,6 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
 from .._contract.kind import ERROR, INFO, WARNING
-from .._contract.run_folder import TELLING, trainer_of
 from .._plan.hosts import is_loopback
 from .._plan.others import port_held
 from .evidence import PreflightEvidence
@@ -44,7 +43,7 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
             if not any(one["code"] == "host-down" and one["host"] == host for one in found):
                 found.append(finding("host-down", host, f"{host} did not answer"))
             continue
-        for look in (interface, address_names, leftovers, load, limits, confined, folder, precision):
+        for look in (interface, address_names, leftovers, load, limits, confined, folder):
             found += look(evidence, host)
     for compare in (families, holders, clocks, cpus, software, data, all_reduce):
         found += compare(evidence)
@@ -179,15 +178,6 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
         yield finding("folder-noexec", host, seen)
 
 
-def precision(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    node = evidence.node(host)
-    wants = [name for name in (node["dtype"], evidence.plan["training"]["matmul"]) if name in ("bfloat16", "bf16")]
-    if node["device"] == "cpu" and wants and evidence.fact(host, "cpu", "native_bf16") is False:
-        yield finding(
-            "bf16-not-native", host, f"the plan has {wants[0]}; {evidence.fact(host, 'cpu', 'model')} lacks it"
-        )
-
-
 # All hosts together
 
 
@@ -284,9 +274,8 @@ def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
     if evidence.running:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
     elif missing:
-        # Before the network step it is not expected: the rehearsal comes later. A trainer that is not joined has no program for it.
-        able = trainer_of(evidence.plan) in TELLING
-        if len(evidence.plan["nodes"]) > 1 and able and not evidence.before_network:
+        # Before the network step it is not expected: the rehearsal comes later.
+        if len(evidence.plan["nodes"]) > 1 and not evidence.before_network:
             # The all-reduce needs all hosts, so it is skipped if one of them lacks its Python.
             missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
             why = f"no trainer's Python on {', '.join(missing)} yet"

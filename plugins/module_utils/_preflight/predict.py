@@ -100,7 +100,7 @@ def ways(
     job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
 ) -> Dict[str, Dict[str, float]]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
-    if job.world < 2 or link is None or job.sync not in WAYS:
+    if job.world < 2 or link is None:
         return {}
     steps = {kind: predict(job, speeds, link, rows, kind) for kind in WAYS}
     return {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from .._contract.findings import Finding, told_once
+from .._contract.findings import Finding
 from .._contract.kind import ERROR, WARNING
-from .._kit.words import DASH, alike, plural, table
+from .._kit.words import DASH, plural, table
 from .evidence import PreflightEvidence
 from .peer_check import closed_ports
 
@@ -24,7 +24,7 @@ def links_text(evidence: PreflightEvidence) -> str:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
         others = len(evidence.plan["nodes"]) - 1
         rows = [[host, hosts_tested(len(tried), others), *worst_values(tried)] for host, tried in links.items()]
-        return "\n".join(table(head, alike(rows)))
+        return "\n".join(table(head, rows))
     rows = [[f"{host} -> {link['host']}", *worst_values([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
 
@@ -63,11 +63,10 @@ def findings_text(findings: Sequence[Finding]) -> str:
     if not findings:
         return "Preflight found no problems."
     lines = []
-    for found, more in told_once(findings):
+    for found in findings:
         where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
         lines.append(f"{found['severity'].upper():8}{found['code']:22}{where}")
         lines += [f"        seen: {found['seen']}"]
-        lines += [f"              also: {more}"] if more else []
         lines += [f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
     return "\n".join(lines)
 
@@ -77,9 +76,5 @@ def summary(stopping: Sequence[Finding]) -> str:
     errors = sum(found["severity"] == ERROR for found in stopping)
     warnings = sum(found["severity"] == WARNING for found in stopping)
     counted = [plural(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count]
-    listed = ", ".join(
-        dict.fromkeys(
-            f"{found['code']} ({found['host']}{f' and {more}' if more else ''})" for found, more in told_once(stopping)
-        )
-    )
+    listed = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
     return f"Preflight found {' and '.join(counted)}, so nothing was started: {listed}."

@@ -20,7 +20,7 @@ from .._kit.logind import logind
 from .._kit.processes import user_name
 from .finished import finished_trainings
 from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
-from .machine import cpu, disk, ephemeral, gpus, host, limits, memory, security
+from .machine import cpu, disk, ephemeral, host, limits, memory, security
 from .network import Find, Run, names_and_routes, nics
 from .sources import folder_facts, text_bytes
 from .usage import facts as usage_facts
@@ -88,7 +88,6 @@ def probe(
         "transfer": transfer(run, expand(remote_tmp)),
         "security": security(),
         "ephemeral": ephemeral(),
-        "gpus": gpus(),
         "base_dir": base,
         "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,

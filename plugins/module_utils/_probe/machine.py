@@ -225,10 +225,3 @@ def ephemeral() -> LocalPorts:
     """The local ports on which Gloo listens."""
     fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()
     return {"low": int(fields[0]), "high": int(fields[1])}
-
-
-def gpus() -> list[dict[str, str]]:
-    """NVIDIA GPUs as the driver lists them; nvidia-smi can take seconds."""
-    files = sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))
-    models = [re.search(r"^Model:\s*(.*)$", read(path), re.M) for path in files]
-    return [{"model": model.group(1).strip() if model else "NVIDIA"} for model in models]

@@ -11,7 +11,6 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Ty
 from .._contract.document import words
 from .._contract.keeper_states import FAILED, OVER, TRAINING
 from .._kit.words import bytes_text, plural, seconds_text
-from . import evaluated
 from .collected import CollectedRank, CollectedRun
 from .members import absences, last_word, steps_given_up, steps_repeated
 from .metrics import Event, finite
@@ -31,8 +30,7 @@ class Happening(TypedDict):
 
 def happenings(run: CollectedRun) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
-    evaluates = evaluated.is_evaluation({"stage": evaluated.stage_of(run.plan)})
-    found = [event for rank in run.ranks for event in _of_rank(rank, evaluates)]
+    found = [event for rank in run.ranks for event in _of_rank(rank)]
     found += [*membership(run), *_of_findings(run.findings)]
     return folded(sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"]))))
 
@@ -57,7 +55,7 @@ def folded(found: Sequence[Happening]) -> List[Happening]:
     return lines
 
 
-def _of_rank(rank: CollectedRank, evaluates: bool) -> Iterator[Happening]:
+def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
     starts = repeated = 0
     last_start = max((index for index, event in enumerate(rank.events) if event["kind"] == "start"), default=-1)
     for index, event in enumerate(rank.events):
@@ -79,8 +77,6 @@ def _of_rank(rank: CollectedRank, evaluates: bool) -> Iterator[Happening]:
             took = finite(event.get("seconds"))
             text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
             text += " in " + seconds_text(took) if took else ""
-        elif kind == "eval" and evaluates:
-            text = "measured %s" % evaluated.result_text(event)
         elif kind == "shares" and rank.rank == 0:
             text = new_shares(event)
         elif kind == "digest" and event.get("identical") is False:

@@ -11,7 +11,6 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from .._contract.keeper_states import IDLE, RESTING, TRAINING
 from .._kit.words import clock_text, loss_text, seconds_text, share_text, speed_text
 from .ending import ends_text
-from .evaluated import batches_text, is_evaluation
 from .standing import apart_text, keepers, parts
 from .state import RUNNING
 from .table import Row, by_rank, first_known, runs_of, tells_nothing, training_rows
@@ -50,11 +49,6 @@ def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
     """
     apart = [", ".join(part.members) for part in parts(runs_of(rows))[1:]]
     rows = by_rank(training_rows(rows))
-    evaluations = [row["run"] for row in rows if is_evaluation(row["run"]) and row["run"].get("batch")]
-    if evaluations:
-        slowest = min(evaluations, key=lambda run: int(run["batch"]))
-        progress = int(slowest["batch"]) - 1, int(evaluations[0].get("batches") or 0)
-        return _with_bar("evaluating, batch %s" % batches_text(slowest), progress, width, unicode)
     if not any(row["run"].get("step") is not None for row in rows):
         watched = max(float(row.get("watched") or 0.0) for row in rows)
         return "starting%s: %s" % (" for %s" % whole_seconds(watched) if watched >= QUIET else "", phases_text(rows))
@@ -134,7 +128,7 @@ def _since_step(rows: Sequence[Row]) -> str:
     for row in rows:
         run = row["run"]
         if run.get("batch") and _age(row) < QUIET:
-            return "evaluating, batch %s" % batches_text(run)
+            return "evaluating, batch %s" % "/".join(str(run[name]) for name in ("batch", "batches") if run.get(name))
         if run.get("phase") in PAUSES and _age(row) < QUIET:
             return "%s for %s" % (PHASES[run["phase"]], whole_seconds((run.get("phase_seconds") or 0.0) + _age(row)))
     return "%s ago" % whole_seconds(min(ages))

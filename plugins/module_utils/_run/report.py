@@ -18,13 +18,12 @@ from typing import Any, Dict, List, Optional, Sequence
 from .._contract.document import Document, items, number, section, text, whole
 from .._contract.keeper_states import FAILED
 from .._kit.words import clock_time
-from . import evaluated
 from .collected import CollectedRank, CollectedRun, host_folder, load_run
 from .ending import ended_text, ends_text, expected, expected_text
 from .happenings import happenings
 from .members import last_word
 from .metrics import Event, describe_events, finite, start_lines
-from .state import CRASHED, cause_text, error_text, host_state
+from .state import CRASHED, cause_text, error_text, host_state, stage_of
 
 # What each host adds, from their run states: host -> tokens per second without it.
 # A part of the page's data, as report.js reads it.
@@ -238,7 +237,7 @@ def page_data(
     times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.events]
     return {
         "run": run.name,
-        "stage": evaluated.stage_of(run.plan),
+        "stage": stage_of(run.plan),
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
         "world": run.plan.get("world") or start.get("world") or len(ranks),

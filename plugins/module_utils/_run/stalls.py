@@ -16,7 +16,6 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from .._contract.keeper_states import TRAINING
-from .._contract.run_folder import TELLING
 from .standing import parts
 from .state import CRASHED, RUNNING, keeper_lives
 
@@ -123,7 +122,7 @@ def seconds_without_cpu(run: Mapping[str, Any]) -> float:
 
 
 def is_mute(run: Mapping[str, Any]) -> bool:
-    """Whether a rank has reported nothing: it is loading libraries, waits at the rendezvous, or belongs to another trainer."""
+    """Whether a rank has reported nothing yet: it is loading libraries, or waits at the rendezvous."""
     return run.get("phase") is None and run.get("step") is None and run.get("idle_seconds") is None
 
 
@@ -136,9 +135,9 @@ def has_no_heartbeat(rank: ObservedRank, limits: StallLimits) -> bool:
 
 
 def idle_seconds(rank: ObservedRank) -> Optional[float]:
-    """Seconds without progress; None for a trainer that does not report progress."""
+    """Seconds without progress."""
     if is_mute(rank.run):
-        return rank.age if rank.run.get("trainer") in TELLING else None
+        return rank.age
     idle: Optional[float] = rank.run.get("idle_seconds")
     return idle
 

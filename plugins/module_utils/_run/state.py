@@ -9,26 +9,22 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
-from .._contract.document import Document, items, number, section, text, whole
+from .._contract.document import Document, items, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
 from .._contract.run_folder import PREVIOUS, TRAINING_FILE, checkpoint_steps, generations, trainer_of
 from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
 from .ending import Expected, expected
-from .evaluated import StageOf, is_evaluation, stage_of
 from .find import find_rank
-from .log_events import events_of_log
 from .log_tail import error_line, log_lines
 from .members import LastWord, Membership, read_membership
 from .metrics import (
     METRICS_BYTES,
     Event,
-    MetricsRead,
     RunFigures,
     describe_events,
     finite,
-    newest_attempt,
     positive,
     read_events,
 )
@@ -62,6 +58,13 @@ class Beat(TypedDict):
     collective: object  # the collective operation it is in or was in last
     batch: Optional[int]  # the batch that an evaluation has come to
     batches: Optional[int]  # how many batches the evaluation has on this rank, where that is known
+
+
+class StageOf(TypedDict):
+    """A run's stage (ddp_stage), and the run of its base model."""
+
+    stage: Optional[str]
+    base: Optional[str]
 
 
 class Filed(TypedDict):
@@ -102,6 +105,12 @@ class RunState(RunFigures, Beat, Filed):
     training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
     saved: Optional[int]  # the step of the newest checkpoint in the run folder
     stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
+
+
+def stage_of(plan: Document) -> Optional[StageOf]:
+    """The stage of a plan; None for a base model."""
+    stage = section(plan, "stage")
+    return {"stage": text(stage, "stage"), "base": text(stage, "base")} if stage else None
 
 
 def session_alive(session: Document) -> bool:
@@ -227,8 +236,7 @@ def read_run(
     heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
     log = os.path.join(run_dir, "log", suffix + ".log")
     metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
-    metrics = metrics if heartbeat else _or_of_log(metrics, session, log)
-    figures = _session_figures(metrics.events, session, plan)
+    figures = _session_figures(metrics.events, session)
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
     tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
     keeper = read_membership(run_dir, started, metrics.events, plan)
@@ -286,29 +294,19 @@ def _of_plan_and_session(plan: Document, session: Document) -> Filed:
     }
 
 
-def _session_figures(events: List[Event], session: Document, plan: Document) -> RunFigures:
-    """The metrics of this session, without the end of an earlier one and the result of an earlier evaluation."""
+def _session_figures(events: List[Event], session: Document) -> RunFigures:
+    """The metrics of this session, without the end of an earlier one."""
     figures = describe_events(events)
     started, updated = finite(session.get("started")), figures["updated"]
     if started is not None and updated is not None and updated < started:
         kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
         earlier = {name: value for name, value in figures.items() if name in kept}
         figures = cast(RunFigures, {**describe_events([]), **earlier})
-    if is_evaluation({"stage": stage_of(plan)}):
-        measured = [event for event in newest_attempt(events)[1] if event["kind"] == "eval"]
-        figures["steps"], figures["val_bpb"] = None, finite(measured[-1].get("val_bpb")) if measured else None
     return figures
 
 
 def _node(plan: Document, rank: Optional[int]) -> Document:
     return next((node for node in items(plan, "nodes") if node.get("rank") == rank), {})
-
-
-def _or_of_log(metrics: MetricsRead, session: Document, log: str) -> MetricsRead:
-    """Other trainers report their steps in the log."""
-    if not session or metrics.events:
-        return metrics
-    return MetricsRead(events_of_log(log, number(session, "log_begin")), True)
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:
@@ -334,8 +332,6 @@ def _idle(run: RunState, now: float) -> Optional[float]:
 
 def _steps(figures: RunFigures, heartbeat: Document, plan: Document) -> Optional[int]:
     """The number of steps. Of long metrics the newest start may be unread, so the heartbeat comes first."""
-    if is_evaluation({"stage": stage_of(plan)}):
-        return None
     return positive(heartbeat.get("steps")) or figures["steps"] or positive(section(plan, "training").get("iterations"))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from .._contract.document import Document, items, number
-from .._contract.run_folder import TELLING, trainer_of
 from .metrics import finite, newest_attempt
 
 # Nothing to save in these phases, and a rank may not even notice the request.
@@ -31,10 +30,9 @@ def stop_seconds(events: List[Document], heartbeat: Document, plan: Document) ->
     """Timeout for a stop: the current step and the next, and a save."""
     step, save = _measured(events, heartbeat, plan)
     if step is None:
-        ours, starts = trainer_of(plan) in (None, *TELLING), newest_attempt(events)[0]
-        if ours and heartbeat.get("phase") in EARLY and not starts:
+        if heartbeat.get("phase") in EARLY and not newest_attempt(events)[0]:
             return EARLY_SECONDS
-        # The first step may take long; a trainer without metrics gets the plan's timeout.
+        # The first step may take long.
         return _duration(plan, "timeout_seconds") or DEFAULT_TIMEOUT
     # Other work in progress that ends before the rank can stop.
     aside = max(_longest(events, "eval") or 0.0, _longest(events, "sample") or 0.0)

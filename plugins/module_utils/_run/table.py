@@ -16,7 +16,6 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from .._contract.document import number, section
 from .._kit.words import (
     DASH,
-    alike,
     bytes_text,
     clock_text,
     fitting_table,
@@ -26,7 +25,7 @@ from .._kit.words import (
     share_text,
     speed_text,
 )
-from . import evaluated, standing
+from . import standing
 from .ending import ended_text, ends_text, expected_text
 from .metrics import start_lines
 from .stalls import (
@@ -89,16 +88,6 @@ def identical_text(rows: Sequence[Row]) -> str:
 CLOSING = ("host", "rank", "state", "steps", "rows", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
 
 
-# Columns that differ between any two hosts.
-MEASURED = ("tok/s", "mean tok/s", "waited", "waiting", "memory", "left")
-
-
-def of_many(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[Sequence[Any]]:
-    """The rows of a table; with many hosts, similar ones are merged."""
-    measured = [at for at, name in enumerate(header) if name in MEASURED]
-    return alike(rows, own=[at for at, name in enumerate(header) if name in ("host", "rank")], measured=measured)
-
-
 def tells_nothing(run: Mapping[str, Any]) -> bool:
     """Other trainers report progress only on the first rank."""
     silent = run.get("step") is None and run.get("phase") is None and run.get("heartbeat_age") is None
@@ -146,12 +135,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
     """The closing table: one line per rank, then facts about all ranks; width 0 means no limit."""
     rows = by_rank(rows)
     lines = ["run %s" % (first_known(rows, "run") or DASH)]
-    runs = [row["run"] for row in rows]
-    if evaluated.are_evaluations(runs):
-        cells = [_closing_row(row)[: len(evaluated.CLOSING)] for row in rows]
-        lines += fitting_table(evaluated.CLOSING, of_many(evaluated.CLOSING, cells), width)
-        return "\n".join([*lines, *evaluated.result_lines(runs), "  " + identical_text(rows)])
-    lines += fitting_table(CLOSING, of_many(CLOSING, [_closing_row(row) for row in rows]), width)
+    lines += fitting_table(CLOSING, [_closing_row(row) for row in rows], width)
     away = [row for row in rows if "away" in (row.get("verdict"), row["run"].get("state"))]
     lines += ["  %s %s" % (row["host"], row["sentence"]) for row in away if row.get("sentence")]
     lines += ["  " + line for line in standing.history(runs_of(rows))]
@@ -243,8 +227,6 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
         return "away"
     if state == "running" and waits_for_others(run):
         return "waiting (%s)" % run["membership"]["state"]
-    if state == "running" and evaluated.is_evaluation(run) and run.get("batch"):
-        return "evaluating"
     if state == "running" and run.get("step") is None:
         return "starting%s" % (" (%s)" % run["phase"] if run.get("phase") else "")
     still = standstill(run)
@@ -296,11 +278,6 @@ def _status_row(row: Row, mark: Optional[str]) -> List[str]:
         DASH if checkpoint.get("step") is None else "step %s" % checkpoint["step"],
         DASH if run.get("state") != "running" or mark else seconds_text(run.get("eta_seconds")),
     ]
-
-
-def _evaluation_row(row: Row, mark: Optional[str]) -> List[str]:
-    run = row["run"]
-    return [*_status_row(row, mark)[:3], evaluated.batches_text(run), loss_text(run.get("val_bpb"))]
 
 
 def since_text(seconds: float) -> str:
@@ -384,7 +361,7 @@ class StatusScreen(NamedTuple):
 
     headline: str
     heads: Sequence[str]
-    cells: List[Sequence[Any]]
+    cells: Sequence[Sequence[Any]]
     sentences: List[str]
 
 
@@ -394,8 +371,6 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScree
     current = of_newest_training(rows)
     runs = runs_of(current)
     marked = marks(rows, stall_factor)
-    evaluates = evaluated.are_evaluations([row["run"] for row in rows])
-    heads, make_row = (evaluated.STATUS, _evaluation_row) if evaluates else (STATUS, _status_row)
     lines = [*budget_lines(current), *_start_lines(current), *_other_runs(rows)]
     lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
     slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
@@ -407,8 +382,8 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScree
     lines += ["%s: %s" % error for error in standing.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
-    cells = [make_row(row, marked.get(row["host"])) for row in rows]
-    return StatusScreen(_headline(rows, bool(marked)), heads, of_many(heads, cells), lines)
+    cells = [_status_row(row, marked.get(row["host"])) for row in rows]
+    return StatusScreen(_headline(rows, bool(marked)), STATUS, cells, lines)
 
 
 def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:

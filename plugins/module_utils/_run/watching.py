@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from .._contract.run_folder import TELLING
 from . import standing
-from .evaluated import batches_text, is_evaluation, result_text
 from .stalls import AWAY_SECONDS, STALLED, ObservedRank, StallLimits, has_no_heartbeat, is_mute, is_stalled, state_of
 from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED, keeper_lives
 
@@ -68,7 +66,7 @@ def judge(
     lost_after: float = LOST_SECONDS,
 ) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
-    if _is_kept(host, seen):
+    if _is_kept(seen):
         return _judge_kept(host, seen, limits, first_step, lost_after)
     return _judge_alone(host, seen, limits, first_step, lost_after)
 
@@ -89,18 +87,14 @@ def _judge_alone(
         there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
         missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run.get("run_dir")))
         return missing if own.age > MISSING_GRACE else None
-    # Trainers without our metrics never report more; ours may take long to start.
-    silent = is_mute(own.run) and own.run.get("trainer") not in TELLING and own.age > MISSING_GRACE
-    if first_step and is_evaluation(own.run) and own.run.get("batch"):
-        return WatchVerdict(STARTED, "has started (%s)" % _where(own.run))
-    if first_step and (own.run.get("step") is not None or silent):
+    if first_step and own.run.get("step") is not None:
         return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
     return _orphaned(host, seen) or _stalled(host, seen, limits)
 
 
-def _is_kept(host: str, seen: Mapping[str, Observation]) -> bool:
+def _is_kept(seen: Mapping[str, Observation]) -> bool:
     """Whether the run has keepers, as far as known yet."""
-    return any(one.run.get("membership") for one in seen.values()) and not is_evaluation(seen[host].run)
+    return any(one.run.get("membership") for one in seen.values())
 
 
 def _judge_kept(
@@ -153,8 +147,6 @@ def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _ended(run: Mapping[str, Any]) -> WatchVerdict:
-    if run["state"] == FINISHED and is_evaluation(run):
-        return WatchVerdict(FINISHED, "finished%s" % (": " + result_text(run) if result_text(run) else " its part"))
     if run["state"] == FINISHED:
         return WatchVerdict(FINISHED, "finished after %s steps" % run.get("done"))
     if run["state"] in (STOPPED, AWAY):
@@ -168,8 +160,6 @@ def _ended(run: Mapping[str, Any]) -> WatchVerdict:
 
 
 def _where(run: Mapping[str, Any]) -> str:
-    if is_evaluation(run):
-        return "in batch %s of the evaluation" % batches_text(run) if run.get("batch") else "in the evaluation"
     done, steps = run.get("done") or 0, run.get("steps")
     return "%s of %s steps made" % (done, steps) if steps else "%s steps made" % done
 
@@ -180,8 +170,7 @@ def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[WatchVerdi
     if keeper_lives(own):
         # Its keeper continues without them.
         return None
-    meets = own.get("trainer") in TELLING and own.get("phase") in (None, "rendezvous")
-    grace = EARLY_GRACE if meets else ORPHAN_GRACE
+    grace = EARLY_GRACE if own.get("phase") in (None, "rendezvous") else ORPHAN_GRACE
     others = {name: one for name, one in sorted(seen.items()) if name != host}
     crashed = [name for name, one in others.items() if state_of(one.run) == CRASHED and one.is_over(grace)]
     if crashed:

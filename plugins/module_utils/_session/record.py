@@ -21,7 +21,7 @@ LARGEST = 2**63
 # Types of the fields that we use.
 KINDS: Mapping[str, Tuple[type, ...]] = {
     **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log", "terminated_by", "died_of"), TEXT),
-    **dict.fromkeys(("pid", "pid_start", "child_pid", "log_begin", "exit_code", "signal", "revived"), WHOLE),
+    **dict.fromkeys(("pid", "pid_start", "child_pid", "exit_code", "signal", "revived"), WHOLE),
     **dict.fromkeys(("started", "ended", "stop_timeout", "died"), TIME),
 }
 
@@ -67,7 +67,6 @@ class Record(TypedDict, total=False):
     pid_start: Optional[int]
     child_pid: Optional[int]
     log: str
-    log_begin: int
     started: float
     ended: Optional[float]
     exit_code: Optional[int]

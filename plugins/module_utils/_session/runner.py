@@ -140,7 +140,6 @@ class Runner:
             "child_pid": None,
             "log": self.launch["log"],
             # Where this session begins in a log shared with earlier ones.
-            "log_begin": os.path.getsize(self.launch["log"]) if os.path.exists(self.launch["log"]) else 0,
             "started": time.time(),
             "ended": None,
             "exit_code": None,

@@ -46,15 +46,13 @@ def sentence(text: Any) -> str:
     return str(text or "").strip("\n").rstrip()
 
 
-def finding_text(found: Mapping[str, Any], more: str = "") -> str:
-    """A finding in two lines: what was seen where (and how often), and the remedy."""
+def finding_text(found: Mapping[str, Any]) -> str:
+    """A finding in two lines: what was seen where, and the remedy."""
     where, seen, remedy = str(found.get("host") or ""), str(found.get("seen")), str(found.get("remedy") or "")
     if found.get("peer"):
         # The sentence says which of them tries to reach which.
         where += f", {found['peer']}"
     text = f"{found['code']}  {where}: {seen}" if where else f"{found['code']}  {seen}"
-    if more:
-        text += f"\n  also: {more}"
     if not remedy:
         return text
     return f"{text}\n  {remedy}" if found.get("severity") == "info" else f"{text}\n  do: {remedy}"

@@ -201,7 +201,7 @@ def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Findin
         host, kernels = node["host"], node["flags"].get("kernels")
         why = piece(seen, host, "measured").get("no_kernels_because")
         can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
-        if why and can and node["device"] == "cpu":
+        if why and can:
             found.append(finding("kernels-not-built", host, str(why)))
     return found
 

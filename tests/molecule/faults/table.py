@@ -42,7 +42,7 @@ column holds the warnings about that, which were true.
 """
 # Faults tested without a container.
 ELSEWHERE = {
-    10: ("a CPU run on a host with a GPU, or bfloat16 on a CPU without it", "bf16-not-native, or float32 chosen", "field_10"),
+    10: ("a CPU run on a host with a GPU, or bf16 products on a CPU without them", "float32, or refused", "field_10"),
     25: ("a host is on Wi-Fi", "nic-wifi", "field_25"),
 }  # fmt: skip
 

@@ -163,11 +163,9 @@ def test_whatever_moves_packets_between_hosts_opens_the_ports_first():
         ("d4", False, ["d4-sft", "d4"]),
         ("d4-sft", False, ["d4-sft", "d4"]),
         ("d4-sft", True, ["d4"]),
-        ("my-eval", False, ["my-eval-sft", "my-eval", "my-sft", "my"]),
-        ("my-eval", True, ["my-eval", "my"]),
     ],
 )
-def test_chat_looks_at_the_named_run_its_fine_tuning_and_what_an_evaluation_measured(asked, base, looked):
+def test_chat_looks_at_the_named_run_and_its_fine_tuning(asked, base, looked):
     tasks = [task for name, play in plays() if name == "chat.yml" for task in play["tasks"]]
     [task] = [task for task in tasks if task["name"] == "Check the base run and its fine-tuning"]
     given = {name: trust_as_template(text) for name, text in task["vars"].items()}

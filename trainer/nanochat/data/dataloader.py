@@ -349,24 +349,6 @@ class Loader:
         self._ahead.close()
 
 
-class NoRows:
-    """Replaces a loader if nothing is trained."""
-
-    last = None
-
-    def step(self, passes: Sequence[int]) -> list[Pair]:
-        return []
-
-    def position(self) -> dict[str, int]:
-        return dict(START)
-
-    def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """The position of the first rank that reads, from all ranks' states."""
     cursor = next(state["cursor"] for state in states if "cursor" in state)

@@ -122,7 +122,7 @@ def is_given(options: argparse.Namespace, *names: str) -> bool:
 def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Journal) -> str:
     """Run the script; returns why it ended."""
     collectives = Collectives(comm, options.sync)
-    script = Script(comm, journal, collectives, options.sync, options.keep_checkpoints)
+    script = Script(comm, journal, collectives, options.keep_checkpoints)
     script.training = lineage.wanted(journal.folder)
     arguments = [*options.arguments, *resume_flags(options, settings, comm, script)]
     script.training = resume.name_training(comm, script.training)

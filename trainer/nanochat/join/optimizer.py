@@ -6,7 +6,7 @@
 The optimizer is a torch.optim.Optimizer whose groups have a kind. AdamW groups are updated completely on every rank, in an
 apparent world of one, from averaged gradients; for embedding tables, only rows touched by a
 rank's tokens are sent. Muon groups are split by the optimizer itself, through our collectives. An optimizer
-without kinds, and `dense`, exchange everything that the optimizer asks for.
+without kinds exchanges everything that it asks for.
 
 With int8 the gradients are packed as in our own trainer, for Muon's matrices and other large ones; the optimizer itself
 gathers weights, which must arrive unchanged. Rounding errors are not saved: a resumed run starts without them.
@@ -68,11 +68,10 @@ class Touched:
 class Joined:
     """One optimizer of the script."""
 
-    def __init__(self, optimizer: Any, collectives: Collectives, touched: Touched, sync: str) -> None:
+    def __init__(self, optimizer: Any, collectives: Collectives, touched: Touched) -> None:
         self.optimizer, self.collectives, self.comm = optimizer, collectives, collectives.comm
         self.touched = touched
         self.kinds = all(group.get("kind") in ("adamw", "muon") for group in optimizer.param_groups)
-        self.whole = self.kinds and sync != "dense"
         self.original: dict[str, Callable[..., Any]] = {
             name: getattr(optimizer, name) for name in ("step", "state_dict", "load_state_dict")
         }
@@ -84,7 +83,7 @@ class Joined:
         """One update; `pack`: numbers to sum over the ranks."""
         groups = self.optimizer.param_groups
         self.collectives.start_step(self)
-        if not self.whole:
+        if not self.kinds:
             total = self._sum_small([pack])[0]
             self.original["step"]()
             # Nobody asked which rows were touched.
@@ -155,7 +154,7 @@ class Joined:
         if len(mine) != self._read:
             raise UserError(
                 f"{comm.name} read {len(mine)} tokens in this step, and {self._read} in the first one; "
-                "rows cannot be exchanged in steps of different size, so set ddp_sync to dense."
+                "rows cannot be exchanged in steps of different size."
             )
         rows = [torch.unique(ids).long() for ids in self._from_all(mine)]
         union = torch.unique(torch.cat(rows))
@@ -184,8 +183,8 @@ class Joined:
         if len(set(counts)) > 1:
             listed = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(counts))
             raise UserError(
-                f"the ranks read different numbers of tokens in a step ({listed}); set ddp_sync to dense, "
-                "or start every rank with the same --device-batch-size."
+                f"the ranks read different numbers of tokens in a step ({listed}); start every rank with the same "
+                "--device-batch-size."
             )
         return tokens
 
@@ -246,7 +245,7 @@ class Joined:
         self.original["load_state_dict"]({"state": mine, "param_groups": groups})
 
     def _own_rows(self, moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        if self.whole or parameter.numel() < SMALL or self.comm.world == 1:
+        if parameter.numel() < SMALL or self.comm.world == 1:
             return dict(moments)
         rows = parameter.shape[0] // self.comm.world
         return {key: value[self.comm.rank * rows :][:rows] for key, value in moments.items()}

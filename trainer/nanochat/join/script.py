@@ -48,8 +48,8 @@ LOAD_PARAMETERS = ["checkpoint_dir", "step", "device", "load_optimizer", "rank"]
 class Script:
     """The script of one rank."""
 
-    def __init__(self, comm: Comm, journal: Journal, collectives: Collectives, sync: str, keep: int) -> None:
-        self.comm, self.journal, self.collectives, self.sync, self.keep = comm, journal, collectives, sync, keep
+    def __init__(self, comm: Comm, journal: Journal, collectives: Collectives, keep: int) -> None:
+        self.comm, self.journal, self.collectives, self.keep = comm, journal, collectives, keep
         self.touched = Touched()
         self.progress = TrainingProgress()  # of this process: its steps and smoothed loss
         self.stop_asked, self.stopping = False, False
@@ -136,7 +136,7 @@ class Script:
 
     def join(self, optimizer: Any) -> None:
         """Make an optimizer train together with the other ranks'."""
-        joined = Joined(optimizer, self.collectives, self.touched, self.sync)
+        joined = Joined(optimizer, self.collectives, self.touched)
         self.optimizers.append(joined)
         step = self.train_step if len(self.optimizers) == 1 else self.further_step
         optimizer.step = lambda *dummy: step(joined)
@@ -144,7 +144,7 @@ class Script:
         groups = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         start_alike(self.comm, {f"{len(self.optimizers)} {n}": p for n, p in enumerate(groups)})
         if not joined.kinds:
-            self.journal.say("The optimizer's groups have no kind, so all tensors are sent whole (ddp_sync dense)")
+            self.journal.say("The optimizer's groups have no kind, so all tensors are sent whole")
 
     # -- a step
 
@@ -175,7 +175,7 @@ class Script:
             self.unproven = None
         self._record(total[0] / comm.world, passed)
         self.progress.step += 1
-        if self.progress.step == 1 or (self.progress.step == 2 and self.sync != "dense"):
+        if self.progress.step in (1, 2):
             self._prove(step + 1, f"after step {step + 1}")
         if total[1] and not self.stopping:
             self._end_soon(step)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared basics: the user error, folders and ranks from the environment, device, dtype, memory."""
+"""Shared basics: the user error, folders and ranks from the environment, number types, memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
-import torch
-
 from nanochat.rules.causes import Cause
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Linux's names of instructions for native bfloat16 products (x86, then Arm).
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -59,14 +56,6 @@ class Ranks(NamedTuple):
     rank: int
     local_rank: int
     world: int
-
-
-class DtypeChoice(NamedTuple):
-    """The compute dtype and its reason, shown in the log and metrics."""
-
-    dtype: torch.dtype
-    name: str
-    reason: str
 
 
 def first_line(error: BaseException) -> str:
@@ -150,17 +139,10 @@ def read_ranks(environ: Mapping[str, str] = ENVIRON) -> Ranks:
     return Ranks(rank, local, world)
 
 
-def choose_device(device_type: str) -> str:
-    """The requested device, or the best available."""
-    if device_type == "cpu":
-        return device_type
-    if device_type == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device-type cuda: this torch finds no CUDA device; use --device-type cpu.")
-    if device_type == "mps":
-        raise UserError("--device-type mps: this trainer needs float64, which MPS lacks; use --device-type cpu.")
-    if device_type:
-        return device_type
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def check_device(device_type: str) -> None:
+    """Refuse a device other than the CPU, by the flag of nanochat's scripts."""
+    if device_type not in ("", "cpu"):
+        raise UserError(f"--device-type {device_type}: this trainer trains on CPUs only; use --device-type cpu.")
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -173,43 +155,21 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(found[0].split()) if found else frozenset()
 
 
-def choose_dtype(device: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> DtypeChoice:
-    """The compute dtype for this device: NANOCHAT_DTYPE, or what suits the device."""
-    wanted = environ.get("NANOCHAT_DTYPE", "")
-    if wanted and wanted not in DTYPES:
-        raise UserError(f"NANOCHAT_DTYPE={wanted} is not one of {', '.join(DTYPES)}.")
-    if wanted == "float16":
-        raise UserError("NANOCHAT_DTYPE=float16 is too coarse for training; use float32, or bfloat16 if it is native.")
-    if device == "cpu":
-        return _cpu_dtype(wanted, cpu_flags() if flags is None else flags)
-    if wanted:
-        return DtypeChoice(DTYPES[wanted], wanted, "set by NANOCHAT_DTYPE")
-    if device == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
-        return DtypeChoice(torch.bfloat16, "bfloat16", "this GPU multiplies bfloat16 natively")
-    return DtypeChoice(torch.float32, "float32", f"this {device} device has no native bfloat16")
-
-
-def check_matmul(device: str, matmul: str, flags: frozenset[str] | None = None) -> None:
-    """Refuse bfloat16 products on a CPU without native support."""
-    if device == "cpu" and matmul == "bf16" and not (cpu_flags() if flags is None else flags) & set(BF16_CPU_FLAGS):
+def matmul_type(wanted: str, environ: Mapping[str, str] = ENVIRON, flags: frozenset[str] | None = None) -> str:
+    """The number type of matrix products: --matmul, or what NANOCHAT_DTYPE of nanochat's scripts asks for."""
+    dtype = environ.get("NANOCHAT_DTYPE", "")
+    if dtype not in ("", "float32", "bfloat16"):
         raise UserError(
-            f"--matmul bf16 would be many times slower than fp32 on this CPU, which has none of "
-            f"{', '.join(BF16_CPU_FLAGS)}; use fp32."
+            f"NANOCHAT_DTYPE={dtype}: this trainer keeps all numbers in float32; use float32, or bfloat16 for matrix products."
         )
-
-
-def _cpu_dtype(wanted: str, flags: frozenset[str]) -> DtypeChoice:
-    native = [flag for flag in BF16_CPU_FLAGS if flag in flags]
-    if wanted == "bfloat16" and not native:
+    if wanted == "auto":
+        wanted = "bf16" if dtype == "bfloat16" else "fp32"
+    if wanted == "bf16" and not (cpu_flags() if flags is None else flags) & set(BF16_CPU_FLAGS):
         raise UserError(
-            "NANOCHAT_DTYPE=bfloat16 would be many times slower than float32 on this CPU, "
-            f"which has none of {', '.join(BF16_CPU_FLAGS)}; use float32."
+            f"bf16 products would be many times slower than fp32 on this CPU, which has none of {', '.join(BF16_CPU_FLAGS)}; "
+            "use --matmul fp32."
         )
-    if wanted:
-        by = f"set by NANOCHAT_DTYPE ({native[0]} present)" if wanted == "bfloat16" else "set by NANOCHAT_DTYPE"
-        return DtypeChoice(DTYPES[wanted], wanted, by)
-    why = f"{native[0]} is present, so --matmul bf16 is possible" if native else "no native bfloat16"
-    return DtypeChoice(torch.float32, "float32", f"the device is a CPU; {why}")
+    return wanted
 
 
 CGROUP = {

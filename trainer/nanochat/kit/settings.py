@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from nanochat.kit.common import UserError, checkpoint_dir
+from nanochat.kit.common import UserError, check_device, checkpoint_dir
 from nanochat.rules import model_size, stages, ways
 
 Kind = TypeVar("Kind", bound="Settings")
@@ -50,9 +50,7 @@ class Settings:
     purpose: ClassVar[str] = "Pretrain a nanochat model"
 
     run: str = option("dummy", "name of the run in trackers and metrics")
-    device_type: str = option(
-        "", "cpu or cuda; empty: cuda if available (mps is not supported)", ("", "cpu", "cuda", "mps")
-    )
+    device_type: str = option("", "cpu, as nanochat's scripts say it; there is no other device")
     # Model
     depth: int = option(20, "number of layers")
     aspect_ratio: int = option(64, "width of the model = depth * aspect ratio, rounded up to whole heads")
@@ -93,11 +91,7 @@ class Settings:
     # Ours
     tracker: str = option("none", "tracker that rank 0 also sends metrics to", ("none", "mlflow", "wandb"))
     tracker_uri: str = option("", "URL of the tracking server (empty: the tracker's default)")
-    sync: str = option(
-        "exact",
-        f"how gradients are averaged: {ways.SUMMARY}",
-        ways.NAMES,
-    )
+    sync: str = option("exact", f"how gradients are averaged: {ways.SUMMARY}", tuple(ways.WAYS))
     head: str = option(
         "auto",
         "output layer: whole (its gradient is sent), shared (each rank has a part of the "
@@ -107,7 +101,9 @@ class Settings:
     head_shares: tuple[int, ...] = option(
         (), 'parts of a shared head by rank, as in "3,1" for the faster of two (default: equal parts)'
     )
-    matmul: str = option("auto", "matrix products: fp32, bf16, or auto (follows the dtype)", ("auto", "fp32", "bf16"))
+    matmul: str = option(
+        "auto", "matrix products: fp32, bf16, or auto (bf16 if NANOCHAT_DTYPE is bfloat16)", ("auto", "fp32", "bf16")
+    )
     kernels: str = option(
         "auto",
         "work between the matrix products: auto (C kernels if the host has a compiler and they prove correct and faster), torch, or "
@@ -139,16 +135,6 @@ class BaseModelSettings(Settings):
 
     base_checkpoints: str = option("", "folder of the base model's checkpoints (default: base_checkpoints/TAG)")
     model_step: int = option(-1, "step of the base model; -1: the newest")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalSettings(BaseModelSettings):
-    """The command line of scripts.base_eval."""
-
-    script: ClassVar[str] = stages.EVAL.script
-    purpose: ClassVar[str] = "Evaluate a nanochat model in bits per byte"
-
-    num_iterations: int = option(1, "unused: nothing is trained")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +259,7 @@ def refuse(settings: Settings, name: str, why: str) -> NoReturn:
 
 def check(settings: Settings) -> None:
     """Reject values that are invalid for any machine and data."""
+    check_device(settings.device_type)
     _check_numbers(settings)
     _check_model(settings)
     _check_head(settings)
@@ -345,8 +332,6 @@ def _check_head(settings: Settings) -> None:
         refuse(settings, "head_shares", "every rank must have a part of the vocabulary")
     if settings.head_shares and settings.head == "whole":
         refuse(settings, "head_shares", "splits the head, but --head is whole")
-    if settings.head == "shared" and settings.sync in ways.WHOLE:
-        refuse(settings, "head", f"cannot be combined with --sync {settings.sync}, which sends every gradient whole")
 
 
 def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[int]:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """All communication between ranks: the only file that uses torch.distributed.
 
-Tensors are sent over Gloo (NCCL on GPUs), small facts as JSON through the rendezvous store.
+Tensors are sent over Gloo, small facts as JSON through the rendezvous store.
 Every exchange has a name and a timeout, which also applies if the store itself stops answering. Once a second each rank
 records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single process
 everything is a no-op.
@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from nanochat.kit.common import ENVIRON, Ranks, UserError, first_line
+from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
 from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
 from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
 from nanochat.rules.causes import Cause
@@ -110,7 +110,8 @@ def connect(
     environ: Mapping[str, str] = ENVIRON,
     on_phase: OnPhase | None = None,
 ) -> Comm:
-    """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any. on_phase is called for every phase."""
+    """Join the other ranks at MASTER_ADDR:MASTER_PORT, if any; device: "cpu". on_phase is called for every phase."""
+    check_device(device)
     if ranks.world == 1:
         return Comm(ranks, timeout, on_phase=on_phase)
     if on_phase is not None:
@@ -119,7 +120,7 @@ def connect(
     try:
         comm.enter("rendezvous")
         comm.exchange("rendezvous", None, fits=nothing)
-        _join_group(comm, device, environ)
+        _join_group(comm, environ)
     except BaseException:
         comm.stop_beating()
         raise
@@ -156,16 +157,13 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
     return PrefixStore(f"nanochat/{name}/{attempt}", store)
 
 
-def _join_group(comm: Comm, device: str, environ: Mapping[str, str]) -> None:
-    if device == "cuda":
-        torch.cuda.set_device(comm.local_rank)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+def _join_group(comm: Comm, environ: Mapping[str, str]) -> None:
     seconds = min(CONNECT_SECONDS, comm.timeout / 5)
     limit = timedelta(seconds=seconds)
     try:
         comm.ask(
             lambda store: dist.init_process_group(
-                backend, store=store, rank=comm.rank, world_size=comm.world, timeout=limit
+                "gloo", store=store, rank=comm.rank, world_size=comm.world, timeout=limit
             ),
             5 * seconds + comm.silence,
         )

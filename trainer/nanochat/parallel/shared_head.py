@@ -43,7 +43,7 @@ from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire
 from nanochat.rules.shares import part_bounds, passes_of
-from nanochat.rules.ways import can_share, choose_head
+from nanochat.rules.ways import choose_head
 
 # Above all tags of the gradients.
 FIRST_TAG = 2**20
@@ -55,15 +55,12 @@ def even_slices(tokens: Sequence[int], row_bytes: int, limit: int) -> list[list[
     return [[slice(t * n // count, t * (n + 1) // count) for t in tokens] for n in range(count)]
 
 
-def decide_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int], device: str) -> Settings:
+def decide_head(settings: Settings, config: ModelConfig, tokens_of_ranks: Sequence[int]) -> Settings:
     """These settings with --head auto decided; rejects parts that do not fit the job or the vocabulary."""
     shares, world = settings.head_shares, len(tokens_of_ranks)
     if shares and len(shares) != world:
         refuse(settings, "head_shares", f"names {len(shares)} rank(s), but this job has {world}")
-    able = world > 1 and can_share(device, settings.sync)
-    if settings.head == "shared" and device != "cpu":
-        refuse(settings, "head", f"is for CPUs, but this job is on {device}")
-    head = choose_head(settings.head, able, config.padded_vocab_size, config.n_embd, tokens_of_ranks, settings.sync)
+    head = choose_head(settings.head, config.padded_vocab_size, config.n_embd, tokens_of_ranks, settings.sync)
     if head == "shared":
         try:
             part_bounds(config.vocab_size, config.padded_vocab_size, shares or [1] * world)

@@ -18,22 +18,18 @@ exact, bf16, int8 and int4 send each gradient (of the head, each block of rows) 
 Sums are in float32 and in rank order; bf16, int8 and int4 round only messages (wire.py). With int8 and int4 each rank keeps
 the rounding error of each of its gradients and updates, and adds it to the next. Matrix products whose result must be the
 same everywhere are made by one rank only, because another CPU would round differently.
-dense and ddp sum every gradient whole, including tables: after the backward pass, or in buckets during it.
 """
 
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import UserError, cpu_flags
-from nanochat.kit.expected import count, listed, row, text
+from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.model.optim import ALL_ROWS, Optimizer
@@ -41,13 +37,11 @@ from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
-from nanochat.rules.ways import WHOLE, packs
 
 # Smaller gradients are sent together: the lambdas and the smear gate.
 SMALL = 1024
 # Number of portions of a rank's Muon matrices: more overlap better, fewer compute better.
 PORTIONS = 4
-DDP_BUCKET_BYTES = 25 * 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
 
@@ -83,23 +77,14 @@ def make_sync(
     tokens_of_ranks: Sequence[int],
     speeds: Sequence[int] = (),
 ) -> Sync:
-    """The --sync method; a single process exchanges nothing, and NCCL does everything by all-reduce.
+    """The --sync method; a single process exchanges nothing.
 
     speeds: of the ranks, for splitting Muon's work; by default their tokens.
     """
     if comm.world == 1:
         return Sync(comm, training, optimizer, tokens_of_ranks)
-    cuda = next(training.model.parameters()).is_cuda
-    if cuda and mode in WHOLE:
-        raise UserError(f"--sync {mode} is for comparison on CPUs; use exact or bf16 with a GPU.")
-    if mode in WHOLE:
-        return DenseSync(comm, training, optimizer, tokens_of_ranks, overlap=mode == "ddp")
-    wire, row_wire = WIRES[mode].matrices, WIRES[mode].rows
-    if not cuda:
-        return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wire, row_wire, speeds)
-    if packs(mode):
-        raise UserError(f"--sync {mode} is for CPUs on slow links; use exact or bf16 with a GPU.")
-    return AllReduceSync(comm, training, optimizer, tokens_of_ranks, wire.dtype)
+    wires = WIRES[mode]
+    return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wires.matrices, wires.rows, speeds)
 
 
 class Sync:
@@ -115,7 +100,6 @@ class Sync:
         self.owners: dict[str, int] = {}
         # Rounding errors of this rank's gradients and updates, by parameter.
         self.feedback: dict[str, Tensor] = {}
-        self.device = next(training.model.parameters()).device
         # A notice, then the tokens.
         self._ids = [torch.zeros(NOTICE + tokens, dtype=torch.int32) for tokens in tokens_of_ranks]
         self.pending_ids: list[Pending] = []
@@ -148,7 +132,7 @@ class Sync:
         self.busy = [one.busy for one in notices]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[NOTICE:], self.training.model.config.padded_vocab_size, rank)
-        token_ids = unique_ids([ids[NOTICE:] for ids in self._ids]).long().to(self.device)
+        token_ids = unique_ids([ids[NOTICE:] for ids in self._ids]).long()
         return token_ids, any(one.stop for one in notices)
 
     def start_step(self, token_ids: Tensor) -> None:
@@ -162,9 +146,6 @@ class Sync:
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
         self.changing = False
         return float(loss)
-
-    def _sum_loss(self, loss: Tensor) -> Tensor:
-        return self.comm.all_reduce(loss.detach().float().reshape(1).clone(), "the loss")
 
     @property
     def undoable(self) -> bool:
@@ -202,117 +183,6 @@ def check_ids(ids: Tensor, rows: int, rank: int) -> None:
         )
 
 
-class AllReduceSync(Sync):
-    """Table rows and whole matrices, each summed by an all-reduce during the backward pass."""
-
-    def __init__(
-        self,
-        comm: Comm,
-        training: TrainingPass,
-        optimizer: Optimizer,
-        tokens_of_ranks: Sequence[int],
-        wire: torch.dtype,
-    ) -> None:
-        super().__init__(comm, training, optimizer, tokens_of_ranks)
-        self.wire = wire
-        self._pending: list[tuple[Pending, Tensor, Tensor]] = []
-
-    @property
-    def on_ready(self) -> Any:
-        return self._send
-
-    def _send(self, part: GradientPart, gradient: Tensor) -> None:
-        travelling = gradient.to(self.wire)
-        self._pending.append((self.comm.start_all_reduce(travelling, part.label), travelling, gradient))
-
-    @torch.no_grad()
-    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
-        self.comm.enter("sync")
-        for pending, travelling, gradient in self._pending:
-            self.comm.wait(pending)
-            if travelling is not gradient:
-                gradient.copy_(travelling)
-        self._pending.clear()
-        total = self._sum_loss(loss)
-        super().step(loss, schedule)
-        return float(total)
-
-
-class DenseSync(Sync):
-    """Every gradient whole: one all-reduce each after the backward pass, or in buckets like DistributedDataParallel."""
-
-    def __init__(
-        self, comm: Comm, training: TrainingPass, optimizer: Optimizer, tokens_of_ranks: Sequence[int], overlap: bool
-    ) -> None:
-        super().__init__(comm, training, optimizer, tokens_of_ranks)
-        self.overlap = overlap
-        shapes = {name: p.shape for name, p in training.model.named_parameters()}
-        limit = DDP_BUCKET_BYTES if overlap else 0
-        self._buckets = make_buckets(training.ready_order, shapes, limit)
-        self._place = {name: view for bucket in self._buckets for name, view in bucket.views.items()}
-        self._pending: list[Pending] = []
-        self._left: list[set[GradientPart]] = []
-
-    @cached_property
-    def same_products(self) -> bool:
-        """Checked in the first step, because a checkpoint may have changed the matrix library."""
-        return same_products(self.comm)
-
-    @property
-    def on_ready(self) -> Any:
-        return self._fill if self.overlap else None
-
-    def start_step(self, token_ids: Tensor) -> None:
-        parts = self.training.step_gradients.parts
-        self._pending, self._left = [], [{p for name in bucket.views for p in parts[name]} for bucket in self._buckets]
-
-    def _fill(self, part: GradientPart, gradient: Tensor) -> None:
-        place = self._place[part.name][part.rows]
-        if is_table(part.name):
-            place.zero_()
-            place.index_copy_(0, self.training.token_ids, gradient)
-        else:
-            place.copy_(gradient)
-        for left in self._left:
-            left.discard(part)
-        # In the same order on every rank.
-        while len(self._pending) < len(self._buckets) and not self._left[len(self._pending)]:
-            bucket = self._buckets[len(self._pending)]
-            self._pending.append(self.comm.start_all_reduce(bucket.flat, "a bucket of gradients"))
-
-    @torch.no_grad()
-    def step(self, loss: Tensor, schedule: StepSchedule) -> float:
-        self.comm.enter("sync")
-        gradients, token_ids = self.training.gradients, self.training.token_ids
-        if not self.overlap:
-            for name in self.training.ready_order:
-                for part in self.training.step_gradients.parts[name]:
-                    self._fill(part, self.training.step_gradients.of(part))
-                self.comm.wait(self._pending[-1])
-        self.comm.wait(*self._pending)
-        for name, gradient in gradients.items():
-            gradient.copy_(self._place[name][token_ids] if is_table(name) else self._place[name])
-        total = self._sum_loss(loss)
-        super().step(loss, schedule)
-        if not self.same_products:
-            self.comm.enter("sync")
-            self.changing = True
-            parameters = dict(self.training.model.named_parameters())
-            for name in self.optimizer.matrix_names:
-                self.comm.broadcast(parameters[name].detach(), 0, f"the update of {name}")
-            self.changing = False
-        return float(total)
-
-
-def same_products(comm: Comm) -> bool:
-    """Whether all ranks compute matrix products with the same CPU type and library, and so bit-identically."""
-    flags = sorted(cpu_flags())
-    route = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    way = [platform.machine(), flags, torch.get_num_threads(), route]
-    answers = comm.exchange("the kinds of CPU", way, fits=row(text, listed(text), count(), text))
-    return all(one == answers[0] for one in answers)
-
-
 class Bucket:
     """Gradients sent together: a flat tensor and views of it."""
 
@@ -321,19 +191,6 @@ class Bucket:
         self.flat = torch.zeros(sum(sizes))
         parts = torch.split(self.flat, sizes)
         self.views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
-
-
-def make_buckets(names: Sequence[str], shapes: Mapping[str, torch.Size], limit: int) -> list[Bucket]:
-    """Names in order, grouped up to a limit in bytes."""
-    groups: list[dict[str, torch.Size]] = []
-    size = 0
-    for name in names:
-        size += 4 * shapes[name].numel()
-        if not groups or size > limit:
-            groups.append({})
-            size = 4 * shapes[name].numel()
-        groups[-1][name] = shapes[name]
-    return [Bucket(group) for group in groups]
 
 
 class OverlappedSync(Sync):

@@ -14,13 +14,10 @@ class Stage(NamedTuple):
     name: str
     script: str  # of our trainer and of checkouts alike
     folder: str  # of its checkpoints, in the base folder
-    trains: bool = True  # False: only measures, saves nothing
 
 
 BASE = Stage("base", "scripts.base_train", "base_checkpoints")
-# Checkouts only.
-MID = Stage("mid", "scripts.mid_train", "mid_checkpoints")
 SFT = Stage("sft", "scripts.chat_sft", "chatsft_checkpoints")
-EVAL = Stage("eval", "scripts.base_eval", "evaluated_checkpoints", trains=False)
-STAGES = {stage.name: stage for stage in (BASE, MID, SFT, EVAL)}
-LATER = tuple(name for name in STAGES if name != BASE.name)
+STAGES = {stage.name: stage for stage in (BASE, SFT)}
+# Ends of the names of later runs; mid and eval were stages of earlier versions.
+LATER = (SFT.name, "mid", "eval")

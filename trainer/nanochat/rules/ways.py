@@ -45,17 +45,14 @@ _WAYS = (
     Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), packed_bytes(8), packed_bytes(8), packs=True, joins=False),
 )
 WAYS = {way.name: way for way in _WAYS}
-# These send every tensor whole.
-WHOLE = {"dense": "every tensor whole", "ddp": "DistributedDataParallel"}
-NAMES = (*WAYS, *WHOLE)
-SUMMARY = ", ".join(f"{name} ({text})" for name, text in [*((way.name, way.summary) for way in _WAYS), *WHOLE.items()])
+SUMMARY = ", ".join(f"{way.name} ({way.summary})" for way in _WAYS)
 # Available to joined ranks.
-JOINED = (*(way.name for way in _WAYS if way.joins), "dense")
+JOINED = tuple(way.name for way in _WAYS if way.joins)
 
 
 def packs(sync: str) -> bool:
     """Whether this mode packs values, with error feedback."""
-    return sync in WAYS and WAYS[sync].packs
+    return WAYS[sync].packs
 
 
 def fits(sync: str, width: int) -> bool:
@@ -86,14 +83,9 @@ def most_bytes(tokens: Sequence[int], width: int, element: float) -> int:
     return max(shared_bytes(tokens, width, rank, element) for rank in range(len(tokens)))
 
 
-def can_share(device: str, sync: str) -> bool:
-    """Whether ranks can share the head."""
-    return device == "cpu" and sync in WAYS
-
-
-def choose_head(wanted: str, able: bool, vocabulary: int, width: int, tokens: Sequence[int], sync: str) -> str:
+def choose_head(wanted: str, vocabulary: int, width: int, tokens: Sequence[int], sync: str) -> str:
     """Shared or whole; auto takes the one that sends fewer bytes. tokens: of each rank in a step."""
-    if len(tokens) < 2 or not able:
+    if len(tokens) < 2:
         return "whole"
     if wanted != "auto":
         return wanted

@@ -81,7 +81,7 @@ def complete(
     return tokenizer.decode([*prompt[1:], *added])
 
 
-def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu") -> GPT:
+def load_model(folder: Path, step: int, tokenizer: Tokenizer) -> GPT:
     """A checkpoint's model, ready for generation and evaluation."""
     wanted = checkpoint_manager.load_meta(folder, step)["model_config"]
     known = {field.name for field in dataclasses.fields(ModelConfig)}
@@ -91,8 +91,7 @@ def load_model(folder: Path, step: int, tokenizer: Tokenizer, device: str = "cpu
             f"the model of step {step} in {folder} has {config.vocab_size} tokens, but the tokenizer has "
             f"{tokenizer.vocab_size}; use the tokenizer it was trained with."
         )
-    with torch.device(device):
-        model = GPT(config)
+    model = GPT(config)
     try:
         model.load_state_dict(checkpoint_manager.load_model(folder, step))
     except RuntimeError as error:

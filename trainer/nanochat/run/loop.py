@@ -148,10 +148,10 @@ def forward_backward(run: Run, batches: Sequence[Pair], token_ids: Tensor) -> Te
     run.training.start_step(token_ids)
     run.sync.start_step(token_ids)
     scale = 1.0 / run.stage.targets(run.plan.total_batch_size, run.feed.loader.last)
-    loss = torch.zeros((), device=run.device)
+    loss = torch.zeros(())
     for number, (ids, targets) in enumerate(batches, start=1):
         on_ready = run.sync.on_ready if number == len(batches) else None
-        loss += run.training.forward_backward(ids.to(run.device), targets.to(run.device), scale, on_ready)
+        loss += run.training.forward_backward(ids, targets, scale, on_ready)
     for dummy in range(len(batches), len(run.passes)):
         run.training.join_pass(scale)
     return loss
@@ -219,7 +219,7 @@ def evaluate(run: Run) -> bool:
 
 
 def watched_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
-    """The batches on the run's device, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
+    """The batches, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
     may take very long."""
     of, looked = run.stage.eval_batches(run.reader), time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
@@ -231,7 +231,7 @@ def watched_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
                 return
             looked = time.monotonic()
         run.journal.heartbeat.evaluating(number, of)
-        yield ids.to(run.device), targets.to(run.device)
+        yield ids, targets
 
 
 def sample(run: Run) -> None:

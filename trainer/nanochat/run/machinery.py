@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings
 from nanochat.model.fused import TrainingPass
@@ -35,7 +37,7 @@ def make_machinery(
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
     if settings.save_on_loss and sync.undoable and has_room_for_undo(optimizer):
-        optimizer.undo = Undo(sync.device)
+        optimizer.undo = Undo(torch.device("cpu"))
     return training, optimizer, sync
 
 

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from nanochat.kit.common import UserError, choose_device, read_ranks
+from nanochat.kit.common import UserError, read_ranks
 from nanochat.kit.connections import all_ends
 from nanochat.kit.pacing import start_pacing
 from nanochat.kit.settings import Settings
@@ -38,9 +38,8 @@ def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Call
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None
     try:
-        device = choose_device(settings.device_type)
         began = time.time()
-        comm = connect(ranks, device, settings.timeout_seconds, on_phase=journal.heartbeat.enter)
+        comm = connect(ranks, "cpu", settings.timeout_seconds, on_phase=journal.heartbeat.enter)
         if comm.world > 1:
             start_pacing()
             end_when_cut_off(journal, comm, lambda: run)

@@ -39,8 +39,6 @@ SHARE = "share"
 
 def save_alone(run: Run) -> str | None:
     """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
-    if not run.stage.trains:
-        return None
     step, why = run.progress.step, unsavable(run)
     if step == max(run.progress.resumed_from or 0, *run.saved, 0):
         return None

@@ -106,9 +106,6 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         if base.optimizer:
             restore_optimizer(run, folder, found, files)
     run.base = {"training": training.id or None, "step": found.step}
-    if not run.stage.trains:
-        run.progress.step = found.step
-        run.plan = dataclasses.replace(run.plan, num_iterations=max(1, found.step))
     run.journal.say(f"{run.stage.activity} the base model of step {found.step} in {folder}")
 
 
@@ -138,7 +135,7 @@ def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
     if run.plan.timed:
         run.progress.place = schedule_place(meta, found.step)
     mine = states[comm.rank] if comm.rank < len(states) else None
-    if mine and run.device == "cpu" and not numerics.keep(mine.get("route", numerics.route())):
+    if mine and not numerics.keep(mine.get("route", numerics.route())):
         run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
     run.places = DataPositions(found.step, run.stage.exact_positions(run.reader, states))
     if run.places.ranks is None and (why := run.stage.place_notice(run.reader, states)):

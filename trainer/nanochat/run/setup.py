@@ -17,7 +17,6 @@ import torch
 
 from nanochat.data import tokenizer
 from nanochat.kit import common
-from nanochat.kit.common import DtypeChoice
 from nanochat.kit.expected import matching
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config, user_config
 from nanochat.model import kernels, numerics
@@ -35,17 +34,14 @@ from nanochat.run.feed import Feed
 from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
-from nanochat.run.stage import RunStage, matmul_type, model_config
+from nanochat.run.stage import RunStage, model_config
 from nanochat.run.state import Run, TrainingProgress
 
 
 def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | None = None) -> Run:
     """Build a run; reject what cannot work while that is cheap."""
     stage = stage or RunStage()
-    device = common.choose_device(settings.device_type)
-    dtype = common.choose_dtype(device)
-    matmul = matmul_type(settings, dtype.name)
-    common.check_matmul(device, matmul)
+    matmul = common.matmul_type(settings.matmul)
     data_dir, folder = common.data_dir(), common.checkpoint_dir(settings.tag, stage=stage.folder)
     tokens = tokenizer.load(common.tokenizer_dir())
     sizes = tokenizer.load_token_bytes(common.tokenizer_dir(), tokens.vocab_size)
@@ -57,22 +53,22 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     plan = stage.plan(settings, config)
     shares = rank_shares(settings, plan.total_batch_size, comm.world)
     tokens_of_ranks = [n * settings.max_seq_len for n in shares]
-    settings = decide_head(settings, config, tokens_of_ranks, device)
+    settings = decide_head(settings, config, tokens_of_ranks)
     comm.enter("agree", 0)
-    agree(comm, facts(settings, stage, device, dtype, matmul, data_dir))
-    route = numerics.setup().route if device == "cpu" else device
-    check_memory(config, device, settings, comm)
-    model = GPT(config).to(device)
+    agree(comm, facts(settings, stage, matmul, data_dir))
+    route = numerics.setup().route
+    check_memory(config, settings, comm)
+    model = GPT(config)
     model.init_weights()
     begun = first_shares(settings, shares)
     run = Run(
-        settings, stage, comm, journal, device, dtype, matmul, tokens, sizes, data_dir, folder,
+        settings, stage, comm, journal, matmul, tokens, sizes, data_dir, folder,
         folder_leader(comm, folder), begun, plan, model, *make_machinery(settings, comm, model, plan, begun, matmul),
         TrainingProgress(), Feed(), new_balancer(model, begun),
     )  # fmt: skip
     run.feed.take_shares(run.sync, run.passes)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
-    run.kernels = kernels.setup(settings.kernels if device == "cpu" else "torch", shape)
+    run.kernels = kernels.setup(settings.kernels, shape)
     say_setup(run, f"{matmul} through {route}")
     if settings.save_on_loss and run.sync.undoable and run.optimizer.undo is None:
         size = run.optimizer.undo_bytes() / 2**20
@@ -100,16 +96,11 @@ def take_time(run: Run) -> None:
         run.journal.say(f"Ends at {when}, in {left / 60:.1f} minutes; {100 * progress.place / WHOLE:.1f}% is done")
 
 
-def facts(
-    settings: Settings, stage: RunStage, device: str, dtype: DtypeChoice, matmul: str, data_dir: Path
-) -> dict[str, Any]:
+def facts(settings: Settings, stage: RunStage, matmul: str, data_dir: Path) -> dict[str, Any]:
     """What all ranks must have in common before the first step."""
     folder = common.tokenizer_dir()
     return {
-        # A GPU uses NCCL and a CPU Gloo: they would wait for each other until the timeout.
-        "device": device,
         "setting": shared_config(settings),
-        "dtype": dtype.name,
         "matmul": matmul,
         # GPU builds have the same CPU code.
         "torch": torch.__version__.partition("+")[0],
@@ -128,11 +119,9 @@ def head_share(settings: Settings, comm: Comm) -> float:
     return shares[comm.rank] / sum(shares)
 
 
-def check_memory(config: ModelConfig, device: str, settings: Settings, comm: Comm) -> None:
+def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
     """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more. With a shared head each rank
     holds all of its weights, and all of its optimizer state in a save."""
-    if device != "cpu":
-        return
     counts, dummy = counted(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
@@ -159,7 +148,7 @@ def say_setup(run: Run, products: str) -> None:
     for name, count in counts.items():
         say(f"  {name:<24}: {count:,}")
     say(f"Estimated FLOPs per token: {flops:e}")
-    say(f"Compute dtype: {run.dtype.name} ({run.dtype.reason}); matrix products: {products}")
+    say(f"Matrix products: {products}")
     say(f"Kernels: {run.kernels.summary()}; torch's vectors: {torch.backends.cpu.get_cpu_capability()}")
     say(f"Scaling LRs by {plan.lr_scale:.4f} for batch size {plan.total_batch_size:,}")
     say(f"Scaling weight decay from {settings.weight_decay:.6f} to {plan.weight_decay:.6f} for depth {settings.depth}")
@@ -188,15 +177,14 @@ def accumulations(settings: Settings, shares: Sequence[int]) -> str:
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
     """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
     config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
-    steps = run.plan.num_iterations if run.stage.trains else None
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
-    run.journal.heartbeat.steps = steps or 0
+    run.journal.heartbeat.steps = run.plan.num_iterations
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
         model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
-        settings=user_config(run.settings), dtype=run.dtype.name, dtype_reason=run.dtype.reason, matmul=run.matmul, kernels=run.kernels.on,
-        capability=torch.backends.cpu.get_cpu_capability(), steps=steps, total_batch_size=run.plan.total_batch_size,
+        settings=user_config(run.settings), matmul=run.matmul, kernels=run.kernels.on,
+        capability=torch.backends.cpu.get_cpu_capability(), steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,
         opening=opening, training=run.training_id, base=run.base or None,
         notices=run.notices, generation=int(os.environ.get("NANOCHAT_GENERATION") or 0) or None,

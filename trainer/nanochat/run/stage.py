@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The differences between stages: initial model, data, checkpoints and evaluation.
 
-RunStage is pretraining; fine_tuning.py and evaluation.py are the others. setup.py and loop.py treat all alike.
+RunStage is pretraining, and fine_tuning.py the other. setup.py and loop.py treat both alike.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class RunStage:
     """Pretraining on the shards."""
 
     folder = stages.BASE.folder
-    trains = True
     activity = "Training"
     base: BaseModel | None = None
 
@@ -196,13 +195,6 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
         vocab_size,
         settings.window_pattern,
     )
-
-
-def matmul_type(settings: Settings, dtype: str) -> str:
-    """The number type of matrix products, by default as the compute dtype."""
-    if settings.matmul != "auto":
-        return settings.matmul
-    return "bf16" if dtype == "bfloat16" else "fp32"
 
 
 def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:

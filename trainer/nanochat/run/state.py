@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 
 from nanochat.data.tokenizer import Tokenizer
-from nanochat.kit.common import DtypeChoice
 from nanochat.kit.settings import Settings, rank_shares, user_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
@@ -70,8 +69,6 @@ class Run:
     stage: RunStage
     comm: Comm
     journal: Journal
-    device: str
-    dtype: DtypeChoice
     matmul: str
     tokenizer: Tokenizer
     token_bytes: Tensor

@@ -11,13 +11,10 @@ from pathlib import Path
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import (
     CATALOGUE,
-    MANY_ALIKE,
     finding,
     refusal_text,
     sentence,
-    told_once,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.words import MANY_HOSTS
 
 PLUGINS = Path(__file__).resolve().parents[5] / "plugins"
 ADVICE = re.compile(r"[;.] (use|set|name|give|take|make|install|end|lower|see|check|remove|train) ", re.I)
@@ -45,37 +42,6 @@ def test_every_code_that_is_used_is_in_the_registry_with_what_to_do():
     assert codes and codes <= set(CATALOGUE)
     for code, kind in CATALOGUE.items():
         assert kind.title and kind.why and kind.remedy, code
-
-
-def short_of_memory(count):
-    hosts = [f"node{number:03}" for number in range(1, count + 1)]
-    return [finding("memory-tight", host, f"{host} has {number}.5 GB of memory") for number, host in enumerate(hosts)]
-
-
-def test_what_was_seen_of_many_hosts_alike_is_told_once():
-    many, own = short_of_memory(100), finding("no-tmux", "node007", "node007 has no tmux")
-    told = list(told_once([many[0], own, *many[1:]]))
-    assert told == [(many[0], "99 more, node002 ... node100"), (own, "")]
-    lines = refusal_text([*many, own]).splitlines()
-    assert lines[0] == "101 problems; nothing was changed:"
-    assert lines[1] == f"- {sentence(many[0])} Also: 99 more, node002 ... node100."
-    assert lines[2:] == [f"- {sentence(own)}"]
-
-
-def test_many_are_as_many_as_where_hosts_share_a_row():
-    assert MANY_ALIKE == MANY_HOSTS
-
-
-def test_of_few_hosts_each_is_told():
-    few = short_of_memory(16)
-    assert list(told_once(few)) == [(found, "") for found in few]
-
-
-def test_other_words_or_another_code_are_another_finding():
-    many = short_of_memory(17)
-    many[3] = finding("memory-tight", "node004", "node004 has no memory at all")
-    many[5] = finding("no-tmux", "node006", many[5]["seen"])
-    assert [more for dummy, more in told_once(many)] == [""] * 17
 
 
 def test_a_refusal_says_what_was_seen_and_what_to_do():

@@ -57,7 +57,7 @@ def test_words_of_the_command_line_become_numbers_and_truths():
         ("ddp_depth", True, "ddp_depth is true on desktop; it must be an integer of at least 1."),
         ("ddp_timeout", 3, "ddp_timeout is 3 on desktop; it must be an integer of at least 10."),
         ("ddp_port", 80, "ddp_port is 80 on desktop; it must be an integer of at least 1024."),
-        ("ddp_sync", "fast", 'ddp_sync is "fast" on desktop; it must be auto, exact, bf16, int8, int4, dense or ddp.'),
+        ("ddp_sync", "fast", 'ddp_sync is "fast" on desktop; it must be auto, exact, bf16, int8 or int4.'),
         ("ddp_resume", "perhaps", 'ddp_resume is "perhaps" on desktop; it must be true or false.'),
         (
             "ddp_run",

@@ -30,7 +30,7 @@ def trainers_fields() -> dict[str, tuple[str, tuple[str, ...]]]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call):
                 written = ast.unparse(field.value.args[2]) if len(field.value.args) > 2 else "()"
                 # Names of ways come from the rules that both share.
-                choices = ways.NAMES if written == "ways.NAMES" else ast.literal_eval(written)
+                choices = tuple(ways.WAYS) if written == "tuple(ways.WAYS)" else ast.literal_eval(written)
                 found[field.target.id] = (ast.unparse(field.annotation), choices)  # type: ignore[union-attr]
     return found
 

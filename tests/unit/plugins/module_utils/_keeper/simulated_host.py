@@ -295,7 +295,7 @@ class Messenger:
     """The words that a keeper says and hears; the world carries them."""
 
     def __init__(self, me, others, secret, launch):
-        self.heard, self.silent, self.said = queue.SimpleQueue(), {}, (float("-inf"), None)
+        self.heard, self.silent, self.said = queue.Queue(), {}, (float("-inf"), None)
 
     def say(self, word):
         self.said = (HERE.monotonic(), word)

@@ -27,15 +27,6 @@ def test_a_figure_has_as_many_digits_as_are_of_use(as_text):
     assert {figure: as_text(figure) for figure in FIGURES[as_text]} == FIGURES[as_text]
 
 
-def test_of_many_rows_those_that_are_alike_share_one():
-    rows = [(f"h{number:02d}", "running", f"{number}.0 GB") for number in range(1, 18)]
-    assert words.alike(rows[:16], measured=[2]) == rows[:16]
-    assert words.alike([*rows, ("last", "crashed", "-")], measured=[2]) == [
-        ["h01 ... h17 (17)", "running", "1.0 GB ... 17.0 GB"],
-        ["last", "crashed", "-"],
-    ]
-
-
 def test_columns_are_as_wide_as_their_widest_cell():
     assert words.columns([("a", 1), ("long", 22)], "") == ["a     1", "long  22"]
 

@@ -16,7 +16,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.decided import 
     HOSTS,
     KEPT,
     PROFILE,
-    STAGE,
     TRAINER,
     USER,
     Decided,
@@ -38,10 +37,9 @@ def makers(of: Decided, *names: str) -> dict[str, tuple[object, str]]:
 
 
 def test_each_decision_says_who_made_it():
-    names = ("device", "dtype", "iterations", "sync", "head", "total_batch")
+    names = ("matmul", "iterations", "sync", "head", "total_batch")
     assert makers(decided({"ddp_iterations": 20}), *names) == {
-        "device": ("cpu", DEFAULT),
-        "dtype": ("float32", DEFAULT),
+        "matmul": ("fp32", DEFAULT),
         "iterations": (20, USER),
         "sync": ("exact", DEFAULT),
         "head": ("shared", HOSTS),
@@ -53,10 +51,7 @@ def test_each_decision_says_who_made_it():
     assert (found.value, found.by) == (3072, HOSTS)
 
 
-def test_a_stage_and_a_trainer_decide_too():
-    evaluation = decide_basis(resolve([("desktop", {"ddp_profile": "real", "ddp_stage": "eval"})]), ())
-    assert (evaluation.iterations.value, evaluation.iterations.by) == (1, STAGE)
-    assert (evaluation.restarts.value, evaluation.restarts.by) == (0, STAGE)
+def test_a_trainer_decides_too():
     another = decided({"ddp_trainer_source": "/home/me/nanochat"})
     assert (another.batch_split.value, another.batch_split.by) == ("equal", TRAINER)
 

@@ -77,8 +77,3 @@ def test_limits_of_a_host_that_is_no_guest_are_refused():
     (problem,) = refusal(hosts(two={"ddp_polite": "low", "ddp_hours": "22:00-07:00"}))
     assert "ddp_hours is set on laptop, but only a guest leaves by it" in problem
     assert "ddp_hours is" in refusal(hosts(two={**GUEST, "ddp_hours": "at night"}))[0]
-
-
-def test_an_evaluation_yields_and_does_not_leave():
-    plan = make_plan(hosts({"ddp_stage": "eval"}, two=GUEST), tolerant=True).plan
-    assert polite(plan)[1] == "low" and "guest" not in plan["nodes"][1]

@@ -38,9 +38,7 @@ MLFLOW = {"ddp_tracker": "mlflow"}
         ),
         ({"ddp_data_host": "lptop"}, "ddp_data_host is lptop, which is not a host of this job; use desktop or laptop."),
         ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
-        ({"ddp_dtype": "bfloat16"}, "the CPU of desktop and laptop has no instructions for it"),
-        ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16"),
-        ({"ddp_dtype": "float16"}, "ddp_dtype is float16, which is slow"),
+        ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16, but the CPU of desktop and laptop has no instructions for it"),
         (
             {"ddp_extra_env": {"NANOCHAT_PROM_DIR": "/x"}},
             "ddp_extra_env sets NANOCHAT_PROM_DIR, but ranks write no file for Prometheus any more. Read metrics-rankN.jsonl",
@@ -48,7 +46,6 @@ MLFLOW = {"ddp_tracker": "mlflow"}
         ({"ddp_extra_env": {"RANK": "1"}}, "ddp_extra_env sets RANK, which torchrun sets itself"),
         ({"ddp_secret_env": {"NANOCHAT_DATA_DIR": "/x"}}, "sets NANOCHAT_DATA_DIR, which the plan sets itself"),
         ({"ddp_extra_args": ["--depth=9"]}, "ddp_extra_args holds --depth, which the plan sets itself"),
-        ({"ddp_head": "shared", "ddp_sync": "dense"}, "here they are cpu and dense"),
         ({"ddp_head": "whole", "ddp_trainer_source": "/home/me/nanochat"}, "only this collection's trainer supports"),
         ({"ddp_restarts": 3, "ddp_min_hosts": 3}, "ddp_min_hosts is 3, but this job has 2 hosts"),
         ({"ddp_min_hosts": 1}, "ddp_min_hosts is set, but ddp_restarts is 0"),

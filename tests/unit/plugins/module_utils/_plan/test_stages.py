@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fine-tuning and evaluation: runs of their own, which begin with the model of another one."""
+"""Fine-tuning: a run of its own, which begins with the model of another one."""
 
 from __future__ import annotations
 
@@ -77,30 +77,35 @@ def test_a_base_model_knows_nothing_of_stages():
     assert controller_questions(hosts())["conversations"] is None
 
 
-def test_an_evaluation_is_another_one_for_each_step():
-    known = having_trained("eval")
-    plan = make_plan(known).plan
-    argv = plan["nodes"][1]["argv"]
-    assert argv[argv.index("--") - 1] == "scripts.base_eval" and "--model-step=10" in argv
-    told = render(plan)
-    assert "measures step 10 of the run d4" in told and "steps of" not in told and "saves" not in told
-    tokens, rows = plan["training"]["eval_tokens"], plan["training"]["device_batch"]
-    assert f"{tokens // (rows * 512 * 2)} x {rows} rows by each rank" in told
-    known[0]["probe"]["base_run"]["checkpoints"] = [10, 15]
-    later = make_plan(known).plan
-    assert later["run"] == "d4-eval" and later["digest"] != plan["digest"]
+def test_without_a_base_model_nothing_starts():
+    told = refused(having_trained("sft", where=()))
+    assert "no host has a checkpoint of the run d4, which ddp_stage sft needs; train one first" in told
 
 
-def test_an_evaluation_has_no_keepers():
-    asked = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_survive_reboot": True}
-    assert make_plan(having_trained("eval", **asked)).plan.get("keeper") is None
-    assert make_plan(having_trained("sft", **asked)).plan["keeper"]["restarts"] == 3
-
-
-@pytest.mark.parametrize("stage", ["sft", "eval"])
-def test_without_a_base_model_nothing_starts(stage):
-    told = refused(having_trained(stage, where=()))
-    assert f"no host has a checkpoint of the run d4, which ddp_stage {stage} needs; train one first" in told
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            {"ddp_stage": "eval"},
+            "which is no longer a choice: bits per byte are measured in every run",
+        ),
+        ({"ddp_stage": "mid"}, "no longer a choice: the checkout"),
+        (
+            {"ddp_sync": "dense"},
+            "which is no longer a choice: exact sends the same sums",
+        ),
+        ({"ddp_device": "cuda"}, "ddp_device on every host is no longer a setting: training is on CPUs. Remove it."),
+        ({"ddp_dtype": "bfloat16"}, "ddp_dtype on every host is no longer a setting: numbers are float32."),
+        (
+            {"ddp_trainer_join": False},
+            "ddp_trainer_join on every host is no longer a setting: a checkout's ranks always",
+        ),
+    ],
+)
+def test_ways_that_are_gone_are_refused_with_what_to_do(setting, said):
+    assert said in refusal(hosts(setting))[0]
+    ignored = {"ddp_device": "cpu", "ddp_dtype": "auto", "ddp_trainer_join": True}
+    assert planned(ignored)["digest"] == planned()["digest"]
 
 
 def test_a_base_model_of_another_vocabulary_is_refused():
@@ -123,41 +128,28 @@ CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 THERE = {"folders": {"/home/me/nanochat": {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}}}
 
 
-@pytest.mark.parametrize(("stage", "script"), [("sft", "scripts.chat_sft"), ("mid", "scripts.mid_train")])
-def test_a_checkout_goes_on_with_scripts_of_its_own(stage, script):
-    known = having_trained(stage, **CHECKOUT)
+def test_a_checkout_fine_tunes_with_its_own_script():
+    script = "scripts.chat_sft"
+    known = having_trained("sft", **CHECKOUT)
     plan = make_plan(known, here=THERE).plan
     one = plan["nodes"][0]
     argv = one["argv"]
     own, flags = argv[argv.index("--") + 1 : argv.index(script)], argv[argv.index(script) + 1 :]
-    assert (plan["run"], plan["training"]["resume"], plan["training"]["sync"]) == (f"d4-{stage}", False, "exact")
+    assert (plan["run"], plan["training"]["resume"], plan["training"]["sync"]) == ("d4-sft", False, "exact")
     runs = "/home/lzw/nanochat-ddp/runs"
     assert f"--base-checkpoints={runs}/d4/base_checkpoints/d4" in own and "--resume" not in own
-    assert (f"--base-checkpoints={runs}/d4-mid/mid_checkpoints/d4" in own) is (stage == "sft")
     assert "--model-tag=d4" in flags and not [flag for flag in flags if flag.startswith(("--depth", "--save-every"))]
-    assert ("--chatcore-every=-1" in flags) is (stage == "sft")
+    assert "--chatcore-every=-1" in flags
     assert f"continues the model of the run d4 with the checkout's {script.replace('.', '/')}.py" in render(plan)
     asked = controller_questions(known)
     assert (asked["script"], asked["conversations"]) == (script, None)
     assert [flag.split("=")[0] for flag in flags] == asked["flags"]
 
 
-def test_a_script_that_the_checkout_lacks_is_refused():
-    here = {**THERE, "checkout": {"script": ["has no readable scripts/mid_train.py"], "join": []}}
-    told = refused(having_trained("mid", **CHECKOUT), here)
-    assert "ddp_trainer_source is /home/me/nanochat, which has no readable scripts/mid_train.py" in told
-
-
 def test_what_does_not_go_with_a_stage():
-    told = refused(having_trained("eval", ddp_run="a" * 46, **CHECKOUT))
-    assert "ddp_stage is eval, which only this collection's trainer supports" in told
+    told = refused(having_trained("sft", ddp_run="a" * 46, **CHECKOUT, ddp_sft_data="/talks.jsonl"))
     assert "which is longer than 48 characters" in told
-    told = refused(having_trained("sft", **CHECKOUT, ddp_trainer_join=False, ddp_sft_data="/talks.jsonl"))
-    assert "which needs joined ranks with a checkout" in told
     assert "ddp_sft_data is set, but a checkout's scripts/chat_sft.py has its own conversations" in told
-    assert "ddp_stage is mid, which needs a nanochat checkout with scripts/mid_train.py" in refused(
-        having_trained("mid")
-    )
 
 
 def test_conversations_are_judged_on_the_controller(tmp_path):

@@ -132,12 +132,10 @@ def test_a_kept_way_that_the_settings_rule_out_is_dropped_and_never_refused():
 CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
 
 
-@pytest.mark.parametrize("settings", [CHECKOUT, {**CHECKOUT, "ddp_trainer_join": False}])
-def test_auto_is_exact_where_there_is_no_choice(settings):
-    joined = settings.get("ddp_trainer_join", True)
+def test_auto_is_exact_where_there_is_no_choice():
     for facts in ({"measured": measured(3.0)}, {"run": {"rows": {}, "sync": "int8"}}):
-        plan = make_plan(hosts({**AUTO, **settings}, facts, facts), tolerant=True).plan
-        assert plan["training"]["sync"] == ("exact" if joined else "upstream")
+        plan = make_plan(hosts({**AUTO, **CHECKOUT}, facts, facts), tolerant=True).plan
+        assert plan["training"]["sync"] == "exact"
 
 
 def test_the_same_job_has_the_same_plan_after_its_start():
@@ -243,5 +241,4 @@ def test_the_head_is_shared_out_where_that_sends_less():
     # More tokens in a step than there are in the vocabulary of the trial.
     assert heads(ddp_total_batch=8192) == ("whole", "whole")
     assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
-    assert heads(ddp_sync="dense") == ("whole", "whole")
     assert "sync exact (auto), head shared" in render(planned())

@@ -56,16 +56,6 @@ def test_when_something_is_done_and_what_is_not_is_told():
     )
 
 
-@pytest.mark.parametrize(("tokens", "batches"), [(1, 1), (4096, 2), (5120, 3)])
-def test_a_measurement_is_of_as_many_batches_as_it_takes_all_ranks(tokens, batches):
-    plan = {
-        "training": {**training(), "eval_tokens": tokens, "device_batch": 2, "matmul": "fp32"},
-        "model": {"sequence": 512},
-    }
-    told = text.evaluation({**plan, "world": 2, "timeout_seconds": 300})
-    assert f"of the validation shard, {batches} x 2 rows by each rank" in told
-
-
 def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
     other = {"candidates": [{"executable": "/usr/bin/python3.13", "version": "3.13.5"}]}
     plan = planned({}, two={"python": {"version": "3.13.5", "venv": {}, **other}})
@@ -73,15 +63,6 @@ def test_the_table_of_hosts_fits_a_terminal_and_shows_each_python():
     assert max(map(len, (head, one, two))) <= 80
     at = head.index("python")
     assert (one[at:].split()[0], two[at:].split()[0]) == ("3.11", "3.13")
-
-
-def test_names_leave_paths_where_hosts_are_many():
-    plan = planned()
-    node = {**plan["nodes"][0], "host": "node001"}
-    assert text.nameless(plan, node, "/srv/node001/runs") == "/srv/node001/runs"
-    limit = text.MANY_HOSTS
-    assert text.nameless({**plan, "nodes": [node] * limit}, node, "/srv/node001/runs") == "/srv/node001/runs"
-    assert text.nameless({**plan, "nodes": [node] * (limit + 1)}, node, "/srv/node001/runs") == "/srv/HOST/runs"
 
 
 def test_a_data_set_of_a_url_is_told_and_planned_by_it():

@@ -63,12 +63,10 @@ def megabytes_sent(document: dict[str, Any]) -> float:
 @pytest.mark.parametrize(
     ("shape", "sync", "head", "megabytes"),
     [
-        (D4, "dense", "whole", 147),
         (D4, "exact", "whole", 47),
         (D4, "bf16", "whole", 24),
         (D4, "int8", "whole", 12.8),
         (D4, "int4", "whole", 6.5),
-        (D8, "dense", "whole", 510),
         (D8, "exact", "whole", 175),
         (D8, "bf16", "whole", 87),
         # Hidden states instead of the head's gradient.
@@ -110,10 +108,10 @@ def test_different_tokens_are_no_more_than_tokens_and_vocabulary(tokens):
 # A step of two nodes with a core each over a link of so many Mbit/s, as bench/two_nodes.py measured it on a quiet machine
 # (lab/performance.md): a node's pass, AdamW and Muon come to the step alone.
 FIGURES = [
-    (D4, Speed("", 0.410, 0.020, 0.060), 1000, {"exact": 0.600, "bf16": 0.527, "dense": 1.807, "ddp": 1.599}),
+    (D4, Speed("", 0.410, 0.020, 0.060), 1000, {"exact": 0.600, "bf16": 0.527}),
     (D4, Speed("", 0.430, 0.022, 0.063), 100, {"exact": 4.260, "bf16": 2.201}),
-    (D8, Speed("", 2.80, 0.11, 1.10), 1000, {"exact": 3.65, "bf16": 3.45, "dense": 8.38, "ddp": 7.20}),
-    (D8, Speed("", 3.10, 0.13, 1.20), 100, {"exact": 16.7, "bf16": 9.1, "dense": 47.4}),
+    (D8, Speed("", 2.80, 0.11, 1.10), 1000, {"exact": 3.65, "bf16": 3.45}),
+    (D8, Speed("", 3.10, 0.13, 1.20), 100, {"exact": 16.7, "bf16": 9.1}),
 ]
 
 
@@ -148,11 +146,6 @@ def test_each_pass_hides_its_own_part_of_a_shared_head():
     )
     felt = step_model.FELT_SHARE * (gradients + head) / 1e9
     assert seconds_of(8, 1000.0, "shared") - seconds_of(8, None, "shared") == pytest.approx(felt)
-
-
-def test_dense_hides_nothing_in_any_pass_and_ddp_some_of_the_last():
-    hidden = {sync: seconds_of(8, 5.0, sync="dense") - seconds_of(8, 5.0, sync=sync) for sync in ("dense", "ddp")}
-    assert hidden == {"dense": 0.0, "ddp": pytest.approx(step_model.DDP_HIDDEN_SHARE * (1.0 + 0.02 + 0.1))}
 
 
 def test_the_slower_host_waits_less():
@@ -332,7 +325,7 @@ def test_why_auto_took_a_way_is_told():
     assert predict.outlook(plan(), one, slow)["auto_sync"] is None
 
 
-@pytest.mark.parametrize("kind", ["exact", "int8", "ddp", "dense"])
+@pytest.mark.parametrize("kind", ["exact", "int8"])
 def test_what_a_link_takes_to_answer_is_never_hidden(kind):
     document, both = plan(rows=(8, 8)), speeds(0.3, 0.3)
     near, far = (step_of(document, both, Link(1000.0, late), kind) for late in (0.0, 10.0))
@@ -351,7 +344,7 @@ def test_where_both_ends_share_the_air_a_step_has_half_the_rate():
 def test_the_head_is_shared_out_or_not_with_each_way_by_itself():
     document = auto(plan(rows=(24, 24)))
     document["training"]["head"] = "whole"
-    heads = {"exact": "whole", "bf16": "shared", "int8": "whole", "int4": "whole", "dense": "whole"}
+    heads = {"exact": "whole", "bf16": "shared", "int8": "whole", "int4": "whole"}
     assert {way: step_model.head_of(job_of(document), way) for way in heads} == heads
     document["training"]["asked"]["head"] = "whole"
     assert step_model.head_of(job_of(document), "bf16") == "whole"
@@ -370,7 +363,6 @@ def test_a_measured_step_is_kept_with_its_link_and_model():
 
 def test_ways_are_not_told_where_there_is_no_choice():
     assert predict.outlook(plan(rows=(4,)), speeds(0.4), None)["ways"] == {}
-    assert predict.outlook(plan(sync="ddp"), speeds(0.4, 0.4), Link(94.0, 0.3))["ways"] == {}
     alone = plan(rows=(4,))
     assert "ddp_sync" not in predict.prediction_text(alone, predict.outlook(alone, speeds(0.4), None))
 

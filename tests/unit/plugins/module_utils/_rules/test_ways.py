@@ -12,24 +12,15 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
 def test_what_rounds_more_sends_less() -> None:
     sizes = [way.value_bytes for way in ways.WAYS.values()]
     assert sizes == sorted(sizes, reverse=True) == [4.0, 2.0, 1 + 1 / 64, 0.5 + 1 / 64]
-    assert set(ways.NAMES) == {*ways.WAYS, *ways.WHOLE} > set(ways.JOINED)
+    assert set(ways.WAYS) > set(ways.JOINED)
 
 
-@pytest.mark.parametrize(
-    ("sync", "width", "fits"), [("int8", 64, True), ("int8", 40, False), ("bf16", 40, True), ("ddp", 40, True)]
-)
+@pytest.mark.parametrize(("sync", "width", "fits"), [("int8", 64, True), ("int8", 40, False), ("bf16", 40, True)])
 def test_what_is_packed_divides_into_blocks(sync: str, width: int, fits: bool) -> None:
     assert ways.fits(sync, width) is fits
 
 
 def test_what_was_asked_for_counts_where_it_can_be_had() -> None:
-    assert ways.choose_head("shared", True, 32768, 512, [262144, 262144], "exact") == "shared"
-    assert ways.choose_head("whole", True, 32768, 512, [1024, 1024], "exact") == "whole"
-    assert ways.choose_head("shared", False, 32768, 512, [1024, 1024], "exact") == "whole"
-    assert ways.choose_head("shared", True, 32768, 512, [1024], "exact") == "whole"
-
-
-@pytest.mark.parametrize(("device", "sync"), [("cuda", "exact"), ("cpu", "dense")])
-def test_only_cpus_that_do_not_send_gradients_whole_can_share(device: str, sync: str) -> None:
-    assert ways.can_share("cpu", "bf16")
-    assert not ways.can_share(device, sync)
+    assert ways.choose_head("shared", 32768, 512, [262144, 262144], "exact") == "shared"
+    assert ways.choose_head("whole", 32768, 512, [1024, 1024], "exact") == "whole"
+    assert ways.choose_head("shared", 32768, 512, [1024], "exact") == "whole"

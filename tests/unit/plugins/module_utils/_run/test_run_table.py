@@ -82,23 +82,6 @@ def many(**more: Any) -> list[dict[str, Any]]:
     return [row(f"h{n:03}", n, wait_seconds=float(n), memory_bytes=9e8 + n * 2e6, **more) for n in range(100)]
 
 
-def test_of_a_hundred_hosts_those_that_are_alike_share_a_line() -> None:
-    rows = many(state="finished", done=10, verdict="finished", identical=True, digest="abcdef")
-    rows[41]["verdict"] = "crashed"
-    rows[41]["run"].update(done=7)
-    table = run_table.closing_table(rows, 200).splitlines()
-    assert len(table) < 8
-    assert re.search(r"h000 \.\.\. h099 \(99\) +0 \.\.\. 99 +finished +10/10 ", table[2])
-    # From the least to the most, whatever the unit.
-    assert "0.0 s (20 %) ... 1 min 39 s (20 %)" in table[2] and "900 MB ... 1.1 GB" in table[2]
-    assert re.search(r"h041 +41 +crashed +7/10", table[3])
-
-
-def test_the_status_of_a_hundred_hosts_fits_a_screen() -> None:
-    screen = run_table.status_table(many(), 200).splitlines()
-    assert len(screen) < 8 and "h000 ... h099 (100)" in screen[2]
-
-
 @pytest.mark.parametrize(
     ("counts", "text"),
     [

@@ -46,10 +46,6 @@ def test_a_stop_may_take_as_long_as_the_runs_own_steps_and_saves(case: str) -> N
     assert least <= stop_seconds(events, heartbeat, PLAN) <= most
 
 
-def test_another_trainer_gets_the_time_of_the_plan():
-    assert stop_seconds([], {}, {**PLAN, "trainer": {"source": "git"}}) == 300
-
-
 @pytest.mark.parametrize("odd", [None, "x", [], {}, -1, float("nan"), float("inf"), 10**40, 10**400, True])
 def test_odd_figures_are_passed_over(odd):
     heartbeat = {"step_seconds": odd, "save_seconds": odd, "phase": odd if isinstance(odd, str) else None}

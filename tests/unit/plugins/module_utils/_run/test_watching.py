@@ -54,7 +54,6 @@ CASES: dict[str, tuple[dict[str, Observation], dict[str, str | tuple[str, str] |
         {"a": FROZEN, "b": Observation(running(idle_seconds=49.0))},
         {"a": ("stalled", "has no heartbeat for 50 s")},
     ),
-    "a trainer reports no progress": ({"a": Observation(MUTE, age=10000)}, {"a": None}),
     "one has just crashed": ({"a": GOES, "b": Observation(CRASHED, ended=5)}, {"a": None}),
     "one crashed a while ago": (
         {"a": GOES, "b": Observation(CRASHED, ended=21)},
@@ -144,8 +143,7 @@ def test_the_end_of_a_rank_is_told_with_code_place_and_error() -> None:
 @pytest.mark.parametrize(
     ("run", "age", "kind"),
     [
-        (MUTE, 61, "started"),
-        (OURS, 61, None),  # it will report its start
+        (MUTE, 61, None),  # it will report its start
         (STARTING, 0, None),
         (running(step=0), 0, "started"),
     ],
@@ -172,8 +170,6 @@ def test_before_the_ranks_have_met_no_connection_breaks_that_would_have_to_be_wa
     assert verdict("a", a=Observation(waits), b=Observation(CRASHED, ended=4)) is None
     assert verdict("a", a=Observation(waits), b=crashed) == "orphaned"
     assert verdict("a", a=Observation({**waits, "phase": "agree"}), b=crashed) is None
-    # Of a trainer that tells no phase nobody knows whether it has met the others.
-    assert verdict("a", a=Observation({**waits, "trainer": "git"}), b=crashed) is None
 
 
 def test_looks_become_rarer_in_a_long_run() -> None:
