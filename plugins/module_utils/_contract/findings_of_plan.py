@@ -119,8 +119,8 @@ KINDS: Dict[str, Kind] = {
     "guest-blind": Kind(
         INFO,
         "A guest cannot see everything that it could leave for",
-        "ddp_polite=guest asks logind, the kernel's sensors and NetworkManager.",
-        "No action needed. Install what is missing, or limit the time of day with ddp_hours.",
+        "ddp_polite=guest asks logind who sits at the machine.",
+        "No action needed. Limit the time of day with ddp_hours, or say when to leave by a command, ddp_away_if.",
     ),
     "trainer-commit": Kind(
         INFO,

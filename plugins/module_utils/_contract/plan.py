@@ -124,10 +124,8 @@ class Guest(TypedDict):
     """When a host leaves the run because its machine is in use (ddp_polite guest)."""
 
     hours: Optional[str]
-    quiet_minutes: float
     battery_limit: int
-    heat_limit: float
-    load_limit: float
+    away_if: Optional[str]
 
 
 class _Sometimes(TypedDict, total=False):

@@ -65,6 +65,12 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
         "numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")
     ),
     "ddp_trainer_join": Removed("a checkout's ranks always train one model together. Remove it", ("true",)),
+    "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "1.0", "10", "10.0")),
+    "ddp_heat_limit": Removed(
+        "ddp_away_if is a command for that. Remove it; docs/guides/polite-guest.md has the command for heat",
+        ("95", "95.0"),
+    ),
+    "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
     "ddp_live_page": Removed(
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
@@ -377,18 +383,13 @@ class HostSettings:
         None, "With ddp_polite guest: time of day in which this host trains, by its own clock, such as 22:00-07:00.",
         pattern=r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", takes="two times of day such as 22:00-07:00", empty="all day",
     )
-    quiet_minutes: float = _host(
-        10.0, "With ddp_polite guest: minutes without any reason to be away before it comes back.", low=0.1, most=1440,
-    )
     battery_limit: int = _host(
         100, "With ddp_polite guest: it leaves while on battery with this charge in percent or less; 100: always, 0: never.",
         low=0, most=100,
     )
-    heat_limit: float = _host(
-        95.0, "With ddp_polite guest: it leaves when its hottest sensor is above this for ten seconds, in Celsius.", low=30, most=150,
-    )
-    load_limit: float = _host(
-        0.5, "With ddp_polite guest: it leaves when other programs keep more cores than this busy for ten seconds.", low=0.05, most=10_000,
+    away_if: Optional[str] = _host(
+        None, "With ddp_polite guest: a shell command, run every ten seconds; the host leaves while it ends with 0.",
+        pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
     )
     speed: Optional[float] = _host(
         None, "Speed of this host relative to the others (ddp_batch_split auto and speed).",

@@ -63,7 +63,7 @@ class Attendance:
     """Whether this host takes part now (ddp_polite guest). Commands may take long, so they are run beside the keeper."""
 
     def __init__(self, limits: Guest, now: float) -> None:
-        self.limits, self.machine = limits, UsageMeter(os.environ.get(MACHINE, "/"))
+        self.limits, self.machine = limits, UsageMeter(limits["away_if"], os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
         self.stay = manners.look(limits, manners.Stay(), self.reading, now)
         threading.Thread(target=self._read, daemon=True).start()

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """When a guest leaves the run and returns (ddp_polite: guest): pure functions of limits, readings and the clock.
 
-Each limit has hysteresis. A guest returns only after ddp_quiet_minutes without any reason to be away.
+Each limit has hysteresis. A guest returns only after a minute without any reason to be away.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from .._contract.plan import Guest
 from .._probe.usage import Reading
 from . import membership
 
-HOURS, USED, BATTERY, METERED, HOT, LOAD = "hours", "used", "battery", "metered", "hot", "load"
-# Ignore shorter peaks of load or heat.
-LASTING = {HOT: 10.0, LOAD: 10.0}
-# Hysteresis: margins below or above the limits before a guest returns.
-COOLER, MORE_CHARGE, LESS_LOAD = 10.0, 5, 0.5
+HOURS, USED, BATTERY, OWN, LOAD = "hours", "used", "battery", "own", "load"
+# Ignore shorter peaks of load.
+LASTING = {LOAD: 10.0}
+QUIET_SECONDS = 60.0
+# Cores that other programs may keep busy, to stay and to come back.
+MOST_LOAD, LESS_LOAD = 0.5, 0.25
+# Hysteresis: this much charge above the limit before a guest returns.
+MORE_CHARGE = 5
 
 
 class Stay(NamedTuple):
@@ -43,15 +46,10 @@ def reasons(limits: Guest, reading: Reading, away: bool) -> Dict[str, str]:
     least = limits["battery_limit"] + (MORE_CHARGE if away and limits["battery_limit"] else 0)
     if reading.charge is not None and limits["battery_limit"] and reading.charge <= least:
         found[BATTERY] = "on battery; back when plugged in"
-    if reading.metered:
-        found[METERED] = "on a metered connection; back on another one"
-    most = limits["heat_limit"] - (COOLER if away else 0.0)
-    if reading.celsius is not None and reading.celsius > most:
-        found[HOT] = "at %.0f °C; back below %.0f °C" % (reading.celsius, limits["heat_limit"] - COOLER)
-    cores = limits["load_limit"] * (LESS_LOAD if away else 1.0)
-    if reading.load is not None and reading.load > cores:
-        back = limits["load_limit"] * LESS_LOAD
-        found[LOAD] = "other programs use %.1f cores; back below %.2g" % (reading.load, back)
+    if reading.away_if:
+        found[OWN] = "ddp_away_if says so; back when it does not"
+    if reading.load is not None and reading.load > (LESS_LOAD if away else MOST_LOAD):
+        found[LOAD] = "other programs use %.1f cores; back below %.2g" % (reading.load, LESS_LOAD)
     return found
 
 
@@ -71,10 +69,8 @@ def look(limits: Guest, before: Stay, reading: Reading, now: float) -> Stay:
         # Keep the sentence, with its figure, from when the guest left.
         same = before.code in counts
         return Stay(before.why if same else found[counts[0]], before.code if same else counts[0], since, excused, now)
-    if before.why and now - before.last < 60 * limits["quiet_minutes"]:
-        return before._replace(
-            why="quiet again; back after %g minutes of it" % limits["quiet_minutes"], code="", since=since
-        )
+    if before.why and now - before.last < QUIET_SECONDS:
+        return before._replace(why="quiet again; back after a minute of it", code="", since=since)
     return Stay(since=since, excused=excused)
 
 

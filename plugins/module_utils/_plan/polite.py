@@ -16,7 +16,7 @@ from .._kit.words import named
 from .decided import DEFAULT, HOSTS, KEPT, USER, Basis, Decision
 from .hosts import Host
 
-LIMITS = ("hours", "quiet_minutes", "battery_limit", "heat_limit", "load_limit")
+LIMITS = ("hours", "battery_limit", "away_if")
 
 
 def decide(host: Host, basis: Basis) -> Decision[str]:
@@ -36,10 +36,7 @@ def guest_limits(host: Host, basis: Basis) -> Guest | None:
     if decide(host, basis).value != GUEST:
         return None
     one = host.settings
-    return {
-        "hours": one.hours, "quiet_minutes": one.quiet_minutes, "battery_limit": one.battery_limit, "heat_limit": one.heat_limit,
-        "load_limit": one.load_limit,
-    }  # fmt: skip
+    return {"hours": one.hours, "battery_limit": one.battery_limit, "away_if": one.away_if}
 
 
 def problems(asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:

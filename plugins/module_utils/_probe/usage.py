@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Current use of a machine: users, power, temperature, load and connection. Read-only.
+"""Current use of a machine: users, power, load, and what its owner's command says. Read-only.
 
 Each fact is a pure function of the text of a command or a few files, and None if unavailable.
 """
@@ -23,11 +23,9 @@ Run = Callable[[Sequence[str]], Tuple[int, str, str]]
 SESSIONS = ("loginctl", "list-sessions", "--no-legend")
 SESSION = ("loginctl", "show-session")
 PROPERTIES = ("Name", "Class", "Type", "Seat", "Remote", "State", "IdleHint", "LockedHint")
-NETWORK_MANAGER = "org.freedesktop.NetworkManager"
-METERED = ("busctl", "get-property", NETWORK_MANAGER, "/org/freedesktop/NetworkManager", NETWORK_MANAGER, "Metered")
 GRAPHICAL = ("x11", "wayland", "mir")
 SECONDS = 5.0  # time limit of a command
-SENSIBLE = range(1, 150)  # plausible degrees Celsius
+AWAY_IF_SECONDS = 10.0  # between two runs of ddp_away_if
 
 
 class Reading(NamedTuple):
@@ -35,9 +33,8 @@ class Reading(NamedTuple):
 
     users: Tuple[str, ...] = ()  # at its screen
     charge: Optional[int] = None  # percent, while on battery
-    celsius: Optional[float] = None  # of the hottest sensor
     load: Optional[float] = None  # cores kept busy at normal priority, so without training
-    metered: bool = False
+    away_if: bool = False  # whether ddp_away_if ended with 0
     minute: int = 0  # of the day, by the host's clock
 
 
@@ -83,7 +80,7 @@ def at_work(sessions: Sequence[Dict[str, str]]) -> Tuple[str, ...]:
     return tuple(sorted({one["Name"] for one in busy if one.get("State") == "active" and one.get("Name")}))
 
 
-# -- power, temperature, load, connection
+# -- power, load
 
 
 def charge(root: str) -> Optional[int]:
@@ -100,13 +97,6 @@ def charge(root: str) -> Optional[int]:
 def _supply(folder: str) -> Dict[str, str]:
     names = ("type", "scope", "online", "status", "capacity")
     return {name: read_text(os.path.join(folder, name)).strip() for name in names}
-
-
-def celsius(root: str) -> Optional[float]:
-    """Temperature of the hottest sensor."""
-    zones = glob.glob(os.path.join(glob.escape(root), "sys/class/thermal/thermal_zone*/temp"))
-    found = [int(text) / 1000 for text in (read_text(zone).strip() for zone in zones) if re.fullmatch(r"-?\d+", text)]
-    return max((one for one in found if int(one) in SENSIBLE), default=None)
 
 
 class Ticks(NamedTuple):
@@ -131,41 +121,36 @@ def load(before: Optional[Ticks], now: Optional[Ticks]) -> Optional[float]:
     return (now.normal - before.normal) / (now.total - before.total) * now.processors
 
 
-def metered(run_command: Run) -> Optional[bool]:
-    """Whether NetworkManager knows or guesses that the connection is metered; None without it."""
-    code, out, dummy = run_command(METERED)
-    return out.split() in (["u", "1"], ["u", "3"]) if code == 0 else None
-
-
 # -- all together
 
 
 class UsageMeter:
     """Takes readings; load is measured between two of them."""
 
-    def __init__(self, root: str = "/", run_command: Run = run) -> None:
-        self.root, self.run = root, run_command
+    def __init__(self, away_if: Optional[str], root: str = "/", run_command: Run = run) -> None:
+        self.away_if, self.root, self.run = away_if, root, run_command
         self._ticks: Optional[Ticks] = None
+        self._asked, self._said_away = float("-inf"), False
 
     def read(self) -> Reading:
+        if self.away_if and time.monotonic() - self._asked >= AWAY_IF_SECONDS:
+            self._said_away = self.run(["/bin/sh", "-c", self.away_if])[0] == 0
+            self._asked = time.monotonic()
         before, self._ticks = self._ticks, ticks(read_text(os.path.join(self.root, "proc/stat")))
         clock = time.localtime()
         return Reading(
             users=at_work(logins(self.run) or []),
             charge=charge(self.root),
-            celsius=celsius(self.root),
             load=load(before, self._ticks),
-            metered=bool(metered(self.run)),
+            away_if=self._said_away,
             minute=60 * clock.tm_hour + clock.tm_min,
         )
 
 
-def facts(run_command: Run, root: str = "/") -> Usage:
+def facts(run_command: Run) -> Usage:
     """The facts that a plan needs."""
     sessions = logins(run_command)
-    known = (
-        ("who uses it (no logind)", sessions is not None),
-        ("its temperature (no sensor)", celsius(root) is not None),
-        ("whether its connection is metered (no NetworkManager)", metered(run_command) is not None),
-    )
-    return {"graphical": graphical(sessions or []), "blind": [what for what, is_known in known if not is_known]}
+    return {
+        "graphical": graphical(sessions or []),
+        "blind": [] if sessions is not None else ["who uses it (no logind)"],
+    }

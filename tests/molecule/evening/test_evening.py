@@ -1,7 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An evening at home: of three guests one is unplugged, one is too hot and one is used; later all are back, and nothing is lost.
+"""An evening at home: of three guests one is unplugged, one is used, and of one its owner's command says away; later all are back, and
+nothing is lost.
 
 ./test.sh molecule:evening
 """
@@ -31,7 +32,7 @@ case "$1 $2" in
 esac
 """
 SESSION = "\n".join(["Name=owner", "Class=user", "Type=wayland", "Seat=seat0", "State=active", "IdleHint=no"])
-BATTERY, ZONE = f"{MACHINE}/sys/class/power_supply/BAT0", f"{MACHINE}/sys/class/thermal/thermal_zone0"
+BATTERY, GAME = f"{MACHINE}/sys/class/power_supply/BAT0", f"{MACHINE}/game"
 # How each owner needs the machine, takes that back, and what the status says meanwhile.
 NEEDS = {
     "laptop": (
@@ -39,7 +40,7 @@ NEEDS = {
         f"echo Charging > {BATTERY}/status",
         "on battery; back when plugged in",
     ),
-    "attic": (f"echo 99000 > {ZONE}/temp", f"echo 60000 > {ZONE}/temp", "at 99 °C; back below 85 °C"),
+    "attic": (f"touch {GAME}", f"rm -f {GAME}", "ddp_away_if says so; back when it does not"),
     "desktop": (
         f"echo '{SESSION}' > {MACHINE}/session",
         f": > {MACHINE}/session",
@@ -50,7 +51,7 @@ NEEDS = {
 
 def be_a_laptop(host: str) -> None:
     prepare(host)
-    on(host, f"mkdir -p {BATTERY} {ZONE} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
+    on(host, f"mkdir -p {BATTERY} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
     on(host, f"cat > /usr/local/bin/loginctl <<'END'\n{LOGINCTL}END\nchmod 755 /usr/local/bin/loginctl")
     for dummy, undo, dummy_words in NEEDS.values():
         on(host, undo)
@@ -71,14 +72,13 @@ def test_an_evening(tmp_path: Path) -> None:
     trio = Trio(tmp_path)
     for host in HOSTS:
         be_a_laptop(host)
-    assert "guest-blind" in trio.played("nanochat.ddp.plan")
     trio.played("nanochat.ddp.train", "-e", "watch=false")
     trio.wait_for(*ALL)
     assert on("laptop", f"ps -o cls=,ni= -p {trio.pid('laptop')}").split() == ["IDL", "-"]
     # One after the other, until nobody trains.
     assert seconds_to_leave(trio, "laptop") < 10
     trio.wait_for("desktop", "attic")
-    assert seconds_to_leave(trio, "attic") > 10, "a peak of heat is no reason"
+    seconds_to_leave(trio, "attic")
     trio.wait_for("desktop")
     seconds_to_leave(trio, "desktop")
     status = trio.played("nanochat.ddp.status")

@@ -48,7 +48,7 @@ def plan_of(rules, timeout):
             "rank": place,
             "address": host,
             "keeper_port": 1,
-            "guest": {"quiet_minutes": 0},
+            "guest": {},
             "venv_dir": "",
             "tools_dir": "",
         }

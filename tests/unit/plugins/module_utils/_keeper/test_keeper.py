@@ -111,13 +111,7 @@ class Hosts:
     def be_guest(self, host):
         """A guest on a laptop in a folder, plugged in."""
         (node,) = (node for node in self.plan["nodes"] if node["host"] == host)  # type: ignore[attr-defined]
-        node["guest"] = {
-            "hours": None,
-            "quiet_minutes": 0.05,
-            "battery_limit": 100,
-            "heat_limit": 95.0,
-            "load_limit": 9.0,
-        }
+        node["guest"] = {"hours": None, "battery_limit": 100, "away_if": None}
         self.battery = self.folder / "machine/sys/class/power_supply/BAT0"
         self.battery.mkdir(parents=True)
         (self.battery / "type").write_text("Battery")

@@ -45,11 +45,10 @@ def test_the_inventory_wins(value, comes_to):
 
 
 def test_a_guest_has_its_limits_in_the_plan():
-    plan = planned(KEPT, two={**GUEST, "ddp_hours": "22:00-07:00", "ddp_battery_limit": 40})
+    limits = {"ddp_hours": "22:00-07:00", "ddp_battery_limit": 40, "ddp_away_if": "pgrep -x game"}
+    plan = planned(KEPT, two={**GUEST, **limits})
     assert ["guest" in node for node in plan["nodes"]] == [False, True]
-    assert plan["nodes"][1]["guest"] == {
-        "hours": "22:00-07:00", "quiet_minutes": 10.0, "battery_limit": 40, "heat_limit": 95.0, "load_limit": 0.5,
-    }  # fmt: skip
+    assert plan["nodes"][1]["guest"] == {"hours": "22:00-07:00", "battery_limit": 40, "away_if": "pgrep -x game"}
     assert "leaves while the machine is needed: laptop (22:00-07:00)" in render(plan)
 
 

@@ -56,12 +56,6 @@ def supply(root: Path, name: str, **facts: str) -> None:
         (folder / key).write_text(value + "\n")
 
 
-def zone(root: Path, number: int, text: str) -> None:
-    folder = root / f"sys/class/thermal/thermal_zone{number}"
-    folder.mkdir(parents=True)
-    (folder / "temp").write_text(text)
-
-
 def answering(answers: dict[str, tuple[int, str]]) -> usage.Run:
     """Commands by their second word; any other is not installed."""
     return lambda argv: (*answers.get(argv[1], (127, "")), "")
@@ -103,13 +97,6 @@ def test_a_laptop_that_is_unplugged_tells_its_charge(tmp_path: Path) -> None:
     assert usage.charge(str(tmp_path)) is None
 
 
-def test_the_hottest_sensor_counts_and_broken_ones_do_not(tmp_path: Path) -> None:
-    assert usage.celsius(str(tmp_path)) is None
-    for number, text in enumerate(("45000\n", "71500\n", "-273200\n", "255000\n", "")):
-        zone(tmp_path, number, text)
-    assert usage.celsius(str(tmp_path)) == 71.5
-
-
 def test_load_counts_programs_of_normal_priority():
     before, now = (
         usage.ticks(f"cpu  {user} {nice} 0 {idle} 0 0 0 0 0 0\ncpu0 1\ncpu1 1\n")
@@ -119,32 +106,32 @@ def test_load_counts_programs_of_normal_priority():
     assert usage.load(None, now) is usage.load(now, now) is usage.ticks("") is None
 
 
-@pytest.mark.parametrize(
-    ("answer", "costs"), [((0, "u 1\n"), True), ((0, "u 3\n"), True), ((0, "u 4\n"), False), ((1, ""), None)]
-)
-def test_a_metered_connection(answer, costs):
-    assert usage.metered(answering({"get-property": answer})) is costs
-
-
 def test_a_machine_is_read_as_a_whole(tmp_path: Path) -> None:
     answers = {"list-sessions": (0, "2 1000 lzw seat0\n5 1000 lzw\nc1 42 gdm seat0\n"), "show-session": (0, LOGINCTL)}
     supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="64")
-    found = usage.UsageMeter(str(tmp_path), answering(answers)).read()
+    found = usage.UsageMeter(None, str(tmp_path), answering(answers)).read()
     assert found._replace(minute=0) == usage.Reading(users=("lzw",), charge=64)
 
 
-def test_a_host_says_what_it_cannot_see(tmp_path: Path) -> None:
-    assert usage.facts(answering({}), str(tmp_path)) == {
-        "graphical": [],
-        "blind": [
-            "who uses it (no logind)",
-            "its temperature (no sensor)",
-            "whether its connection is metered (no NetworkManager)",
-        ],
-    }
-    zone(tmp_path, 0, "45000")
-    seeing = {"list-sessions": (0, "2 1000 lzw\n"), "show-session": (0, LOGINCTL), "get-property": (0, "u 4\n")}
-    assert usage.facts(answering(seeing), str(tmp_path)) == {"graphical": ["lzw"], "blind": []}
+def test_a_host_says_what_it_cannot_see() -> None:
+    assert usage.facts(answering({})) == {"graphical": [], "blind": ["who uses it (no logind)"]}
+    seeing = {"list-sessions": (0, "2 1000 lzw\n"), "show-session": (0, LOGINCTL)}
+    assert usage.facts(answering(seeing)) == {"graphical": ["lzw"], "blind": []}
+
+
+def test_the_owners_command_says_away_and_is_not_asked_every_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = usage.UsageMeter(f"echo x >> {tmp_path}/asked; test -e {tmp_path}/away", str(tmp_path))
+    (tmp_path / "away").touch()
+    assert meter.read().away_if and meter.read().away_if
+    assert (tmp_path / "asked").read_text() == "x\n"
+    (tmp_path / "away").unlink()
+    monkeypatch.setattr(usage, "AWAY_IF_SECONDS", 0.0)
+    assert not meter.read().away_if
+    # A command that hangs is no reason to leave.
+    monkeypatch.setattr(usage, "SECONDS", 0.1)
+    assert not usage.UsageMeter("sleep 60", str(tmp_path)).read().away_if
 
 
 def test_a_command_that_hangs_or_is_missing_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
