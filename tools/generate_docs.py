@@ -124,15 +124,14 @@ def troubleshooting_page() -> str:
         "",
         "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/findings.py. -->",
         "",
-        "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts, a",
-        "warning does so with `ddp_strict=true`.",
+        "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts.",
         "",
         "- Before a run: `ansible-playbook nanochat.ddp.preflight -i INVENTORY`",
         "- A run that is stuck or died: `ansible-playbook nanochat.ddp.doctor -i INVENTORY`",
         "",
         "| exit code | preflight | doctor | train.yml |",
         "|---|---|---|---|",
-        "| 0 | no error was found (with `ddp_strict=true`: no warning either) | all ranks are healthy or only slow, or none runs | the run "
+        "| 0 | no error was found | all ranks are healthy or only slow, or none runs | the run "
         "finished, or was stopped, or with `-e watch=false` made its first step |",
         "| 2 | an error was found; nothing is left behind | the verdict is an error | nothing was started because of an error, or the run "
         "crashed or is stuck |",

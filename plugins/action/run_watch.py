@@ -30,7 +30,6 @@ UNSEEN: Mapping[str, None] = {"state": None, "step": None}
 OPTIONS: dict[str, dict[str, Any]] = {
     "nodes": {"type": "list", "elements": "dict", "required": True},
     "first_step": {"type": "bool", "default": False},
-    "stall_factor": {"type": "float", "default": 5.0},
     "stall_minimum": {"type": "float", "default": 45.0},
     "timeout": {"type": "float", "default": 300.0},
     "lost_after": {"type": "float", "default": 600.0},
@@ -194,7 +193,7 @@ class ActionModule(FollowingAction):
         now, ledger = time.monotonic(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
         seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
-        limits = StallLimits(options["stall_factor"], options["stall_minimum"], options["timeout"])
+        limits = StallLimits(minimum=options["stall_minimum"], timeout=options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
     def _poll(

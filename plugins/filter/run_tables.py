@@ -56,9 +56,9 @@ def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> 
     return printable("\n".join([run_table.closing_table(rows, width()), *([beside] if beside else [])]))
 
 
-def status_table(results: Any, stall_factor: float = 5.0) -> str:
+def status_table(results: Any) -> str:
     """The status screen."""
-    return printable(run_table.status_table(rows_of(results), width(), float(stall_factor)))
+    return printable(run_table.status_table(rows_of(results), width()))
 
 
 def last_lines(results: Any, hostvars: Mapping[str, Any]) -> str:
@@ -87,9 +87,9 @@ def by_hand(host: str, known: Mapping[str, Any], argv: list[str]) -> str:
     return shlex.join(["ssh", *words, target, shlex.join(argv)])
 
 
-def status_data(results: Any, stall_factor: float = 5.0) -> dict[str, object]:
+def status_data(results: Any) -> dict[str, object]:
     """The same for programs."""
-    return run_table.status_data(rows_of(results), float(stall_factor))
+    return run_table.status_data(rows_of(results))
 
 
 class FilterModule:

@@ -91,10 +91,6 @@ options:
     description: Whether the run is in progress, so that nothing was tested. With O(of=preflight).
     type: bool
     default: false
-  strict:
-    description: Also fail for warnings. With O(of=preflight).
-    type: bool
-    default: false
   restart:
     description: Whether you asked for a restart. With O(of=launch).
     type: bool
@@ -103,10 +99,6 @@ options:
     description: Whether a start from step 0 was asked for. With O(of=launch).
     type: bool
     default: false
-  stall_factor:
-    description: A step may take this many times as long as usual. With O(of=verdict).
-    type: float
-    default: 5
   secrets:
     description: Dictionaries whose values are masked in O(file). With O(of=verdict).
     type: list
@@ -189,7 +181,7 @@ controller:
   description: Settings of the controller itself. They are not part of the plan and its digest.
   returned: success and O(of=settings) or O(of=plan)
   type: dict
-  sample: {watch: true, stall_factor: 5.0, results_dir: runs, collect_checkpoints: true, strict: false, fresh: false}
+  sample: {watch: true, results_dir: runs, fresh: false}
 questions:
   description: For each host the options of M(nanochat.ddp.host_info).
   returned: success and O(of=questions)

@@ -32,10 +32,6 @@ options:
     description: Whether watching ends after the first step.
     type: bool
     default: false
-  stall_factor:
-    description: A step may take this many times as long as usual.
-    type: float
-    default: 5
   stall_minimum:
     description: A run counts as stalled only after this many seconds without progress or CPU use.
     type: float

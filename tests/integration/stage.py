@@ -53,10 +53,7 @@ class Stage:
             "ddp_plan": {"run": "d4", "timeout_seconds": 60, "nodes": nodes, "trainer": {"source": "ours"}},
             "ddp_controller": {
                 "watch": "{{ watch | default(true) }}",
-                "stall_factor": 5.0,
                 "results_dir": str(folder / "runs"),
-                "collect_checkpoints": True,
-                "strict": False,
                 "fresh": False,
             },
             "ddp_node": {

@@ -27,8 +27,6 @@ def stage(tmp_path: Path) -> Play:
     play.variables = {
         "ddp_controller": {
             "watch": True,
-            "stall_factor": 5.0,
-            "collect_checkpoints": True,
             "results_dir": str(tmp_path / "results"),
         },
         "watch_doctor": "",

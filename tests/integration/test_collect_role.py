@@ -34,7 +34,7 @@ def test_the_newest_model_is_brought_whichever_host_has_it(
     play = Play(tmp_path, "ab", plan)
     for name, held in (("a", first), ("b", second)):
         trained(Path(play.hosts[name]["run_dir"]), *held)
-    play.variables = {"ddp_controller": {"results_dir": str(tmp_path / "results"), "collect_checkpoints": True}}
+    play.variables = {"ddp_controller": {"results_dir": str(tmp_path / "results")}}
     account = play.run("collect")
     assert not any(counts(account, "failures").values()), messages(account)
     models = sorted(

@@ -76,7 +76,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder
-        training = {"tracker": "mlflow", "tracker_bind": "127.0.0.1", "tracker_port": self.port}
+        training = {"tracker": "mlflow", "tracker_port": self.port}
         plan = {
             "run": "d4",
             "timeout_seconds": 60,
@@ -94,7 +94,7 @@ class Server:
                 "peers": [],
                 "address": "127.0.0.1",
             },
-            "ddp_controller": {"results_dir": str(folder / "results"), "collect_checkpoints": True},
+            "ddp_controller": {"results_dir": str(folder / "results")},
             "tracker_venv_dir": str(venv),
         }
         inventory = {"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}

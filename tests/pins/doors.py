@@ -324,7 +324,7 @@ def looks(built: Any) -> list[dict[str, Any]]:
     off = [node["host"] for node in built.plan["nodes"] if built.case["hosts"].get(node["host"], {}).get("off")]
     known = {**_VARIABLES, "target": hosts, "pin_root": str(built.root), "pin_off": off}
     status = {"ansible.builtin.import_playbook": "nanochat.ddp.status"}
-    controller = {"watch": True, "stall_factor": 5.0, "results_dir": f"{built.root}/results"}
+    controller = {"watch": True, "results_dir": f"{built.root}/results"}
     role = "ansible.builtin.import_role"
     doctor = [
         {

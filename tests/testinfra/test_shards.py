@@ -162,15 +162,17 @@ def test_a_transfer_that_was_cut_goes_on_where_it_ended(lab, background):
 def test_shards_of_a_url_are_fetched_once(lab):
     lab.on(
         "mirror",
-        "cd /srv/http && setsid python3 -m http.server 8000 >/tmp/http.log 2>&1 </dev/null & echo $! >/tmp/http.pid",
+        f"cd /srv/http && cp {ALL[200]} shard_06542.parquet && "
+        "setsid python3 -m http.server 8000 >/tmp/http.log 2>&1 </dev/null & echo $! >/tmp/http.pid",
     )
     wait_for("the web server", lambda: ":8000 " in lab.on("mirror", "ss -Hltn"))
     words = (
         "--tags", "data", "-e", "ddp_run=url", "-e", "ddp_data_source=url", "-e", f"ddp_data_url={MIRROR}",
-        "-e", "ddp_data_shards=5", "-e", "ddp_data_last_shard=200",
+        "-e", "ddp_data_shards=5",
     )  # fmt: skip
     lab.play(*words)
-    wanted = {name: digest for name, digest in sums(lab, "mirror", "/srv/http").items() if name in [*ALL[:4], ALL[200]]}
+    names = [*ALL[:4], "shard_06542.parquet"]
+    wanted = {name: digest for name, digest in sums(lab, "mirror", "/srv/http").items() if name in names}
     assert {host: read_by(lab, host, "url") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
     asked = [line for line in lab.on("mirror", "cat /tmp/http.log").splitlines() if '"GET ' in line]
     assert len(asked) == 5

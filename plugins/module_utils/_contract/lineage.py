@@ -28,7 +28,6 @@ DATA: Tuple[Dict[str, str], ...] = (
         "url": "ddp_data_url",
         "shards": "ddp_data_shards",
         "vocab_size": "ddp_vocab_size",
-        "last": "ddp_data_last_shard",
     },
     {"paths": "ddp_data_paths"},
     {"host": "ddp_data_host"},

@@ -73,7 +73,6 @@ class Training(_Parts):
     resume: bool
     tracker: str
     tracker_port: int
-    tracker_bind: str
 
 
 class DataContents(TypedDict):
@@ -232,10 +231,7 @@ class Controller(TypedDict):
     """Settings of the controller's own work; not part of the document."""
 
     watch: bool
-    stall_factor: float
     results_dir: str
-    collect_checkpoints: bool
-    strict: bool
     fresh: bool
 
 

@@ -25,6 +25,7 @@ PREFIX = "ddp_"
 AUTO = "auto"
 
 DATA_URL = "https://huggingface.co/datasets/karpathy/climbmix-400b-shuffle/resolve/main"
+LAST_SHARD = 6542  # of that collection, for validation
 
 # Facts and switches of the collection's own that share the prefix and are no settings.
 NOT_SETTINGS = frozenset(
@@ -71,6 +72,27 @@ REMOVED_SETTINGS: Dict[str, Removed] = {
         ("95", "95.0"),
     ),
     "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
+    "ddp_strict": Removed(
+        "warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)
+    ),
+    "ddp_python_mirror": Removed(
+        "uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user"
+    ),
+    "ddp_data_last_shard": Removed(
+        "the collection's last shard is 6542. Remove it; for another collection, copy its shards and use ddp_data_source host",
+        ("6542",),
+    ),
+    "ddp_stall_factor": Removed("a step of five times the usual length is examined. Remove it", ("5", "5.0")),
+    "ddp_collect_checkpoints": Removed(
+        "the newest checkpoint is always copied to the controller. Remove it", ("true",)
+    ),
+    "ddp_tracker_bind": Removed(
+        "the MLflow server listens on the master only. Remove it; `ssh -N -L 5000:127.0.0.1:5000 MASTER` shows it elsewhere",
+        ("127.0.0.1", "localhost"),
+    ),
+    "ddp_cores": Removed(
+        "a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number"
+    ),
     "ddp_live_page": Removed(
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
@@ -166,7 +188,6 @@ class RunSettings:
     )
     resume: bool = _run(True, "Resume from the newest checkpoint that any host has.", flag="resume")
     fresh: bool = _run(False, "Start from scratch; earlier outputs of the run move to previous/1, previous/2 and so on in its folder.")
-    strict: bool = _run(False, "Do not train if preflight has warnings.")
     timeout: int = _run(
         300, "Seconds to wait for a missing rank before the run ends and names it; all other timeouts derive from this one.",
         low=10, most=1_000_000, flag="timeout-seconds",
@@ -300,10 +321,6 @@ class RunSettings:
         "auto", "Where to get torch: PyTorch's CPU index if it is reachable (auto), the default index (default), or a URL.",
         pattern=r"auto|default|https?://\S+|file://\S+", takes="auto, default, or a URL",
     )
-    python_mirror: Optional[str] = _trainer(
-        None, "Where uv downloads a Python for a host that has none of 3.10 or newer.",
-        pattern=r"(https?|file)://\S+", takes="a URL that begins with http://, https:// or file://", empty="GitHub",
-    )
 
     # The data
     data_source: str = _data(
@@ -322,10 +339,6 @@ class RunSettings:
         pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
     )
     data_shards: int = _data(None, "Number of shards to use; the last one is for validation.", smoke=3, real=8, low=2, most=100_000)
-    data_last_shard: int = _data(
-        6542, "Number of the collection's last shard, which is used for validation (source url).",
-        low=1, most=10_000_000,
-    )
 
     # Fine-tuning (ddp_stage sft)
     sft_data: Optional[str] = _fine_tuning(
@@ -340,14 +353,11 @@ class RunSettings:
 
     # Watching and collecting
     watch: bool = _watching(True, "Follow the run to its end. If false, the play returns once every rank made its first step.")
-    stall_factor: float = _watching(5.0, "Examine the run if a step takes this many times as long as usual.", low=1.5)
     results_dir: str = _watching("runs", "Folder on the controller for results.")
-    collect_checkpoints: bool = _watching(True, "Also copy the newest checkpoint to the controller.")
     tracker: str = _watching(
         "none", "Experiment tracker that the master also reports metrics to.", choices=("none", "mlflow", "wandb"), flag="tracker",
     )
-    tracker_port: int = _watching(5000, "Port of the MLflow server on the master.", low=1024)
-    tracker_bind: str = _watching("127.0.0.1", "Address that the MLflow server listens on; the server has no password.")
+    tracker_port: int = _watching(5000, "Port of the MLflow server, which listens on the master's loopback only.", low=1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,10 +380,6 @@ class HostSettings:
     nic: Optional[str] = _host(None, "Network interface for the training traffic.", empty="the one that leads to the peers")
     rank: Optional[int] = _host(None, "Rank of this host; rank 0 is the master.", low=0, most=10_000, empty="by the order of the inventory")
     threads: Optional[int] = _host(None, "Number of compute threads.", low=1, most=10_000, empty="the physical cores this user may use")
-    cores: Optional[str] = _host(
-        None, "Processors to compute on, such as 0-7; ddp_threads defaults to their number.",
-        pattern=r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", empty="one of every fast core",
-    )
     polite: str = _host(
         "auto",
         "low: yield to all other programs; guest: also leave while the machine is needed; auto: low if a desktop user is logged in.",

@@ -50,11 +50,9 @@ class Diagnosis(TypedDict):
     evidence: List[str]
 
 
-def diagnose(plan: Plan, results: Mapping[str, Any], stall_factor: float = 5.0) -> Diagnosis:
+def diagnose(plan: Plan, results: Mapping[str, Any]) -> Diagnosis:
     """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
-    limits = StallLimits(
-        factor=float(stall_factor), timeout=float(plan.get("timeout_seconds") or StallLimits().timeout)
-    )
+    limits = StallLimits(timeout=float(plan.get("timeout_seconds") or StallLimits().timeout))
     case = Case(plan, answers_of(results), limits)
     names = {host: case.name(host) for host in case.by_rank()}
     return {

@@ -175,7 +175,7 @@ def collect_seconds(run: RunSettings, model: Model) -> float:
     """Controller seconds after the run: to notice the end, and to collect metrics, report and checkpoint."""
     if not run.watch:
         return 0.0
-    copied = 4 * model["parameters"]["total"] / COLLECT_RATE if run.collect_checkpoints else 0.0
+    copied = 4 * model["parameters"]["total"] / COLLECT_RATE
     return COLLECT_SECONDS + copied
 
 

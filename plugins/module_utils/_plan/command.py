@@ -127,9 +127,7 @@ def tracker_uri(run: RunSettings) -> str | None:
     """The address at which ranks on the tracker's host reach it; None without MLflow."""
     if run.tracker != "mlflow":
         return None
-    bind = run.tracker_bind
-    address = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(bind, bind)
-    return f"http://{f'[{address}]' if ':' in address else address}:{run.tracker_port}"
+    return f"http://127.0.0.1:{run.tracker_port}"
 
 
 def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:

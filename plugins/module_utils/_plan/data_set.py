@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from .._contract.document import digest_of
 from .._contract.plan import Data, DataContents, Plan
-from .._contract.settings_table import RunSettings
+from .._contract.settings_table import LAST_SHARD, RunSettings
 from .hosts import Host, home_expanded
 
 # Mean bytes of a token: they grow with the logarithm of the vocabulary.
@@ -40,7 +40,7 @@ def path_here(here: Mapping[str, Any], path: str) -> str:
 def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], here: Mapping[str, Any]) -> Data:
     """The plan's section."""
     source, is_here = run.data_source, run.data_source == "controller"
-    names = collection_names(run.data_shards, run.data_last_shard) if source == "url" else None
+    names = collection_names(run.data_shards) if source == "url" else None
     contents: DataContents = {
         "source": source,
         "paths": [path_here(here, path) if is_here else path for path in run.data_paths] if source != "url" else [],
@@ -116,6 +116,6 @@ def _place(
     return next(host for host in hosts if host.name == name)
 
 
-def collection_names(count: int, last: int) -> list[str]:
+def collection_names(count: int) -> list[str]:
     """The first shards of the collection, and its last one for validation."""
-    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), last]]
+    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), LAST_SHARD]]

@@ -38,7 +38,6 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
             obstacles.append(finding("host-down", host.name, seen, remedy=host_down_remedy(host, hosts)))
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
-        obstacles += processors(host, node)
         obstacles += folder(host, node, hosts)
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
@@ -75,18 +74,6 @@ def connection_remedy(error: str, login: str) -> str:
 def own_session(host: Host) -> Any:
     """The id of this run's session on the host, if any."""
     return host.fact("run", "session", "id")
-
-
-def processors(host: Host, node: Node) -> Iterator[Finding]:
-    """ddp_cores may contain only existing processors."""
-    allowed = host.fact("cpu", "allowed")
-    missing = [number for number in node["cores"] or [] if allowed and number not in allowed]
-    if missing:
-        seen = (
-            f"ddp_cores of {host.name} names processor {missing[0]}, which its user may not use; that user has {len(allowed)} "
-            f"processors, from {allowed[0]} to {allowed[-1]}"
-        )
-        yield finding("setting-refused", host.name, seen)
 
 
 def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:

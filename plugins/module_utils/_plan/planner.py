@@ -255,7 +255,6 @@ def training_of(inputs: Inputs) -> Training:
         "resume": run.resume and decided.goes_on,
         "tracker": run.tracker,
         "tracker_port": run.tracker_port,
-        "tracker_bind": run.tracker_bind,
     }
     if decided.timed:
         training["timed"] = str(budget.time_given(run))

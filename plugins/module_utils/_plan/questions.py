@@ -95,10 +95,7 @@ def of_controller(run: RunSettings) -> Controller:
     """Settings of the controller's own work, which are not part of the document."""
     return {
         "watch": run.watch,
-        "stall_factor": run.stall_factor,
         "results_dir": run.results_dir,
-        "collect_checkpoints": run.collect_checkpoints,
-        "strict": run.strict,
         "fresh": run.fresh,
     }
 

@@ -12,7 +12,7 @@ from typing import Iterator, Sequence
 from .._contract import politeness
 from .._contract.findings import Finding, finding
 from .._contract.settings import Asked
-from .._contract.settings_table import AUTO, REMOVED_VARIABLES, RunSettings
+from .._contract.settings_table import AUTO, LAST_SHARD, REMOVED_VARIABLES, RunSettings
 from .._kit import env_file
 from .._rules.model_size import SMEAR_CHANNELS, Shape
 from .._rules.ways import JOINED, LEAST_BLOCK, fits
@@ -108,11 +108,8 @@ def data_problems(run: RunSettings) -> Iterator[str]:
     for path in paths:
         if not re.match(r"[/~]", path):
             yield f"ddp_data_paths holds {path!r}; it must be an absolute path on {where}, or start with ~."
-    if run.data_source == "url" and run.data_shards > run.data_last_shard + 1:
-        yield (
-            f"ddp_data_shards is {run.data_shards}, but the collection has {run.data_last_shard + 1} "
-            "(ddp_data_last_shard + 1); use that or fewer."
-        )
+    if run.data_source == "url" and run.data_shards > LAST_SHARD + 1:
+        yield f"ddp_data_shards is {run.data_shards}, but the collection has {LAST_SHARD + 1}; use that or fewer."
 
 
 def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:

@@ -51,10 +51,8 @@ def threads_of(host: Host, hosts: Sequence[Host]) -> int:
 
 
 def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
-    """The processors to pin a rank to: as set, as in the run so far, or the fast cores where the host has others beside
-    them; None leaves it to the kernel."""
-    if host.settings.cores:
-        return listed(host.settings.cores)
+    """The processors to pin a rank to: as in the run so far, or the fast cores where the host has others beside them; None
+    leaves it to the kernel."""
     if host.settings.threads or neighbours(host, hosts) > 1:
         return None
     allowed, fast = host.fact("cpu", "allowed") or [], host.fact("cpu", "fast") or []
@@ -72,12 +70,6 @@ def capability_of(host: Host) -> str:
         return AVX2 if host.kept_fact("capability") == AVX2 else ""
     faster = host.measured.get("capability") == AVX2.upper() and "avx512f" in (host.fact("cpu", "flags") or [])
     return AVX2 if faster else ""
-
-
-def listed(text: str) -> list[int]:
-    """The numbers in a list such as 0-7,16, without duplicates."""
-    pairs = [part.partition("-") for part in text.split(",")]
-    return sorted({number for low, dummy, high in pairs for number in range(int(low), int(high or low) + 1)})
 
 
 def weights_of(split: str, hosts: Sequence[Host]) -> Weights:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from .._contract.findings import Finding
-from .._contract.kind import ERROR, WARNING
 from .._kit.words import DASH, plural, table
 from .evidence import PreflightEvidence
 from .peer_check import closed_ports
@@ -73,8 +72,5 @@ def findings_text(findings: Sequence[Finding]) -> str:
 
 def summary(stopping: Sequence[Finding]) -> str:
     """Why the run does not start."""
-    errors = sum(found["severity"] == ERROR for found in stopping)
-    warnings = sum(found["severity"] == WARNING for found in stopping)
-    counted = [plural(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count]
     listed = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
-    return f"Preflight found {' and '.join(counted)}, so nothing was started: {listed}."
+    return f"Preflight found {plural(len(stopping), 'error')}, so nothing was started: {listed}."

@@ -25,13 +25,13 @@ BUSY = 0.5  # fraction of a core that a working rank uses or waits for; a waitin
 QUIET_SECONDS, QUIET_STEPS = 10.0, 3.0  # without a step for longer than both, the line says so
 STALLED = "stalled"
 NO_HEARTBEAT = "no heartbeat"
+LONGEST_STEP = 5.0  # in usual steps
 
 
 class StallLimits(NamedTuple):
     """Time limits in seconds."""
 
-    factor: float = 5.0  # maximum length of a step, in usual steps
-    minimum: float = 45.0  # but at least this many seconds
+    minimum: float = 45.0  # of a step, however short the usual one
     timeout: float = 300.0  # the plan's, for phases without a usual length
 
     @property
@@ -90,7 +90,7 @@ def _step_seconds(run: Mapping[str, Any], limits: StallLimits) -> float:
     """The usual step time, ignoring the first steps."""
     if run.get("step_seconds") is None or (run.get("steps_counted") or 0) < 2:
         return limits.start
-    return max(limits.minimum, limits.factor * float(run["step_seconds"]))
+    return max(limits.minimum, LONGEST_STEP * float(run["step_seconds"]))
 
 
 def state_of(run: Mapping[str, Any]) -> Optional[str]:

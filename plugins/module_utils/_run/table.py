@@ -248,9 +248,9 @@ def runs_of(rows: Sequence[Row]) -> Dict[str, Mapping[str, Any]]:
     return {row["host"]: row["run"] for row in rows}
 
 
-def marks(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, str]:
+def marks(rows: Sequence[Row]) -> Dict[str, str]:
     """Judge whether a run's hosts make progress, from one poll each."""
-    limits = StallLimits(factor=stall_factor, timeout=first_known(rows, "timeout_seconds") or StallLimits().timeout)
+    limits = StallLimits(timeout=first_known(rows, "timeout_seconds") or StallLimits().timeout)
     ranks: Dict[str, ObservedRank] = {}
     for row in rows:
         run, silent = row["run"], 0.0 if row.get("reachable", True) else math.inf
@@ -365,12 +365,12 @@ class StatusScreen(NamedTuple):
     sentences: List[str]
 
 
-def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScreen:
+def status_screen(rows: Sequence[Row]) -> StatusScreen:
     """The parts of the status; table rows are in rank order."""
     rows = by_rank(rows)
     current = of_newest_training(rows)
     runs = runs_of(current)
-    marked = marks(rows, stall_factor)
+    marked = marks(rows)
     lines = [*budget_lines(current), *_start_lines(current), *_other_runs(rows)]
     lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
     slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
@@ -386,17 +386,17 @@ def status_screen(rows: Sequence[Row], stall_factor: float = 5.0) -> StatusScree
     return StatusScreen(_headline(rows, bool(marked)), STATUS, cells, lines)
 
 
-def status_table(rows: Sequence[Row], width: int = 0, stall_factor: float = 5.0) -> str:
+def status_table(rows: Sequence[Row], width: int = 0) -> str:
     """One screen: the state of every host, then one sentence per problem; width 0 means no limit."""
-    screen = status_screen(rows, stall_factor)
+    screen = status_screen(rows)
     table = fitting_table(screen.heads, screen.cells, width)
     return "\n".join([screen.headline, *table, *("  " + line for line in screen.sentences)])
 
 
-def status_data(rows: Sequence[Row], stall_factor: float = 5.0) -> Dict[str, object]:
+def status_data(rows: Sequence[Row]) -> Dict[str, object]:
     """The same for programs."""
     rows = by_rank(rows)
-    slow, marked = slowest(rows), marks(rows, stall_factor)
+    slow, marked = slowest(rows), marks(rows)
     hosts = {
         row["host"]: {
             **row["run"],

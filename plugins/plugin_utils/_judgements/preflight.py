@@ -14,7 +14,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.decode import decode
 from ...module_utils._contract.findings import Finding, finding
-from ...module_utils._contract.kind import ERROR, WARNING
+from ...module_utils._contract.kind import ERROR
 from ...module_utils._contract.plan import Plan
 from ...module_utils._contract.told import Untrue
 from ...module_utils._kit.printable import printable
@@ -40,7 +40,6 @@ OPTIONS: Options = {
     "before_network": {"type": "bool", "default": False},
     "rehearsal": {"type": "bool", "default": False},
     "running": {"type": "bool", "default": False},
-    "strict": {"type": "bool", "default": False},
     "show": {"type": "str", "choices": SHOWN, "default": "text"},
     "file": {"type": "path"},
 }
@@ -62,7 +61,7 @@ def judge_preflight(task: JudgeTask) -> dict[str, object]:
     show(options["show"], evidence, document)
     # Stored for comparison with the actual run.
     keep(None if task.check else options["file"], document, "The findings")
-    stopping = [one for one in findings if one["severity"] in ((ERROR, WARNING) if options["strict"] else (ERROR,))]
+    stopping = [one for one in findings if one["severity"] == ERROR]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 

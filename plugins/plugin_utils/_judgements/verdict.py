@@ -15,7 +15,6 @@ from .evidence import OF_PLAN, JudgeTask, Options, evidence_of, keep
 
 OPTIONS: Options = {
     **OF_PLAN,
-    "stall_factor": {"type": "float", "default": 5.0},
     "secrets": {"type": "list", "elements": "dict", "default": []},
     "file": {"type": "path"},
 }
@@ -25,7 +24,7 @@ def judge_verdict(task: JudgeTask) -> dict[str, object]:
     """The doctor's single finding with its evidence, stored in a file."""
     options = task.options
     plan, evidence = options["plan"], options["evidence"]
-    told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence), options["stall_factor"])
+    told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence))
     summary = {"verdict": told["verdict"], "summary": told["evidence"]}
     keep(options["file"], bundle(plan, evidence, options["secrets"], summary), "The evidence", 0o600)
     return {**told, "text": printable(text_of(told, options["file"]))}

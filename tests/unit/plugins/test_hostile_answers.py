@@ -451,9 +451,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
             for host, one in zip(known, (honest, told), strict=True)
         }
         options = {"plan": plan, "evidence": evidence, "probes": {}, "plan_findings": [], "before_network": False}
-        task = JudgeTask(
-            {**options, "rehearsal": True, "running": False, "strict": False, "show": "none", "file": None}, {}, True
-        )
+        task = JudgeTask({**options, "rehearsal": True, "running": False, "show": "none", "file": None}, {}, True)
         found: dict[str, Any] = preflight.judge_preflight(task)
         json.dumps(found, allow_nan=False)
         refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]

@@ -159,10 +159,10 @@ def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
 
 
 def test_the_controllers_settings_are_checked_without_a_plan(run):
-    told = run({"hosts": BOTH, "of": "settings"}, variables(ddp_stall_factor="7", watch="no"))
-    assert told["controller"]["stall_factor"] == 7.0 and told["controller"]["watch"] is False
+    told = run({"hosts": BOTH, "of": "settings"}, variables(ddp_results_dir="mine", watch="no"))
+    assert told["controller"]["results_dir"] == "mine" and told["controller"]["watch"] is False
     assert "plan" not in told
-    refused = run({"hosts": BOTH, "of": "settings"}, variables(ddp_stall_factor="often"))
+    refused = run({"hosts": BOTH, "of": "settings"}, variables(watch="often"))
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 

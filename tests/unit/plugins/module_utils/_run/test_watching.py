@@ -14,7 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import 
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of as running
 
-LIMITS = StallLimits(factor=5, minimum=45, timeout=300)
+LIMITS = StallLimits(minimum=45, timeout=300)
 
 
 def verdict(host: str, first_step: bool = False, **seen: Observation) -> str | None:
