@@ -159,7 +159,6 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
         [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),
-    ("the kinds of CPU", lambda comm, folder: sync.same_products(comm), [None, 3, [1, 2, 3, 4]]),
 ]
 
 

@@ -249,16 +249,15 @@ def test_auto_is_decided_by_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "rows", "device", "words"),
+    ("line", "rows", "words"),
     [
-        ("--head-shares 3,1", [2, 2, 2], "cpu", "--head-shares 3,1: names 2 rank(s), but this job has 3"),
-        ("--head-shares 1,5000", [2, 2], "cpu", "--head-shares 1,5000: rank 0 would have no part of a vocabulary of"),
-        ("--head shared", [2, 2], "cuda", "--head shared: is for CPUs"),
+        ("--head-shares 3,1", [2, 2, 2], "--head-shares 3,1: names 2 rank(s), but this job has 3"),
+        ("--head-shares 1,5000", [2, 2], "--head-shares 1,5000: rank 0 would have no part of a vocabulary of"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], device: str, words: str) -> None:
+def test_parts_that_do_not_fit_are_refused(line: str, rows: list[int], words: str) -> None:
     with pytest.raises(UserError) as refused:
-        decided(line, rows, device)
+        decided(line, rows)
     assert words in str(refused.value)
 
 

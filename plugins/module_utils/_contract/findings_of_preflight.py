@@ -113,14 +113,6 @@ KINDS: Dict[str, Kind] = {
         (3,),
         ("Unable to find address for",),
     ),
-    "nic-half-duplex": Kind(
-        WARNING,
-        "A network interface runs at half duplex",
-        "It cannot send and receive at the same time, which every exchange of gradients does. The two ends failed to negotiate, "
-        "often because one is configured by hand or the cable is bad.",
-        "Let both ends negotiate: sudo ethtool -s NIC autoneg on; then try another cable or switch port.",
-        (3, 16),
-    ),
     "route-differs": Kind(
         WARNING,
         "Packets to a peer leave through a different interface than planned",
@@ -144,20 +136,13 @@ KINDS: Dict[str, Kind] = {
         (3, 5),
         ("docker0", "virbr0"),
     ),
-    "mtu-too-large": Kind(
-        ERROR,
-        "Large packets to a peer get lost",
-        "Connections open and small messages pass, but the first gradient never arrives.",
-        "Lower the MTU of the interface, or raise it on every switch and host in between.",
-        (1, 5),
-        ("Timed out waiting for recv operation to complete",),
-    ),
     "link-unmeasured": Kind(
         WARNING,
         "A connection opened, but could not be measured",
-        "The link may drop out, or be very slow.",
-        "Try again; if it persists, check for packet loss with ping and for errors with ip -s link.",
-        (19,),
+        "The link may drop out, be very slow, or lose large packets, so that the first gradient never arrives.",
+        "Try again; if it persists, check for packet loss with ping and for errors with ip -s link. Where only small packets arrive, "
+        "lower the MTU on both hosts: sudo ip link set NIC mtu 1400",
+        (1, 5, 19),
     ),
     "link-slow": Kind(
         WARNING,
@@ -166,22 +151,6 @@ KINDS: Dict[str, Kind] = {
         "Use a cable and a gigabit switch; ddp_sync=int4 sends an eighth as much, a larger ddp_total_batch sends less often. Or "
         "train on one host.",
         (3, 16, 25),
-    ),
-    "link-below-nominal": Kind(
-        WARNING,
-        "A link carries much less than its nominal speed",
-        "The cable may be of the wrong kind, another transfer may use the link, or a slow CPU may be in between.",
-        "Check what else uses the link, and whether ethtool NIC reports full duplex.",
-        (3, 16),
-    ),
-    "half-duplex": Kind(
-        WARNING,
-        "A link carries both directions on one medium",
-        "Every exchange of a step sends both ways at once, so each direction gets about half of its rate. Wi-Fi does this; "
-        "between two hosts on Wi-Fi each packet also crosses the air twice. The prediction and ddp_sync=auto reckon with the "
-        "rate measured while both send.",
-        "Connect one of the two hosts by cable, better both.",
-        (16, 25),
     ),
     "link-delay": Kind(
         WARNING,
@@ -202,12 +171,6 @@ KINDS: Dict[str, Kind] = {
         "Their wire formats and rounding may differ.",
         "Install the planned version everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer",
         (9,),
-    ),
-    "python-differs": Kind(
-        INFO,
-        "The ranks have different versions of Python",
-        "This works; some package versions may differ.",
-        "To use the same version everywhere, set ddp_python on every host.",
     ),
     "trainer-differs": Kind(
         ERROR,
@@ -314,14 +277,6 @@ KINDS: Dict[str, Kind] = {
         "Architectures round differently, so the ranks' weights would drift apart.",
         "Use hosts of the same architecture, x86_64 or aarch64.",
         (21,),
-    ),
-    "mac-lsm-blocks": Kind(
-        WARNING,
-        "SELinux or AppArmor may block the ranks",
-        "A denied action looks like a missing permission, whatever the file modes say.",
-        "Look for denials (sudo ausearch -m avc -ts recent, or sudo dmesg | grep DENIED) and allow them.",
-        (),
-        ("Permission denied", "avc:  denied", 'apparmor="DENIED"'),
     ),
     "ends-at-logout": Kind(
         WARNING,

@@ -162,7 +162,6 @@ class Nic(TypedDict):
     kind: str
     up: bool
     speed_mbit: Optional[int]
-    duplex: Optional[str]
     mtu: Optional[int]
     mac: str
     enslaved: bool
@@ -292,7 +291,6 @@ class Probe(TypedDict):
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
     transfer: Optional[Transfer]  # folder and login shell, where Ansible cannot copy files to here
-    security: Dict[str, str]  # state of SELinux and AppArmor, and the label under which this login's processes run
     ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
     base_dir: AbsolutePath  # the base folder with `~` expanded
     venv_dir: AbsolutePath  # the trainer's environment with `~` expanded

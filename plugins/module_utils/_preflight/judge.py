@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Iterable, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
@@ -23,7 +22,6 @@ CLOCK_SECONDS = 5.0
 LOW_FILES = 256
 LOW_PROCESSES = 512
 LONG_RUN = 7 * 24 * 3600
-DENIED = re.compile(r"Permission denied|Operation not permitted")
 # Instruction sets by their benefit for matrix products.
 LEVELS = (
     ("amx_tile", "AMX"),
@@ -43,7 +41,7 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
             if not any(one["code"] == "host-down" and one["host"] == host for one in found):
                 found.append(finding("host-down", host, f"{host} did not answer"))
             continue
-        for look in (interface, address_names, leftovers, load, limits, confined, folder):
+        for look in (interface, address_names, leftovers, load, limits, folder):
             found += look(evidence, host)
     for compare in (families, holders, clocks, cpus, software, data, all_reduce):
         found += compare(evidence)
@@ -81,10 +79,6 @@ def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
         yield finding("nic-down", host, f"{name} does not exist; {host} has {', '.join(nics)}")
     elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
         yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
-    elif name in nics and nics[name].get("duplex") == "half" and nics[name]["kind"] == "wired":
-        seen = f"{name} runs at {nics[name]['speed_mbit'] or 'unknown'} Mbit/s in half duplex"
-        remedy = f"On {host}: sudo ethtool -s {name} autoneg on; if it persists, try another cable or switch port."
-        yield finding("nic-half-duplex", host, seen, remedy=remedy)
 
 
 def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
@@ -161,17 +155,6 @@ def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
         )
 
 
-def confined(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    """SELinux or AppArmor, if something was denied despite the file modes."""
-    said = [str((found.get(host) or {}).get("error") or "") for found in (evidence.tries, evidence.gloo)]
-    denied = next((words for words in said if DENIED.search(words)), "")
-    label = str(evidence.fact(host, "security", "label") or "")
-    if denied and evidence.fact(host, "security", "selinux") == "enforcing":
-        yield finding("mac-lsm-blocks", host, f"SELinux is enforcing ({label or 'no label'}) and reported: {denied}")
-    elif denied and label.endswith("(enforce)"):
-        yield finding("mac-lsm-blocks", host, f"AppArmor confines this login to {label} and reported: {denied}")
-
-
 def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     if evidence.fact(host, "disk", "noexec"):
         seen = f"{evidence.fact(host, 'disk', 'parent')} is on a file system mounted with noexec"
@@ -241,9 +224,8 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
     for host, version in torches.items():
         if version and wanted and version != public(wanted):
             yield finding("torch-differs", host, f"torch is {version}, the plan has {wanted}", severity=severity)
-    for code, part in (("python-differs", "python"), ("trainer-differs", "trainer")):
-        values = {host: result.get(part) for host, result in evidence.gloo.items()}
-        yield from differs_from_master(code, values, evidence)
+    files = {host: result.get("trainer") for host, result in evidence.gloo.items()}
+    yield from differs_from_master("trainer-differs", files, evidence)
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:

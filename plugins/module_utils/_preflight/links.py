@@ -8,18 +8,13 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from .._contract.findings import Finding, finding
+from .._contract.kind import ERROR
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
 from .peer_check import closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
-# Below this fraction of the nominal speed something is wrong.
-NOMINAL_SHARE = 0.5
-# Both directions at once carry twice as much as one on a cable and as much on the air; faster links are limited by the CPU.
-SHARED_MEDIUM, FASTEST_AIR = 0.75, 700.0
-# Up to this many hosts measure one by one (roles/preflight/tasks/links.yml), so nothing else uses their links.
-ONE_BY_ONE = 3
 WORDS = {
     "dropped": "no answer (dropped)",
     "refused": "refused",
@@ -55,7 +50,7 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
             if len(pair.closed) < len(link["ports"]):
                 for look in (used_interface, packet_sizes, rate_and_delay):
                     found += look(evidence, pair)
-    return [*found, *(shared_media(evidence) if len(evidence.plan["nodes"]) <= ONE_BY_ONE else ())]
+    return found
 
 
 # Ports
@@ -191,46 +186,18 @@ def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
 def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
     if link.get("full_size") is False:
-        nic = link.get("nic") or "NIC"
-        passing = link["passing_size"]
-        seen = f"from {pair.host} to {pair.peer} packets of {passing} bytes arrive, full-size ones do not"
-        remedy = f"On {pair.host}: sudo ip link set {nic} mtu {passing} (and the same on {pair.peer})"
-        yield finding("mtu-too-large", pair.host, seen, pair.peer, remedy=remedy)
+        seen = f"packets of {link['passing_size']} bytes arrive, full-size ones do not"
+        yield finding(
+            "link-unmeasured", pair.host, f"from {pair.host} to {pair.peer} {seen}", pair.peer, severity=ERROR
+        )
     elif link.get("error"):
         yield finding("link-unmeasured", pair.host, f"from {pair.host} to {pair.peer}: {link['error']}", pair.peer)
 
 
 def rate_and_delay(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
-    """Rate and delay of one direction; the plan already reports Wi-Fi links."""
+    """Rate and delay of one direction."""
     rate, late = pair.link.get("bandwidth_mbit"), pair.link.get("latency_ms")
-    nominal = nominal_speed(evidence, pair)
-    if rate and nominal and rate < NOMINAL_SHARE * nominal:
-        seen = f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s over interfaces of {nominal} Mbit/s"
-        yield finding("link-below-nominal", pair.host, seen, pair.peer)
-    elif rate and rate < SLOW_MBIT:
+    if rate and rate < SLOW_MBIT:
         yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
     if late and late > LATE_MS:
         yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
-
-
-def shared_media(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Pairs of hosts whose directions share one medium, each pair once."""
-    links = {(host, link["host"]): link for host, link in evidence.links()}
-    for (host, peer), there in links.items():
-        back = links.get((peer, host)) if host < peer else None
-        alone = [float(one.get("bandwidth_mbit") or 0.0) for one in (there, back or {})]
-        # Each host measures what arrives while both send.
-        both = [float(one.get("duplex_mbit") or 0.0) for one in (back or {}, there)]
-        if all(alone + both) and max(alone) < FASTEST_AIR and sum(both) < SHARED_MEDIUM * sum(alone):
-            rates = "{:.0f} and {:.0f} Mbit/s one after the other, {:.0f} and {:.0f} at the same time"
-            yield finding("half-duplex", host, f"to {peer} and back: {rates.format(*alone, *both)}", peer)
-
-
-def nominal_speed(evidence: PreflightEvidence, pair: Pair) -> int:
-    """The slower of the two cables; 0 if one is unknown, virtual or Wi-Fi, whose nominal speed means little."""
-    speeds = []
-    for host in (pair.host, pair.peer):
-        nic = evidence.nic(host, evidence.node(host)["nic"])
-        speeds.append((nic.get("speed_mbit") or 0) if nic.get("kind") == "wired" else 0)
-    # A virtual switch's port reports 10 Gbit/s whatever is behind it.
-    return min(speeds) if max(speeds) < 10000 else 0

@@ -20,7 +20,7 @@ from .._kit.logind import logind
 from .._kit.processes import user_name
 from .finished import finished_trainings
 from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
-from .machine import cpu, disk, ephemeral, host, limits, memory, security
+from .machine import cpu, disk, ephemeral, host, limits, memory
 from .network import Find, Run, names_and_routes, nics
 from .sources import folder_facts, text_bytes
 from .usage import facts as usage_facts
@@ -86,7 +86,6 @@ def probe(
         "limits": limits(),
         "logout": logind(run, user_name(os.getuid()))._asdict(),
         "transfer": transfer(run, expand(remote_tmp)),
-        "security": security(),
         "ephemeral": ephemeral(),
         "base_dir": base,
         "venv_dir": venv,

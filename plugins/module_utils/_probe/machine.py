@@ -211,16 +211,6 @@ def limits() -> dict[str, int | None]:
     return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
 
 
-def security() -> dict[str, str]:
-    enforce = read("/sys/fs/selinux/enforce")
-    return {
-        "selinux": {"1": "enforcing", "0": "permissive"}.get(enforce, "absent"),
-        "apparmor": "enabled" if read("/sys/module/apparmor/parameters/enabled") == "Y" else "absent",
-        # The security label of this login's processes, and so of a rank.
-        "label": (read("/proc/self/attr/apparmor/current") or read("/proc/self/attr/current")).rstrip("\0"),
-    }
-
-
 def ephemeral() -> LocalPorts:
     """The local ports on which Gloo listens."""
     fields = read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split()

@@ -112,7 +112,6 @@ def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
                 "kind": kind_of(name, root),
                 "up": is_up(name, root),
                 "speed_mbit": _number(read(os.path.join(base, "speed"))),
-                "duplex": read(os.path.join(base, "duplex")) or None,
                 "mtu": _number(read(os.path.join(base, "mtu"))),
                 "mac": read(os.path.join(base, "address")),
                 "enslaved": os.path.exists(os.path.join(base, "master")),

@@ -16,7 +16,7 @@ What it saves and loads has the layout of optim_file.py, with the parts of all r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -210,7 +210,7 @@ class Joined:
         adamw, muon, steps = {}, {}, 0
         for name in layout.adamw:
             p = parameters[int(name)]
-            adamw[name] = {key: self._all_rows(states[p][key], p) for key in ADAMW}
+            adamw[name] = {key: states[p][key] for key in ADAMW}
             steps = int(states[p]["step"])
         for names in layout.muon:
             # Each rank has a part of the matrices.
@@ -220,17 +220,13 @@ class Joined:
                 muon[name] = {key: value[n] for key, value in stacked.items()}
         return layout.file({"steps": steps, "adamw": adamw, "muon": muon}, self.comm.rank)
 
-    def _all_rows(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """The moment of a whole parameter, of which each rank may have a part."""
-        return moment if moment.shape == parameter.shape else torch.cat(self._from_all(moment))
-
     def load_state_dict(self, found: Json) -> None:
         """From this rank's file, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
         files = found.get(FILES_KEY, {self.comm.rank: found})
         if not self.kinds:
             self.original["load_state_dict"](files[self.comm.rank])
             return
-        layout, parameters = self._layout()
+        layout, _parameters = self._layout()
         try:
             state = layout.state(files)
         except Unusable as why:
@@ -240,12 +236,6 @@ class Joined:
             layout.split_muon(names, state["muon"], shards)
         mine = shards[self.comm.rank]
         for name, moments in state["adamw"].items():
-            mine[int(name)] = {"step": state["steps"], **self._own_rows(moments, parameters[int(name)])}
+            mine[int(name)] = {"step": state["steps"], **moments}
         groups = next(iter(files.values()))["param_groups"]
         self.original["load_state_dict"]({"state": mine, "param_groups": groups})
-
-    def _own_rows(self, moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        if parameter.numel() < SMALL or self.comm.world == 1:
-            return dict(moments)
-        rows = parameter.shape[0] // self.comm.world
-        return {key: value[self.comm.rank * rows :][:rows] for key, value in moments.items()}

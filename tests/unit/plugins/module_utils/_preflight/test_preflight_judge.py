@@ -241,11 +241,11 @@ def test_field_05_the_interface_that_really_carries_the_route(kind, code):
     [
         (
             {"full_size": False, "passing_size": 1400, "error": "bulk data: timed out"},
-            "mtu-too-large",
-            "ip link set enp4s0 mtu 1400",
+            "link-unmeasured",
+            "lower the MTU on both hosts",
         ),
         ({"error": "bulk data: connection reset"}, "link-unmeasured", ""),
-        ({"bandwidth_mbit": 94.0}, "link-below-nominal", ""),
+        ({"bandwidth_mbit": 94.0}, "link-slow", ""),
         ({"latency_ms": 12.0}, "link-delay", ""),
         ({"clock_offset": -42.0}, "clock-skew", ""),
     ],
@@ -328,7 +328,6 @@ def cpu(**changes: Any) -> dict[str, Any]:
         ({"limits": {"address_space": 100 << 20}}, "ulimit-low"),
         ({"limits": {"file_size": 1 << 20}}, "ulimit-low"),
         ({"limits": {"cpu_seconds": 3600}}, "ulimit-low"),
-        ({"nics": [{**nic("enp4s0", "wired", "192.168.1.10/24", speed=100), "duplex": "half"}]}, "nic-half-duplex"),
         ({"logout": {"kills": True, "lingers": False}}, "ends-at-logout"),
         ({"tmux": {"path": None, "version": None}}, "no-tmux"),
     ],
@@ -351,23 +350,6 @@ WIDE = {"nofile": 1024, "nproc": 4096, "address_space": 1 << 40, "file_size": 1 
 )
 def test_what_is_enough_is_no_finding(change):
     assert judge.judge(evidence(change)) == []
-
-
-@pytest.mark.parametrize(
-    ("security", "told"),
-    [
-        ({"selinux": "enforcing", "label": "system_u:system_r:x_t:s0"}, "SELinux is enforcing"),
-        ({"selinux": "absent", "apparmor": "enabled", "label": "docker-default (enforce)"}, "AppArmor confines"),
-        ({"selinux": "permissive", "apparmor": "enabled", "label": "unconfined"}, None),
-    ],
-)
-def test_selinux_and_apparmor_are_named_where_they_denied_something(security, told):
-    denied = {"laptop": {"error": "cannot listen on 192.168.1.11 port 29500: Permission denied"}}
-    one = found(evidence(two={"security": security}, tried=denied)).get("mac-lsm-blocks")
-    assert (one is not None) == (told is not None)
-    if one:
-        assert one["host"] == "laptop" and told in one["seen"] and "Permission denied" in one["seen"]
-    assert judge.judge(evidence(two={"security": security})) == []
 
 
 @pytest.mark.parametrize(
@@ -411,7 +393,6 @@ def test_field_12_a_host_that_is_down_is_a_finding_among_others():
     ("change", "codes"),
     [
         ({"trainer": "ffffffff"}, ["trainer-differs"]),
-        ({"python": "3.13"}, ["python-differs"]),
         # It is neither the master's nor the plan's.
         ({"torch": "2.5.1"}, ["torch-differs", "torch-differs"]),
         ({"torch": "2.13.0+cu130"}, []),
@@ -539,15 +520,3 @@ def test_the_texts_hold_what_a_person_needs():
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
     assert "no problems" in text_utils.findings_text([])
-
-
-@pytest.mark.parametrize(
-    ("alone", "both", "told"),
-    [((90.0, 80.0), (44.0, 41.0), True), ((90.0, 20.0), (88.0, 19.0), False), ((930.0, 930.0), (500.0, 500.0), False)],
-)
-def test_a_medium_that_carries_one_direction_at_a_time_is_told_once(alone, both, told):
-    there = link("desktop", "laptop", bandwidth_mbit=alone[0], duplex_mbit=both[1])
-    back = link("laptop", "desktop", bandwidth_mbit=alone[1], duplex_mbit=both[0])
-    findings = judge.judge(evidence(tried={"desktop": {"links": [there]}, "laptop": {"links": [back]}}))
-    seen = "to laptop and back: 90 and 80 Mbit/s one after the other, 44 and 41 at the same time"
-    assert [one["seen"] for one in findings if one["code"] == "half-duplex"] == [seen] * told
