@@ -381,7 +381,12 @@ def run_of(built: Any, texts: list[list[str]]) -> dict[str, Any]:
             first: one,
             **{host: differing(one, other) for host, other in others},
         },
-        "doctor": picked(verdict, "code severity host peer") if verdict else "no plan",
+        # Whether a healthy run is slow depends on the machine that plays this.
+        "doctor": picked(
+            {**verdict, **({"severity": "info"} if verdict["code"] == "healthy" else {})}, "code severity host peer"
+        )
+        if verdict
+        else "no plan",
     }
     sentences = {"status": screen[0].splitlines(), "doctor": doctor}
     if verdict:
