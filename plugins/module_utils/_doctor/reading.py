@@ -10,6 +10,7 @@ from typing import Any, List, Mapping, Optional
 from .._contract.document import section, whole, words
 from .._kit.words import bytes_text
 from .._run.stalls import BUSY
+from .._run.state import RUNNING
 from .answers import Answer
 from .evidence import RankEvidence
 
@@ -103,7 +104,8 @@ def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> L
     for host, name in names.items():
         found = answers[host].evidence
         told.append("%s: %s" % (name, describe(found) if found else answers[host].words))
-        if found and innermost_frame(found):
+        # Of an ended rank it is an old one.
+        if found and found["run"].get("state") == RUNNING and innermost_frame(found):
             told.append("  stack: " + innermost_frame(found))
         if found and (error_of(found) or found["run"].get("last_lines")):
             told.append("  said: " + (error_of(found) or str(found["run"]["last_lines"][-1])))

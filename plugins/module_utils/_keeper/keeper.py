@@ -325,7 +325,8 @@ class Keeper:
         if word.state != was.state:
             self.pause.change(word.state, self.rank.last_step_time(), time.time())
         if (word.state, word.generation) != (was.state, was.generation):
-            self.cause = word.why or self.cause
+            # Why a guest was away is no reason for its return.
+            self.cause = word.why or ("" if was.state == states.RESTING else self.cause)
             self._tell(word.state, self.cause)
             if word.state == states.TRAINING:
                 self.cause = ""

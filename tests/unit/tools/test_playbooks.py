@@ -51,7 +51,7 @@ def test_field_41_looks_at_hosts_that_may_be_frozen_have_a_limit():
         for path, task in tasks()
         if path.startswith("roles/doctor/")
         or path.endswith(
-            ("find_run/tasks/main.yml", "launch/tasks/stop.yml", "launch/tasks/ours.yml", "plan/tasks/probe.yml")
+            ("find_run/tasks/main.yml", "launch/tasks/stop.yml", "watch/tasks/same_plan.yml", "plan/tasks/probe.yml")
         )
     ]
     looks = [(path, task) for path, task in looks if wanted & set(task)]

@@ -305,6 +305,9 @@ def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
     assert (stack, said) == ("  stack: comm.py:9 in wait", "  said: RuntimeError: x")
     assert "phase forward_backward for 0 s, collective 300, process 4711 state R" in other
     assert last == "  said: step 00040/05000"
+    # The stack of a rank that has ended is an old one.
+    stopped = {**told, "run": {**told["run"], "state": "stopped"}}
+    assert not any("stack" in line for line in evidence_lines({"desktop": "rank 0"}, {"desktop": Answer(stopped)}))
     quiet = {"desktop": Answer(rank("laptop", {"last_lines": []}))}
     assert len(evidence_lines({"desktop": "rank 0"}, quiet)) == 1
 

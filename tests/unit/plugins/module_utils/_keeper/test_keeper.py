@@ -302,6 +302,9 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     # By hand, though it is still on battery; then by itself.
     (hosts.folder / "laptop/.keeper/join").touch()
     hosts.wait_for_training("laptop", "desktop", "laptop")
+    told = [json.loads(line) for line in (hosts.folder / "laptop/members.jsonl").read_text().splitlines()]
+    starts = [one["why"] for one in told if one["what"] == states.TRAINING]
+    assert not any("battery" in why for why in starts), starts
     hosts.plug(True)
     hosts.wait("a reading", lambda: not (hosts.folder / "laptop/.keeper/join").exists())
     (hosts.folder / "laptop/.keeper/leave").touch()
