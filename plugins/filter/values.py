@@ -20,7 +20,6 @@ from ..module_utils._preflight.evidence import peers_of, unreached
 from ..module_utils._preflight.links import closed_ways
 from ..module_utils._preflight.measured import measured_step, with_link
 from ..module_utils._run import find as find_run
-from ..module_utils._trainer.checkout import problems
 
 NOTHING = object()
 
@@ -73,11 +72,6 @@ def ways_to(
     return {"unreached": unreached(plan, tries, host), "closed": closed_ways(plan, tries, host, firewall or {})}
 
 
-def checkout_problems(folder: str, flags: Mapping[str, object], script: str) -> dict[str, list[str]]:
-    """Reasons why a checkout's script cannot be started with these flags."""
-    return problems(folder, [f"--{name}" for name in flags], script)
-
-
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Host and run of every answer of run_info, also of a loop, without silent hosts."""
     for host, result in results.items():
@@ -122,5 +116,4 @@ class FilterModule:
             "measured_link": with_link,
             "preflight_peers": preflight_peers,
             "ways_to": ways_to,
-            "checkout_problems": checkout_problems,
         }

@@ -53,10 +53,3 @@ def test_field_21_a_checkout_that_is_not_changed_trains_one_model(play, tmp_path
     assert all((run / "chatsft_checkpoints/d4/model_000002.pt").exists() for run in tuned)
     log = (tuned[0] / "log/rank0.log").read_text()
     assert "scripts.chat_sft continues from step 5 in" in log and "Loaded optimizer state" in log
-
-
-def test_a_checkout_of_other_calls_is_refused_before_anything_starts(play, tmp_path, stand_in):
-    (stand_in / "nanochat/checkpoint_manager.py").write_text("def save_checkpoint(model, path):\n    pass\n")
-    code, told = play("--tags", "launch")
-    assert code != 0 and "has a save_checkpoint(model, path)" in " ".join(told.split()), told
-    assert not (tmp_path / "one").exists()

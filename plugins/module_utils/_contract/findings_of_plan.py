@@ -68,13 +68,6 @@ KINDS: Dict[str, Kind] = {
         "Each line of ddp_sft_data must be a JSON list of role and content in which user and assistant alternate.",
         "Correct ddp_sft_data, or the lines listed; nothing was started.",
     ),
-    "source-differs": Kind(
-        ERROR,
-        "The nanochat checkout's flags or functions differ from what join.py expects",
-        "A fork may have changed them, or the commit is too old; the start would fail on every host.",
-        "Use a nanochat commit that has them, or this collection's trainer (ddp_trainer_source=ours).",
-        (21,),
-    ),
     "results-read-only": Kind(
         ERROR,
         "The controller cannot write the results",

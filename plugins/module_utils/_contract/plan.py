@@ -250,14 +250,12 @@ class HostQuestion(TypedDict):
 
 
 class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, a repository, a trainer with its flags, conversations,
+    """The plan's questions to the controller: folders, a repository, a trainer, conversations,
     and where results go."""
 
     folders: List[str]
     git: Optional[str]
     trainer: Optional[str]
-    script: str
-    flags: List[str]
     results: str
     conversations: Optional[str]
     held_out: Optional[str]

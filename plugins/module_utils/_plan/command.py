@@ -96,7 +96,7 @@ def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
         "keep-checkpoints": run.keep_checkpoints,
         "tracker": "mlflow" if run.tracker == "mlflow" else None,
         "tracker-uri": tracker_uri(run),
-        "base-checkpoints": stages.folders_to_begin_with(run, run_dir),
+        "base-checkpoints": stages.base_checkpoints(run, run_dir),
         "resume": run.resume and decided.goes_on,
     }
     return {name: value for name, value in flags.items() if value}

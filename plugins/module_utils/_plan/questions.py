@@ -78,8 +78,6 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
         "folders": folders,
         "git": git,
         "trainer": trainer,
-        "script": stages.SCRIPTS[run.stage],
-        "flags": [] if source == "ours" else command.flag_names(run, decide_basis(asked, ())),
         "results": run.results_dir,
         "conversations": (run.sft_data or "") if fine_tunes else None,
         "held_out": run.sft_val_data if fine_tunes else None,

@@ -27,7 +27,7 @@ def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping
 
 
 def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether the controller has the trainer's source, and a checkout all that is used of it."""
+    """Whether the controller has the trainer's source."""
     source = run.trainer_source
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
     problem = remedy = ""
@@ -40,11 +40,6 @@ def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any
     elif facts and not facts["trainer"]:
         problem = f"{facts['path']} on the controller has no scripts/base_train.py, so it is not a nanochat checkout"
         remedy = "Use a checkout that has it."
-    elif facts:
-        found = here.get("checkout", {})
-        yield from checkout(source, found.get("script", []))
-        if planned.get("joined"):
-            yield from checkout(source, found.get("join", []), to_join=True)
     if problem:
         yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}", remedy=remedy)
 
@@ -58,17 +53,6 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("trainer-behind", "", seen)
     elif used:
         yield finding("trainer-commit", "", f"{seen}, at commit {used}")
-
-
-def checkout(source: str, problems: Sequence[str], to_join: bool = False) -> Iterator[Finding]:
-    """A checkout's flags and functions that differ from nanochat's."""
-    remedy, effect = "Use a nanochat commit that has them, or ddp_trainer_source=ours.", ""
-    if to_join:
-        remedy = "Use another commit."
-        effect = ", so its ranks cannot be joined"
-    for problem in problems:
-        seen = f"ddp_trainer_source is {source}, which {problem}{effect}"
-        yield finding("source-differs", "", seen, remedy=remedy)
 
 
 def data(

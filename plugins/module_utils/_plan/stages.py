@@ -59,25 +59,23 @@ def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
     return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
 
 
+def base_checkpoints(run: RunSettings, run_dir: str) -> str | None:
+    """The folder of the base model's checkpoints, if a stage needs one."""
+    base = base_dir_of(run, run_dir)
+    return None if base is None else os.path.join(base, CHECKPOINTS[0], base_name(run))
+
+
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     """Flags that only a stage's script has."""
-    base = base_dir_of(run, run_dir)
+    base = base_checkpoints(run, run_dir)
     if base is None:
         return {}
-    found: dict[str, object] = {"base-checkpoints": os.path.join(base, CHECKPOINTS[0], base_name(run))}
+    found: dict[str, object] = {"base-checkpoints": base}
     if run.stage == SFT:
         found["conversations"] = os.path.join(run_dir, CONVERSATIONS)
         if run.sft_val_data:
             found["val-conversations"] = os.path.join(run_dir, HELD_OUT)
     return found
-
-
-def folders_to_begin_with(run: RunSettings, run_dir: str) -> list[str]:
-    """Existing checkpoint folders of other runs that a checkout's script continues."""
-    base, name = base_dir_of(run, run_dir), base_name(run)
-    if base is None:
-        return []
-    return [os.path.join(base, CHECKPOINTS[0], name)]
 
 
 def document(run: RunSettings, here: Mapping[str, Any], ours: bool) -> Stage | None:

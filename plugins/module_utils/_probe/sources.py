@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
-from typing import Any, Iterator, Mapping, Optional, Sequence, TypedDict
+from typing import Iterator, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.plan import ControllerQuestion, ConversationFacts
 from .._contract.probe import Folder
@@ -156,7 +156,6 @@ class Results(TypedDict):
 
 
 class _Looked(TypedDict, total=False):
-    checkout: Mapping[str, Any]  # results of _trainer/checkout.py
     conversations: ConversationFacts
     held_out: ConversationFacts
 

@@ -29,7 +29,6 @@ from ...module_utils._plan.questions import PlanError, controller_questions, con
 from ...module_utils._plan.so_far import so_far
 from ...module_utils._plan.text import render, render_findings
 from ...module_utils._probe.sources import Here, look
-from ...module_utils._trainer.checkout import problems as checkout_problems
 from .. import _configuration
 from .. import _conversations as conversations
 from .evidence import SHOWN, JudgeTask, Options
@@ -117,8 +116,6 @@ def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     asked = controller_questions(hosts)
     # A repository may answer slowly, and neither looking at a run nor stopping it needs one.
     here = look({**asked, "git": None} if tolerant else asked, os.environ)
-    if asked["trainer"]:
-        here["checkout"] = checkout_problems(asked["trainer"], asked["flags"], asked["script"])
     if asked["conversations"] is not None:
         here["conversations"] = conversations.facts(asked["conversations"], os.environ)
     if asked["held_out"] is not None:

@@ -23,7 +23,6 @@ from typing import NoReturn
 from nanochat.join.collectives import Collectives
 from nanochat.join.script import Script, Stopped
 from nanochat.kit.common import UserError, base_dir, checkpoint_dir, read_ranks
-from nanochat.kit.expected import flag
 from nanochat.kit.settings import Settings, make_parser
 from nanochat.parallel.comm import Comm, connect, outlast_agents
 from nanochat.record.journal import Journal
@@ -46,11 +45,8 @@ def flags(description: str) -> argparse.ArgumentParser:
     result.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint on any rank")
     result.add_argument(
         "--base-checkpoints",
-        action="append",
-        default=[],
         metavar="FOLDER",
-        help="for mid_train and chat_sft: .../base_checkpoints/TAG of another run, whose newest model they continue; every rank "
-        "gets it. May be repeated; folders that no rank has are skipped",
+        help="for chat_sft: .../base_checkpoints/TAG of another run, whose newest model it continues; every rank gets it",
     )
     result.add_argument("--keep-checkpoints", type=int, default=2, help="number of checkpoints to keep; -1: all")
     result.add_argument("script", help="a module of the checkout: scripts.base_train")
@@ -107,11 +103,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def source_of(script: str) -> Path:
     """The file of the checkout's script."""
     return Path.cwd() / (script.replace(".", "/") + ".py")
-
-
-def knows(script: str, flag: str) -> bool:
-    """Whether the script's source contains this flag or its variable."""
-    return flag in source_of(script).read_text(encoding="utf-8", errors="replace").replace("_", "-")
 
 
 def is_given(options: argparse.Namespace, *names: str) -> bool:
@@ -177,41 +168,28 @@ def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, sc
     if leader == comm.rank:
         others = set(checkpoint_manager.steps_in(folder)) - set(training.steps)
         checkpoint_manager.set_aside(folder, others)
-    if not knows(options.script, "resume-from-step"):
-        raise UserError(
-            f"{options.script} of this checkout has no --resume-from-step, and {folder} holds a checkpoint of step "
-            f"{found.step}; start over (ddp_fresh=true), which keeps it in previous/."
-        )
     resume.fetch(comm, folder, found, leader)
     script.resumed_from, script.saved = found.step, [found.step]
     return [f"--resume-from-step={found.step}"]
 
 
 def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) -> list[str]:
-    """Put another run's newest checkpoints where the script looks for them, on every rank; returns the script's flag for the step."""
-    begun = None
+    """Put another run's newest checkpoint where the script looks for it, on every rank; returns the script's flag for the step."""
+    folder, variable = Path(options.base_checkpoints), lineage.BASE_TRAINING
     comm.enter("resume", 0)
-    for folder in map(Path, options.base_checkpoints):
-        if not any(comm.exchange("the folders to begin with", folder.is_dir(), fits=flag)):
-            continue
-        leader, variable = resume.folder_leader(comm, folder), lineage.BASE_TRAINING
-        of_base = folder.parent.name == "base_checkpoints"
-        wanted = lineage.wanted(script.journal.folder, variable) if of_base else ""
-        found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
-        if found is None:
-            continue
-        resume.fetch(comm, folder, found, leader)
-        link_folder(folder, base_dir() / folder.parent.name / folder.name)
-        script.bases[folder.parent.name] = begun = (folder, found.step)
-    if begun is None:
+    leader = resume.folder_leader(comm, folder)
+    wanted = lineage.wanted(script.journal.folder, variable)
+    found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
+    if found is None:
         raise UserError(
-            f"no rank has a checkpoint in {' or '.join(options.base_checkpoints)}, which {options.script} needs; "
-            "train a base model first."
+            f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
         )
-    script.journal.say(f"{options.script} continues from step {begun[1]} in {begun[0]}")
+    resume.fetch(comm, folder, found, leader)
+    link_folder(folder, base_dir() / folder.parent.name / folder.name)
+    script.base = (folder, found.step)
+    script.journal.say(f"{options.script} continues from step {found.step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
-    chooses = knows(options.script, "model-step") and not is_given(options, "--model-step")
-    return [f"--model-step={begun[1]}"] if chooses else []
+    return [] if is_given(options, "--model-step") else [f"--model-step={found.step}"]
 
 
 def link_folder(folder: Path, link: Path) -> None:

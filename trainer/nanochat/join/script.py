@@ -59,8 +59,8 @@ class Script:
         self.unsaved: NotSaved | None = None
         self.unproven: Path | None = None
         self.training = ""  # its id
-        # The checkpoints of other runs that it continues, by kind: folder and step.
-        self.bases: dict[str, tuple[Path, int]] = {}
+        # The checkpoint of another run that it continues: folder and step.
+        self.base: tuple[Path, int] | None = None
         self.losses: list[Tensor] = []
         self.losses_known = False
         self.begun = time.perf_counter()
@@ -129,10 +129,12 @@ class Script:
             found = getattr(module, name, None)
             if found is None:
                 continue
-            if list(inspect.signature(found).parameters)[: len(parameters)] == parameters:
-                setattr(module, name, replacement(found))
-            else:
-                self.journal.say(f"{module.__name__}.{name} has unexpected parameters, so it is left unchanged")
+            if list(inspect.signature(found).parameters)[: len(parameters)] != parameters:
+                raise UserError(
+                    f"{module.__name__}.{name} of this checkout does not begin with the parameters {', '.join(parameters)}, so its "
+                    "ranks cannot be joined; use another commit, or ddp_trainer_source=ours."
+                )
+            setattr(module, name, replacement(found))
 
     def join(self, optimizer: Any) -> None:
         """Make an optimizer train together with the other ranks'."""
@@ -314,10 +316,9 @@ class Script:
         """The checkout's load_optimizer_state, from any number of ranks; None if the checkpoint has none."""
 
         def loaded(source: str, *arguments: Any, **options: Any) -> Any:
-            kind = next((kind for kind in self.bases if kind.startswith(source)), None)
-            if kind is None:
+            if self.base is None or source != "base":
                 return original(source, *arguments, **options)
-            files = optimizer_files(*self.bases[kind])
+            files = optimizer_files(*self.base)
             return {FILES_KEY: files} if files else None
 
         return loaded

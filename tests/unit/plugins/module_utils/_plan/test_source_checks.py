@@ -51,8 +51,6 @@ def test_the_controller_is_asked_for_what_lies_there():
         "folders": [],
         "git": None,
         "trainer": None,
-        "script": "scripts.base_train",
-        "flags": [],
         "results": "runs",
         "conversations": None,
         "held_out": None,
@@ -61,9 +59,6 @@ def test_the_controller_is_asked_for_what_lies_there():
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b"], "ddp_trainer_source": "~/nanochat"}
     asked = controller_questions(hosts(run))
     assert asked["folders"] == ["/a", "/b", "~/nanochat"] and asked["trainer"] == "~/nanochat"
-    assert {"--depth", "--total-batch-size"} < set(asked["flags"])
-    # Flags that only our own trainer has are not looked for in a checkout.
-    assert not {"--sync", "--rebalance", "--rank-rows", "--head-shares", "--save-on-loss"} & set(asked["flags"])
     assert controller_questions(hosts({"ddp_trainer_source": "git@git.example.org:x/y"}))["git"]
 
 
@@ -277,14 +272,3 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
     # A repository that is gone keeps nobody from training with what was cloned.
     bare.rename(tmp_path / "gone.git")
     assert [code for code, dummy in told(f"file://{bare}")] == ["trainer-commit"]
-
-
-def test_a_checkout_of_other_calls_is_refused_before_anything_starts():
-    there = {"path": "/home/me/nanochat", "kind": "folder", "trainer": True}
-    checkout = {"script": ["has a scripts/base_train.py without --depth"], "join": ["has no save_checkpoint"]}
-    here = {"folders": {"/home/me/nanochat": there}, "checkout": checkout}
-    settings = {"ddp_trainer_source": "/home/me/nanochat"}
-    lacking, unjoined = refusal(hosts(settings), here=here)
-    assert "without --depth; use a nanochat commit that has them" in lacking
-    said = "has no save_checkpoint, so its ranks cannot be joined; use another commit."
-    assert said in unjoined
