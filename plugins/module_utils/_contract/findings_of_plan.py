@@ -129,19 +129,6 @@ KINDS: Dict[str, Kind] = {
         "Add -e trainer_update=true once to use the newer one, or pin the current one (URL#COMMIT).",
         (21,),
     ),
-    "speed-unknown": Kind(
-        INFO,
-        "Rows are shared by threads, because no speed is known",
-        "ddp_batch_split=speed needs a measured step of each host.",
-        "Run preflight, which measures one, or set ddp_speed for every host.",
-        (17,),
-    ),
-    "batch-adapted": Kind(
-        INFO,
-        "The batch was adapted to the hosts",
-        "Each host processes whole rows in whole passes, so batch sizes that you did not set follow the number and speed of the hosts.",
-        "No action needed. Override with ddp_total_batch or ddp_device_batch.",
-    ),
     "python-made": Kind(
         INFO,
         "A Python is installed for the trainer",

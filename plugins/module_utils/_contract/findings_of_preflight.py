@@ -340,18 +340,4 @@ KINDS: Dict[str, Kind] = {
         "Train on one host: ansible-playbook train.yml -i INVENTORY -e target=HOST",
         (16, 25),
     ),
-    "use-bf16-wire": Kind(
-        INFO,
-        "Sending bfloat16 would make each step shorter",
-        "It halves the bytes between the hosts; each host still adds in float32.",
-        "Set ddp_sync=bf16.",
-        (16,),
-    ),
-    "rows-unbalanced": Kind(
-        INFO,
-        "Another split of the rows would make each step shorter",
-        "The hosts differ in speed but have the same number of rows, so the faster one waits.",
-        "Set ddp_batch_split=speed.",
-        (17,),
-    ),
 }

@@ -120,7 +120,7 @@ def make_plan(
     ]
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*shared.findings, *chooser.findings, *seen]
+    findings = [*chooser.findings, *seen]
     findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))

@@ -9,7 +9,6 @@ from typing import Mapping, NamedTuple, Sequence
 
 from .._contract.findings import Finding, finding
 from .._contract.settings import Asked
-from .._contract.settings_table import RunSettings
 from .._rules.shares import head_weights
 from .batch import BatchError, BatchRequest, SharedBatch, plan_batch
 from .decided import FOLLOWING
@@ -26,7 +25,6 @@ class Weights(NamedTuple):
 
     values: list[float]
     problems: tuple[Finding, ...] = ()
-    findings: tuple[Finding, ...] = ()
 
 
 class HostShares(NamedTuple):
@@ -35,7 +33,6 @@ class HostShares(NamedTuple):
     batch: SharedBatch
     head_parts: Mapping[str, int]
     problems: tuple[Finding, ...] = ()
-    findings: tuple[Finding, ...] = ()
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
@@ -88,7 +85,7 @@ def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
     if len(known) == len(hosts):
         return Weights(known)
     if not known:
-        return Weights(threads, findings=(finding("speed-unknown", "", "no host's speed has been measured yet"),))
+        return Weights(threads)
     missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
     seen = (
         f"ddp_batch_split is speed, but the speed of {missing} is unknown; run preflight to measure it, or "
@@ -132,21 +129,4 @@ def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
         return HostShares(batch, {}, (*weights.problems, problem))
     # Parts of the head are finer than rows.
     parts = parts or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
-    return HostShares(batch, parts, weights.problems, (*weights.findings, *adapted(run, batch, len(hosts))))
-
-
-def adapted(run: RunSettings, batch: SharedBatch, world: int) -> list[Finding]:
-    """The batch differs from the profile because of the number and speed of the hosts."""
-    changes = [
-        f"{name} {new} (profile: {old})"
-        for name, new, old in (
-            ("ddp_total_batch", batch.total_batch, run.total_batch),
-            ("ddp_device_batch", batch.device_batch, run.device_batch),
-        )
-        if new != old
-    ]
-    # The batch of a timed run does not come from a profile.
-    if not changes or run.budget or run.finish_by:
-        return []
-    seen = f"for {world} hosts {' and '.join(changes)}: rows {', '.join(str(rows) for rows in batch.rows)}"
-    return [finding("batch-adapted", "", seen)]
+    return HostShares(batch, parts, weights.problems)

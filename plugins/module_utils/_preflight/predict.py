@@ -13,17 +13,14 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
-from .._contract.run_folder import trainer_of
 from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.products import fastest
-from .._plan.step_model import Link, PredictedStep, Speed, StepJob, choose_sync, job_of, predict
-from .._rules.shares import share_rows
+from .._plan.step_model import Link, Speed, StepJob, choose_sync, job_of, predict
 from .._rules.ways import WAYS
 from .rates import Links
-from .without_host import follows_speed, without_each
+from .without_host import without_each
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
-WORTH_SAYING = 1.08
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
 
 
@@ -43,7 +40,6 @@ class Outlook(TypedDict):
     latency_ms: Optional[float]
     hosts: Dict[str, Dict[str, float]]  # tokens_per_second alone, and rows per step
     without: Dict[str, float]
-    better: Dict[str, Dict[str, object]]
     ways: Dict[str, Dict[str, float]]  # bytes_sent and tokens_per_second of each ddp_sync method
     auto_sync: Optional[str]
     busy: List[str]  # hosts with other work during the measurement
@@ -87,7 +83,6 @@ def outlook(
             for speed, share in zip(speeds, rows)
         },
         "without": without_each(plan, speeds, links, rows),
-        "better": better(plan, speeds, link, rows, together),
         "ways": ways(job, speeds, link, rows),
         "auto_sync": choose_sync(job, speeds, link, rows),
         "busy": list(busy),
@@ -109,52 +104,16 @@ def ways(
     }
 
 
-def better(
-    plan: Plan,
-    speeds: Sequence[Speed],
-    link: Optional[Link],
-    rows: Sequence[int],
-    now: PredictedStep,
-) -> Dict[str, Dict[str, object]]:
-    """Changes that would make a step clearly faster: code -> expected figures."""
-    found: Dict[str, Dict[str, object]] = {}
-    job = job_of(plan)
-
-    def consider(code: str, step: PredictedStep, **more: Any) -> None:
-        if step.tokens_per_second >= WORTH_SAYING * now.tokens_per_second:
-            found[code] = dict(more, tokens_per_second=round(step.tokens_per_second, 1))
-
-    if job.world < 2 or link is None:
-        return found
-    if job.sync == "exact":
-        consider("use-bf16-wire", predict(job, speeds, link, rows, "bf16"))
-    # If shares follow the speeds, they already use the measurements as far as possible.
-    if trainer_of(plan) in (None, "ours") and not follows_speed(plan):
-        shares = share_rows(sum(rows), [1.0 / speed.pass_seconds for speed in speeds])
-        consider("rows-unbalanced", predict(job, speeds, link, shares), rows=shares)
-    return found
-
-
 def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
     """The findings from a prediction."""
-    master = plan["master"]["host"]
-    words = {code: speed_text(entry["tokens_per_second"]) for code, entry in predicted["better"].items()}
-    now = speed_text(predicted["tokens_per_second"])
-    found = []
     # Nodes of one machine share its cores: they are for demonstration, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
-    if not is_one_machine and predicted["gain"] < PAYS:
-        host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
-        seen = f"{now} tok/s on all hosts, {one} on {host} alone"
-        remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
-        found.append(finding("not-worth-it", host, seen, remedy=remedy))
-    if "use-bf16-wire" in words:
-        found.append(finding("use-bf16-wire", master, f"{words['use-bf16-wire']} tok/s instead of {now}"))
-    if "rows-unbalanced" in words:
-        split = ":".join(str(rows) for rows in predicted["better"]["rows-unbalanced"]["rows"])
-        seen = f"rows {split} would give {words['rows-unbalanced']} tok/s instead of {now}"
-        found.append(finding("rows-unbalanced", master, seen))
-    return found
+    if is_one_machine or predicted["gain"] >= PAYS:
+        return []
+    host, one = predicted["one_host"], speed_text(predicted["one_host_tokens_per_second"])
+    seen = f"{speed_text(predicted['tokens_per_second'])} tok/s on all hosts, {one} on {host} alone"
+    remedy = f"Train on {host} alone: ansible-playbook train.yml -i INVENTORY -e target={host}"
+    return [finding("not-worth-it", host, seen, remedy=remedy)]
 
 
 def short(seconds: Optional[float]) -> str:

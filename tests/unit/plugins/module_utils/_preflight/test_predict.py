@@ -189,20 +189,6 @@ def test_two_equal_hosts_over_a_gigabit_need_no_advice():
     assert advised(document, each, GIGABIT) == {}
 
 
-def test_the_wire_in_bf16_is_advised_where_it_helps():
-    each, link = speeds(0.5, 0.5), Link(150.0, 0.5)
-    assert "use-bf16-wire" in advised(plan(rows=(8, 8)), each, link)
-    assert "use-bf16-wire" not in advised(plan(rows=(8, 8), sync="bf16"), each, link)
-
-
-def test_field_17_rows_by_speed_are_advised_with_the_split():
-    each = speeds(0.5, 1.5)
-    assert "rows 12:4" in advised(plan(rows=(8, 8)), each, GIGABIT)["rows-unbalanced"]["seen"]
-    assert "rows-unbalanced" not in advised(plan(rows=(12, 4)), each, GIGABIT)
-    # Nodes of one machine stay alike under auto, whatever was measured of them beside each other.
-    assert "rows-unbalanced" not in advised(plan(rows=(8, 8), batch_split="auto"), each, GIGABIT)
-
-
 def test_one_host_alone_is_predicted_without_a_link():
     document = plan(rows=(4,))
     predicted = predict.outlook(document, speeds(1.0), None)
