@@ -43,10 +43,6 @@ options:
   base_run:
     description: Name of the run whose model this run uses, to see its checkpoints. Without it C(probe.base_run) is C(null).
     type: str
-  finished:
-    description: Whether to return the evaluations of finished trainings below O(base_dir), as C(probe.finished).
-    type: bool
-    default: false
   folders:
     description: Folders of text, shards or a tokenizer, to see whether they are there and what they hold.
     type: list

@@ -67,9 +67,6 @@ options:
       now:
         description: The controller's clock now, by which the difference to the host's is found.
         type: float
-      like:
-        description: The evaluations of a similar training that is finished, from which the end of this one is estimated.
-        type: dict
   host:
     description: Which host of the plan this is; needed where the plan has keepers.
     type: str

@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local import ROOT, one_line, until
@@ -33,24 +32,10 @@ def play(tmp_path):
         yield lambda playbook, **settings: run("-e", json.dumps(settings), playbook=playbook)
 
 
-def past(folder: Path, plan: dict[str, Any]) -> None:
-    """Finished trainings of that plan's model, the tokens of each twice those of the one before."""
-    for number in range(-10, 9):
-        run = folder / f"one/runs/old{number + 10}"
-        run.mkdir(parents=True)
-        (run / "plan.json").write_text(json.dumps(plan))
-        steps = max(2, round(plan["training"]["iterations"] * 2.0**number))
-        shares = ((1, 1 / steps), (steps, 1.0))
-        evals = [{"kind": "eval", "step": step, "share": share, "val_bpb": 3 - 2 * share} for step, share in shares]
-        (run / "metrics-rank0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evals))
-
-
 @pytest.mark.long
-def test_training_fits_its_budget_and_says_what_to_expect(play: Play, tmp_path: Path) -> None:
-    kept = tmp_path / "plan.json"
-    first = play(PLAN, ddp_budget="2m", ddp_plan_file=str(kept))[1]
+def test_training_fits_its_budget(play: Play, tmp_path: Path) -> None:
+    first = play(PLAN, ddp_budget="2m")[1]
     assert "not measured" in first and "takes depth 2: some hosts or links are not measured yet" in one_line(first)
-    past(tmp_path, json.loads(kept.read_text())["plan"])
     begun, run_dir = time.time(), tmp_path / "one/runs/night"
     argv = command(tmp_path / "hosts.yml", "train.yml", "-e", "ddp_budget=2m")
     with subprocess.Popen(argv, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as training:
@@ -60,7 +45,6 @@ def test_training_fits_its_budget_and_says_what_to_expect(play: Play, tmp_path: 
     took = time.time() - begun
     assert training.returncode == 0, closing
     assert re.search(r"ends at .*\d\d:\d\d, \d+ % done\n", during), during
-    assert re.search(r"about \S+ bits per byte, if it goes on like old\d", one_line(during)), during
     assert 0.75 * BUDGET < took < 1.25 * BUDGET
     said = r"ended at .*\d\d:\d\d, \S+ s (early|late), of a budget of 2m"
     assert re.search(said, closing), closing
@@ -68,7 +52,6 @@ def test_training_fits_its_budget_and_says_what_to_expect(play: Play, tmp_path: 
     # The second table, by what the rehearsal measured.
     table = one_line(closing.rpartition("What fits the time")[2])
     assert re.search(r"s for steps: about \d+ steps of 256 tokens", table), closing
-    assert re.search(r"expected at the end: about \S+ bits per byte; with this model and data, old\d+ ended at", table)
     assert "not measured" not in table.partition("takes depth 2")[0]
 
 

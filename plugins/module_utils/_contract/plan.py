@@ -246,7 +246,6 @@ class HostQuestion(TypedDict):
     ports: List[int]
     folders: List[str]
     peers: List[str]
-    finished: bool
 
 
 class ControllerQuestion(TypedDict):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         Lineage,
         LocalPort,
         NicName,
-        PlainName,
         Positive,
         Processor,
         Rights,
@@ -212,18 +211,6 @@ class PastRun(TypedDict):
     checkpoints: List[int]
 
 
-class Finished(TypedDict):
-    """A finished training of a base model, with what makes it comparable with another."""
-
-    run: PlainName
-    evals: List[List[float]]  # each the fraction of the schedule that was done, and bits per byte
-    training: Optional[str]  # its id
-    lineage: Lineage
-    eval_tokens: int
-    total_batch: int
-    tokens: int
-
-
 class Measured(TypedDict, total=False):
     """A rehearsal's measurements on this host, as far as the plan reads them."""
 
@@ -296,7 +283,6 @@ class Probe(TypedDict):
     venv_dir: AbsolutePath  # the trainer's environment with `~` expanded
     run: Optional[PastRun]  # what is in the run's folder
     base_run: Optional[PastRun]  # the run whose model this one uses
-    finished: List[Finished]  # finished trainings, if the plan asks for them
     data: List[DataSet]  # data sets in the store
     folders: Dict[str, Folder]  # for each of the folders asked for, its kind (folder, file or absent) and what it holds
     measured: Optional[Measured]  # what was measured on this host before, or `null`

@@ -10,7 +10,7 @@ lower number.
 from __future__ import annotations
 
 import re
-from typing import Any, List, Optional, TypedDict
+from typing import Optional, TypedDict
 
 from .document import number, text
 
@@ -25,17 +25,9 @@ class TrainingIdentity(TypedDict):
     begun: int
 
 
-class Curve(TypedDict):
-    """Evaluations of a finished training."""
-
-    run: str
-    evals: List[List[float]]  # each the fraction of the schedule that was done, and bits per byte
-
-
 class _Timed(TypedDict, total=False):
     ends: Optional[int]  # with ddp_budget or ddp_finish_by: when the trainer is to be over, by the controller's clock
     now: Optional[float]  # that clock when this is handed to a host
-    like: Optional[Curve]  # of a similar training, from which the end of this one is estimated
 
 
 class Launched(TrainingIdentity, _Timed):
@@ -52,19 +44,3 @@ def training_of(document: object) -> Optional[TrainingIdentity]:
         return None
     bounded = {key: min(max(0, number(document, key)), 2**32) for key in ("number", "begun")}
     return {"id": name, "number": bounded["number"], "begun": bounded["begun"]}
-
-
-def curve_of(document: Any) -> Optional[Curve]:
-    """Validate the evaluations of a finished training; None if invalid."""
-    run, evals = text(document, "run"), document.get("evals") if isinstance(document, dict) else None
-    if run is None or not isinstance(evals, list) or not evals or not all(_is_eval(one) for one in evals):
-        return None
-    return {"run": run, "evals": sorted([float(share), float(bits)] for share, bits in evals)}
-
-
-def _is_eval(one: Any) -> bool:
-    return (
-        isinstance(one, list)
-        and len(one) == 2
-        and all(isinstance(part, (int, float)) and 0 < part < 100 for part in one)
-    )

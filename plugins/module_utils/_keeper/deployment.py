@@ -29,7 +29,6 @@ OPTIONS: Dict[str, Dict[str, object]] = {
             "goes_on": {"type": "str"},
             "ends": {"type": "int"},
             "now": {"type": "float"},
-            "like": {"type": "dict"},
             "base": {"type": "str"},
         },
     },

@@ -26,7 +26,7 @@ from .._kit.words import bytes_text, clock_text, plural, seconds_text, table
 from .._rules.model_size import Shape, parameters
 from .._rules.schedule import EVAL_SHARE, REFERENCE_DEPTH, SAVE_RATE, auto_batch_size
 from .._rules.shares import share_rows
-from . import similar, stages
+from . import stages
 from .host_checks import MEMORY_SHARE
 from .hosts import Host, neighbours
 from .model_size import describe, memory, shape_of
@@ -90,7 +90,6 @@ class ModelChoice(NamedTuple):
     why: str
     seconds: float  # for steps
     measured_depth: Optional[int]
-    expected: str = ""  # bits per byte at the end, from similar trainings
 
 
 def time_given(run: RunSettings) -> Optional[str]:
@@ -128,18 +127,14 @@ def fit_model(
     return with_model(asked, choice.taken.run, {}), choice, short
 
 
-def with_end(
-    launched: Launched, choice: Optional[ModelChoice], hosts: Sequence[Host], run: RunSettings, plan: Plan, clock: Clock
-) -> Tuple[Launched, Optional[ModelChoice]]:
-    """The training with its end if it is timed; it and the choice also with the results of similar trainings."""
+def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
+    """The training, with its end if it is timed."""
     if "timed" not in plan["training"]:
-        return launched, choice
-    past = similar.similar(hosts, plan, launched["id"])
+        return launched
     begun = launched["begun"] or round(clock.began)
     # The trainer must be over early enough for the whole command to meet the deadline.
     ends = round(deadline(run, begun) - collect_seconds(run, plan["model"]))
-    launched = {**launched, "begun": begun, "ends": ends, "like": similar.course(plan, past)}
-    return launched, choice and choice._replace(expected=similar.expected(plan, past))
+    return {**launched, "begun": begun, "ends": ends}
 
 
 def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
@@ -330,7 +325,6 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
     if taken.together is not None:
         got = f"about {plural(taken.run.iterations, 'step')} of {taken.run.total_batch} tokens, {taken.ratio:.1f} per parameter"
         lines.append(f"  {seconds_text(choice.seconds)} for steps: {got}")
-        lines += [f"  {choice.expected}"] if choice.expected else []
         if any(row.run.depth != choice.measured_depth for row in choice.rows):
             lines += [f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"]
     return "\n".join(lines)

@@ -124,8 +124,10 @@ def make_plan(
     findings += polite.findings(known, basis)
     findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
     launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
-    told = budget.with_end(launched, choice, known, run, plan, clock)
-    return PlanOutcome(plan, findings, of_controller(run), decided, *told, data_set.text_bytes(run, known, plan))
+    launched = budget.with_end(launched, run, plan, clock)
+    return PlanOutcome(
+        plan, findings, of_controller(run), decided, launched, choice, data_set.text_bytes(run, known, plan)
+    )
 
 
 def hosts_and_trainings(

@@ -59,7 +59,6 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
             "python": own.python,
             "ports": ports,
             "folders": source_checks.folders_of(run, known, host["name"]),
-            "finished": bool(run.budget or run.finish_by),
             "peers": [address for other, address in addresses.items() if address and other != host["name"]],
         }
     return found

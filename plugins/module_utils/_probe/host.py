@@ -18,7 +18,6 @@ from .._kit import bare
 from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
-from .finished import finished_trainings
 from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
 from .machine import cpu, disk, ephemeral, host, limits, memory
 from .network import Find, Run, names_and_routes, nics
@@ -40,7 +39,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "peers": {"type": "list", "elements": "str", "default": []},
     "folders": {"type": "list", "elements": "str", "default": []},
     "base_run": {"type": "str"},
-    "finished": {"type": "bool", "default": False},
 }
 
 
@@ -60,7 +58,6 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
-    finished: bool = False,
     remote_tmp: str = "~/.ansible/tmp",
 ) -> Probe:
     """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
@@ -91,7 +88,6 @@ def probe(
         "venv_dir": venv,
         "run": run_facts(expand(run_dir)) if run_dir else None,
         "base_run": run_facts(os.path.join(base, "runs", base_run)) if base_run else None,
-        "finished": finished_trainings(base) if finished else [],
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,

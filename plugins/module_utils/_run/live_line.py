@@ -38,7 +38,7 @@ QUIET = 3.0  # and after this long without news
 LONGEST_PAUSE = 25.0  # longest interval between polls, unless nothing new is expected
 BAR = (8, 30)
 # Order in which parts are dropped in a narrow terminal.
-DISPENSABLE = ("waiting", "expected", "speed", "loss", "eta")
+DISPENSABLE = ("waiting", "speed", "loss", "eta")
 
 
 def live_line(rows: Sequence[Row], width: int = 0, unicode: bool = True) -> str:
@@ -94,9 +94,6 @@ def _live_parts(rows: Sequence[Row]) -> Dict[str, str]:
         parts["eta"] = "%s left" % seconds_text(left)
         if first_known(rows, "ends") is not None:
             parts["eta"] = ends_text(time.time() + left, first_known(rows, "share"))
-    expected = first_known(rows, "expected")
-    if expected is not None:
-        parts["expected"] = "about %.3g bpb by then" % expected["val_bpb"]
     return {name: text for name, text in parts.items() if text}
 
 

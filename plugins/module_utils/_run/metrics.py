@@ -71,7 +71,6 @@ class RunFigures(Speeds, RowShare):
     first_loss: Optional[float]  # loss of the first step
     last_loss: Optional[float]  # loss of the last step of all attempts
     val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
-    val_share: Optional[float]  # how much of the schedule was done at that evaluation, 0 to 1
     identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
     digest: Optional[str]  # the digest of the weights that was compared last
     checkpoint: Optional[Checkpoint]  # step, time, path and bytes of the last checkpoint
@@ -291,7 +290,6 @@ def describe_events(events: List[Event]) -> RunFigures:
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
         "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
-        "val_share": finite(evaluation.get("share")),
         # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,
         "digest": text(_last(measured, "digest"), "digest"),

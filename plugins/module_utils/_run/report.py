@@ -19,7 +19,7 @@ from .._contract.document import Document, items, number, section, text, whole
 from .._contract.keeper_states import FAILED
 from .._kit.words import clock_time
 from .collected import CollectedRank, CollectedRun, host_folder, load_run
-from .ending import ended_text, ends_text, expected, expected_text
+from .ending import ended_text, ends_text
 from .happenings import happenings
 from .members import last_word
 from .metrics import Event, describe_events, finite, start_lines
@@ -152,7 +152,7 @@ def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
 
 
 def budget_lines(run: CollectedRun) -> List[str]:
-    """The end of a run with a budget, and what was expected by then while it ran."""
+    """The end of a run with a budget."""
     first = run.ranks[0]
     figures, given = describe_events(first.events), text(section(run.plan, "training"), "timed")
     ends, updated = figures["ends"], figures["updated"]
@@ -160,8 +160,7 @@ def budget_lines(run: CollectedRun) -> List[str]:
         return []
     if figures["end_reason"] is not None:
         return [ended_text(updated, ends, given, day_text)]
-    one = expected(first.training, figures)
-    return [ends_text(ends, figures["share"], day_text), *([expected_text(one)] if one else [])]
+    return [ends_text(ends, figures["share"], day_text)]
 
 
 def _start_lines(run: CollectedRun) -> List[str]:

@@ -15,7 +15,6 @@ from .._contract.run_folder import PREVIOUS, TRAINING_FILE, checkpoint_steps, ge
 from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
-from .ending import Expected, expected
 from .find import find_rank
 from .log_tail import error_line, log_lines
 from .members import LastWord, Membership, read_membership
@@ -88,7 +87,6 @@ class RunState(RunFigures, Beat, Filed):
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs
-    expected: Optional[Expected]  # at the end of a run with a budget, as a similar run lets expect, while it runs
     idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
     load: Optional[float]  # processes that wanted to run for each processor of this user, in the last minute
     timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
@@ -274,7 +272,6 @@ def _timed(run: RunState, heartbeat: Document, training: Document, now: float) -
     if run["state"] == RUNNING:
         run["eta_seconds"] = _eta(run, run["membership"], now)
         run["idle_seconds"] = _idle(run, now)
-        run["expected"] = expected(training, run)
         run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
     return run
 

@@ -26,7 +26,7 @@ from .._kit.words import (
     speed_text,
 )
 from . import standing
-from .ending import ended_text, ends_text, expected_text
+from .ending import ended_text, ends_text
 from .metrics import start_lines
 from .stalls import (
     NO_HEARTBEAT,
@@ -308,10 +308,7 @@ def course_text(rows: Sequence[Row], now: float, stalls: bool = False) -> str:
 
 
 def budget_lines(rows: Sequence[Row]) -> List[str]:
-    """The expected result of a run with a budget or, once it has finished, when that was."""
-    one = first_known(rows, "expected")
-    if one is not None:
-        return [expected_text(one)]
+    """When a run with a budget finished."""
     runs = (row["run"] for row in by_rank(rows))
     over = next((run for run in runs if run.get("end_reason") == "finished" and run.get("ends")), None)
     return [ended_text(over["updated"], over["ends"], over["timed"])] if over else []

@@ -132,7 +132,6 @@ SPEED = {
 MORE = {
     "links": {"good": [900.0, 0.3]},
     "checkpoint": {"step": 5, "time": 1.7e9, "path": "/srv/x/model.pt", "bytes": 7},
-    "expected": {"val_bpb": 1.0, "like": "d4"},
     "started": 1.7e9,
     "ends": 1.7e9,
     "previous": {"path": "/p", "count": 1, "checkpoint": 3},

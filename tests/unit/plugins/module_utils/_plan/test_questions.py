@@ -32,7 +32,6 @@ def test_questions_name_what_to_look_at():
         "ports": [29500],
         "folders": [],
         "peers": ["192.168.1.11"],
-        "finished": False,
     }
     assert asked["laptop"]["peers"] == ["10.0.0.1"] and asked["laptop"]["venv_dir"] == "/v"
     with pytest.raises(PlanError):

@@ -125,14 +125,11 @@ def test_end_of_a_run_with_a_budget_is_said(tmp_path: Path, over: bool) -> None:
     events = lines_of(metrics) if over else lines_of(metrics)[:-1]
     timed = {"start": {"ends": events[-1]["time"] + 60}, "step": {"share": 0.612}, "eval": {"share": 0.5}}
     write_lines(metrics, [{**event, **timed.get(event["kind"], {})} for event in events])
-    like = {"run": "old", "evals": [[0.4, 2.0], [1.0, 1.0]]}
-    fake_run.write_json(run / "node1" / "training.json", {"id": "a" * 16, "number": 1, "begun": 1, "like": like})
     said = report_data(run)["sentences"]
     if over:
         assert len(said) == 1 and re.fullmatch(r"ended at 20.*, 1 min 00 s early, of a budget", said[0])
     else:
         assert re.fullmatch(r"ends at 20.*, 61 % done", said[0])
-        assert re.match("expected at the end: about .* if it goes on like old", said[1])
 
 
 def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
