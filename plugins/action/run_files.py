@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from ..module_utils._contract import told
+from ..module_utils._contract import validate
 from ..module_utils._contract.document import Document, items, number
 from ..module_utils._contract.run_folder import RunNameError, plain_run_name
 from ..module_utils._kit import host_code
@@ -64,7 +64,7 @@ def bring(
             files.apply_piece(str(folder), part)
         if not seen.get("more"):
             for part in whole:
-                fetch(action, told.absolute_path(seen.get("run_dir")), part, folder)
+                fetch(action, validate.absolute_path(seen.get("run_dir")), part, folder)
             for part in whole:
                 files.set_aside_beyond(str(folder), str(part["path"]))
             return written
@@ -113,7 +113,7 @@ class ActionModule(ActionBase):
             runs = Path(arguments["dest"]).expanduser().absolute() / plain_run_name(name)
             folder = runs / host_folder(variables["inventory_hostname"])
             written = bring(self, arguments, folder, variables)
-        except (CopyError, RunNameError, told.Untrue, OSError) as error:
+        except (CopyError, RunNameError, validate.InvalidHostData, OSError) as error:
             message = f"Files of the run {str(name)[:80]!r} could not be copied from {variables['inventory_hostname']}: {error}"
             return {**result, "failed": True, "msg": message}
         there = written is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils._contract import told
+from ..module_utils._contract import validate
 from ..module_utils._contract.command_line import flag_words
 from ..module_utils._contract.decode import believed_plans
 from ..module_utils._contract.settings import defaults
@@ -55,8 +55,8 @@ def environment(value: Any) -> dict[str, str]:
 def plain_name(name: Any) -> str:
     """The name, if it is a plain file or folder name."""
     try:
-        return told.plain_name(name)
-    except told.Untrue as why:
+        return validate.plain_name(name)
+    except validate.InvalidHostData as why:
         raise AnsibleFilterError(str(why)) from None
 
 

@@ -26,7 +26,7 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils._contract.decode import decode
 from ..module_utils._contract.document import section
-from ..module_utils._contract.told import Untrue, absolute_path
+from ..module_utils._contract.validate import InvalidHostData, absolute_path
 from ..module_utils._kit import host_code
 from ..module_utils._kit.arguments import beyond
 
@@ -95,7 +95,7 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
         return {}
     try:
         return {"ansible_facts": {"discovered_interpreter_python": absolute_path(found)}}
-    except Untrue:
+    except InvalidHostData:
         return {}
 
 
@@ -114,7 +114,7 @@ def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: objec
         return dict(answer)
     try:
         return {**answer, **{name: decode(kind, answer.get(name)) for name, kind in documents.items()}}
-    except Untrue as why:
+    except InvalidHostData as why:
         return {"changed": False, "failed": True, "msg": f"{host} sent an invalid answer: {why}"}
 
 

@@ -31,7 +31,7 @@ from typing import (
 
 from . import values
 from .document import digest_of
-from .told import STILL, Untrue, refused
+from .validate import STILL, InvalidHostData, refused
 
 Decoded = TypeVar("Decoded")
 DEEPEST = 20
@@ -39,7 +39,7 @@ UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[x], and x | Non
 
 
 def decode(kind: Type[Decoded], value: Any, partial: bool = False) -> Decoded:
-    """The document; raises Untrue with the place of the first value that does not fit.
+    """The document; raises InvalidHostData with the place of the first value that does not fit.
 
     A missing key is null where its type allows that. In a partial document, which another version may have written, any may be missing.
     """
@@ -52,8 +52,8 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
         found = _decode(parts[0], value, place, partial)
         try:
             return functools.reduce(lambda one, check: check(one), parts[1:], found)
-        except Untrue as why:
-            raise Untrue("its %s: %s" % (place, why)) from None
+        except InvalidHostData as why:
+            raise InvalidHostData("its %s: %s" % (place, why)) from None
     if origin in UNIONS:
         return None if value is None else _decode(parts[0], value, place, partial)
     if origin is list and isinstance(value, list):
@@ -64,7 +64,7 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
         return _keys(kind, value, place, partial)
     if kind is object or _is_plain(kind, value):
         return _plain(value, place, 0)
-    raise Untrue("its %s: %s" % (place or "answer", refused(value, "something else")))
+    raise InvalidHostData("its %s: %s" % (place or "answer", refused(value, "something else")))
 
 
 def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[str, Any]:
@@ -79,7 +79,7 @@ def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[s
     missing = [] if partial else sorted(kind.__required_keys__ - value.keys())
     for name in missing:
         if get_origin(hints[name]) not in UNIONS:
-            raise Untrue("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))
+            raise InvalidHostData("its %s is missing; %s" % ((place + "." + name).lstrip("."), STILL))
     return {**dict.fromkeys(missing), **unknown, **known}
 
 
@@ -99,7 +99,7 @@ def _is_plain(kind: Any, value: Any) -> bool:
 def _plain(value: Any, place: str, depth: int) -> Any:
     """A value of any shape, with null instead of numbers that nothing can be computed with."""
     if depth > DEEPEST:
-        raise Untrue("its %s is nested too deeply; %s" % (place, STILL))
+        raise InvalidHostData("its %s is nested too deeply; %s" % (place, STILL))
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, dict):
@@ -162,7 +162,7 @@ def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[Deploye
     """
     plans: List[DeployedPlan] = []
     for one in found:
-        with contextlib.suppress(Untrue):
+        with contextlib.suppress(InvalidHostData):
             plan = decode(DeployedPlan, one)
             plans += [plan] if any(node["host"] in hosts for node in plan["nodes"]) else []
     digests = [digest_of(plan) for plan in plans]

@@ -9,14 +9,14 @@ import ipaddress
 import re
 from typing import Annotated, Any, Callable, Dict
 
-from . import told
+from . import validate
 from .document import Document, section
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not re.fullmatch(pattern, value):
-            raise told.refused(value, wanted)
+            raise validate.refused(value, wanted)
         return str(value)
 
     return check
@@ -25,7 +25,7 @@ def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
 def _within(low: float, high: float) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not low <= value <= high:
-            raise told.refused(value, "a number from %g to %g" % (low, high))
+            raise validate.refused(value, "a number from %g to %g" % (low, high))
         return value
 
     return check
@@ -36,7 +36,7 @@ def _interface(value: Any) -> str:
     try:
         ipaddress.ip_interface("" if "%" in value else value)
     except ValueError:
-        raise told.refused(value, "an address with its network") from None
+        raise validate.refused(value, "an address with its network") from None
     return str(value)
 
 
@@ -44,20 +44,20 @@ def _lineage(parts: Any) -> Any:
     """The id of the data is the name of a folder."""
     found = section(parts, "data").get("id")
     if found is not None:
-        told.plain_name(found)
+        validate.plain_name(found)
     return parts
 
 
-AbsolutePath = Annotated[str, told.absolute_path]
-PlainName = Annotated[str, told.plain_name]
-Address = Annotated[str, told.address]
+AbsolutePath = Annotated[str, validate.absolute_path]
+PlainName = Annotated[str, validate.plain_name]
+Address = Annotated[str, validate.address]
 Interface = Annotated[str, _interface]
 NicName = Annotated[str, _matching(r"[^\s/\x00-\x1f\x7f-\x9f]{1,15}", "the name of a network interface")]
 Version = Annotated[str, _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")]
 Word = Annotated[str, _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")]
 Rights = Annotated[str, _matching("root|passwordless|none", "root, passwordless or none")]
-Port = Annotated[int, _within(told.LOWEST_PORT, told.HIGHEST_PORT)]
-LocalPort = Annotated[int, _within(1, told.HIGHEST_PORT)]  # the plan opens none below 1024
+Port = Annotated[int, _within(validate.LOWEST_PORT, validate.HIGHEST_PORT)]
+LocalPort = Annotated[int, _within(1, validate.HIGHEST_PORT)]  # the plan opens none below 1024
 Processor = Annotated[int, _within(0, 8191)]
 Rank = Annotated[int, _within(0, 65535)]
 Timeout = Annotated[int, _within(1, 1_000_000)]

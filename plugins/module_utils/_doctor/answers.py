@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from .._contract.decode import decode
 from .._contract.document import section
-from .._contract.told import Untrue
+from .._contract.validate import InvalidHostData
 from .._kit.words import plain_reason
 from .._run.state import EMPTY
 from .evidence import RankEvidence
@@ -43,7 +43,7 @@ def answer_of(result: Any) -> Answer:
     if found is not None:
         try:
             return Answer(decode(RankEvidence, {**found, "run": {**EMPTY, **section(found, "run")}}))
-        except Untrue as why:
+        except InvalidHostData as why:
             return Answer(None, FAILED, "sent an invalid answer: %s" % why)
     said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
     if result.get("unreachable"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import List, NamedTuple
 
 from .._rules.causes import Cause, is_echo
-from .._run.standing import without_keeper
+from .._run.membership_view import without_keeper
 from . import prose
 from .evidence import RankEvidence
 from .reading import error_of, low_disk, system_of

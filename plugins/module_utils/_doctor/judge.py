@@ -18,8 +18,8 @@ from .._contract.kind import WARNING
 from .._contract.plan import Plan
 from .._kit.words import bytes_text
 from .._rules.causes import LOSSES
+from .._run.membership_view import apart_text, gave_up, history, keepers, parts, reason, without_keeper
 from .._run.stalls import StallLimits, is_stalled
-from .._run.standing import apart_text, gave_up, history, keepers, parts, reason, without_keeper
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
 from .answers import FAILED, answers_of
 from .case import Case

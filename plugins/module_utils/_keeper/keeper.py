@@ -39,7 +39,7 @@ from .._kit import files
 from .._kit.processes import RESTARTED_VARIABLE, boot_id
 from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
-from . import manners, membership, memory, pause, talk
+from . import membership, memory, pause, presence, talk
 from .quorum import Rules, wanted
 from .rank import LocalRank
 
@@ -65,7 +65,7 @@ class Attendance:
     def __init__(self, limits: Guest, now: float) -> None:
         self.limits, self.machine = limits, UsageMeter(limits["away_if"], os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
-        self.stay = manners.look(limits, manners.Stay(), self.reading, now)
+        self.stay = presence.look(limits, presence.Stay(), self.reading, now)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -75,9 +75,9 @@ class Attendance:
 
     def look(self, now: float, let_in: bool) -> str:
         """Why this host is away; empty while it takes part."""
-        self.stay = manners.look(self.limits, self.stay, self.reading, now)
+        self.stay = presence.look(self.limits, self.stay, self.reading, now)
         if let_in:
-            self.stay = manners.let_in(self.stay)
+            self.stay = presence.let_in(self.stay)
         return self.stay.why
 
 
@@ -283,7 +283,7 @@ class Keeper:
         if let_in:
             with contextlib.suppress(OSError):
                 os.remove(mark)
-        self.own, order = manners.follow(self.own, now, self.guest.look(now, let_in))
+        self.own, order = presence.follow(self.own, now, self.guest.look(now, let_in))
         if self.own.word.state == states.RESTING:
             self.rank.close()  # PyTorch takes memory, which is the owner's now
         elif before.state == states.RESTING:

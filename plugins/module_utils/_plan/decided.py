@@ -13,7 +13,7 @@ from typing import Any, Dict, Generic, Sequence, Tuple, TypeVar
 
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
-from . import products, stages
+from . import matmul_precision, stages
 from .hosts import Host
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def decide_basis(asked: Asked, hosts: Sequence[Host]) -> Basis:
         stage=run.stage,
         ours=ours,
         matmul=matmul,
-        matmul_tried=products.TRIED if tried else (matmul.value,),
+        matmul_tried=matmul_precision.TRIED if tried else (matmul.value,),
         iterations=iterations(asked),
         timed=bool(run.budget or run.finish_by) and "ddp_iterations" not in asked.given,
         restarts=restarts,
@@ -133,11 +133,11 @@ def _matmul(asked: Asked, tried: bool, hosts: Sequence[Host]) -> Decision[str]:
         return as_set(asked, "matmul")
     if not tried:
         return Decision("fp32", DEFAULT)
-    kept = products.kept_precision([host.kept.get("matmul") for host in hosts])
+    kept = matmul_precision.kept_precision([host.kept.get("matmul") for host in hosts])
     if kept:
         return Decision(kept, KEPT)
-    speeds = products.speeds_together([host.measured for host in hosts])
-    return Decision(products.fastest(speeds), MEASURED if speeds else DEFAULT)
+    speeds = matmul_precision.speeds_together([host.measured for host in hosts])
+    return Decision(matmul_precision.fastest(speeds), MEASURED if speeds else DEFAULT)
 
 
 def iterations(asked: Asked) -> Decision[int]:

@@ -11,11 +11,11 @@ import os
 from types import MappingProxyType
 from typing import Any, Mapping, NamedTuple, Sequence, Union
 
-from .._contract import told
+from .._contract import validate
 from .._contract.findings import Finding, finding
 from .._contract.settings_table import HostSettings
 from .._kit.words import plural
-from .products import with_precision
+from .matmul_precision import with_precision
 
 USABLE = ("wired", "wifi")
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -122,7 +122,7 @@ def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
     for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
         with contextlib.suppress(ValueError):
             one = ipaddress.ip_interface(text)
-            told.address(str(one.ip))
+            validate.address(str(one.ip))
             found.append(one)
     return [interface for interface in found if not interface.ip.is_link_local]
 

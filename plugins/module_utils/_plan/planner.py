@@ -17,8 +17,8 @@ from .._contract.document import digest_of, section
 from .._contract.findings import Finding
 from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
 from .._contract.settings import Asked
-from .._contract.told import HIGHEST_PORT, LOWEST_PORT
 from .._contract.training import Launched
+from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
 from .._rules.model_size import Shape
 from . import (
     budget,

@@ -13,7 +13,7 @@ from .._rules.shares import head_weights
 from .batch import BatchError, BatchRequest, SharedBatch, plan_batch
 from .decided import FOLLOWING
 from .hosts import Host, neighbours, same_machine
-from .products import speed_in
+from .matmul_precision import speed_in
 
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1

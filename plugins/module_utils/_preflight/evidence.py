@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from .._contract import told
+from .._contract import validate
 from .._contract.document import items, section
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
@@ -128,9 +128,9 @@ def responders(
     for other in partners(plan, host):
         found = section(tries.get(other), "responder")
         ports, token = found.get("ports"), found.get("token")
-        with contextlib.suppress(told.Untrue):
+        with contextlib.suppress(validate.InvalidHostData):
             if isinstance(ports, list) and isinstance(token, str):
-                yield other, {"ports": [told.port(port) for port in ports], "token": token}
+                yield other, {"ports": [validate.port(port) for port in ports], "token": token}
 
 
 def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from .._contract.decode import decode
 from .._contract.document import Document
 from .._contract.plan import Plan
 from .._contract.probe import Measured
-from .._contract.told import Untrue
+from .._contract.validate import InvalidHostData
 from .._plan.step_model import subject
 from .._run.metrics import finite
 from .rates import slowest_link
@@ -22,7 +22,7 @@ from .rates import slowest_link
 def measured_step(result: Mapping[str, Any], key: str) -> Document:
     """The result of scripts.measure_step with what was measured; empty if it failed."""
     found = last_object(result)
-    with contextlib.suppress(Untrue):
+    with contextlib.suppress(InvalidHostData):
         return {"key": key, **decode(Measured, found)} if found and finite(found.get("tokens_per_second")) else {}
     return {}
 

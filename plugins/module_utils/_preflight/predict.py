@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
 from .._kit.words import bytes_text, seconds_text, speed_text, table
-from .._plan.products import fastest
+from .._plan.matmul_precision import fastest
 from .._plan.step_model import Link, Speed, StepJob, choose_sync, job_of, predict
 from .._rules.ways import WAYS
 from .rates import Links

@@ -15,7 +15,7 @@ from .._contract.keeper_states import TRAINING
 from .._contract.plan import Plan
 from .._contract.probe import PastSession
 from .._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
-from .._contract.told import Untrue
+from .._contract.validate import InvalidHostData
 from .._kit.files import paths_in, read_bytes, read_object
 from .._kit.words import plural
 from .find import find_rank
@@ -76,7 +76,7 @@ def fitting(
     for one in filter(None, found):
         try:
             fits.append(cast(Document, decode(kind, one, partial)))
-        except Untrue as why:
+        except InvalidHostData as why:
             reasons.append(str(why))
     if reasons:
         folder, name = os.path.split(path)

@@ -20,7 +20,7 @@ import re
 import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 
-from .._contract import told
+from .._contract import validate
 from .._contract.document import Document, items, number, section, text, words
 from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER
 from .._kit import bare
@@ -232,11 +232,11 @@ LONGEST_PIECE = 1 << 28
 def place_of(folder: str, path: Any, patterns: Any) -> str:
     """The destination of a file from a host; rejects files that do not belong to a run, or lead out of the folder."""
     try:
-        is_one = matches(told.file_path(path), patterns)
-    except told.Untrue:
+        is_one = matches(validate.file_path(path), patterns)
+    except validate.InvalidHostData:
         is_one = False
     if not is_one:
-        raise CopyError("the host offers %.200s, which is not a run file; %s" % (ascii(path), told.STILL))
+        raise CopyError("the host offers %.200s, which is not a run file; %s" % (ascii(path), validate.STILL))
     place = os.path.join(folder, path)
     if not os.path.realpath(place).startswith(os.path.realpath(folder) + os.sep):
         raise CopyError("%s leads out of %s through a symlink; remove that link" % (path, folder))

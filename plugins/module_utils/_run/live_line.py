@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from .._contract.keeper_states import IDLE, RESTING, TRAINING
 from .._kit.words import clock_text, loss_text, seconds_text, share_text, speed_text
 from .ending import ends_text
-from .standing import apart_text, keepers, parts
+from .membership_view import apart_text, keepers, parts
 from .state import RUNNING
 from .table import Row, by_rank, first_known, runs_of, tells_nothing, training_rows
 

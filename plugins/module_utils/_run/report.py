@@ -20,10 +20,10 @@ from .._contract.keeper_states import FAILED
 from .._kit.words import clock_time
 from .collected import CollectedRank, CollectedRun, host_folder, load_run
 from .ending import ended_text, ends_text
-from .happenings import happenings
 from .members import last_word
 from .metrics import Event, describe_events, finite, start_lines
 from .state import CRASHED, cause_text, error_text, host_state, stage_of
+from .timeline import happenings
 
 # What each host adds, from their run states: host -> tokens per second without it.
 # A part of the page's data, as report.js reads it.

@@ -16,7 +16,7 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from .._contract.keeper_states import TRAINING
-from .standing import parts
+from .membership_view import parts
 from .state import CRASHED, RUNNING, keeper_lives
 
 HEARTBEAT_SECONDS = 45.0  # the trainer writes its heartbeat every second

@@ -25,7 +25,7 @@ from .._kit.words import (
     share_text,
     speed_text,
 )
-from . import standing
+from . import membership_view
 from .ending import ended_text, ends_text
 from .metrics import start_lines
 from .stalls import (
@@ -138,7 +138,7 @@ def closing_table(rows: Sequence[Row], width: int = 0) -> str:
     lines += fitting_table(CLOSING, [_closing_row(row) for row in rows], width)
     away = [row for row in rows if "away" in (row.get("verdict"), row["run"].get("state"))]
     lines += ["  %s %s" % (row["host"], row["sentence"]) for row in away if row.get("sentence")]
-    lines += ["  " + line for line in standing.history(runs_of(rows))]
+    lines += ["  " + line for line in membership_view.history(runs_of(rows))]
     rows = [row for row in rows if row not in away]
     if any(row["run"].get("step") is not None for row in rows):
         lines.append("  " + identical_text(rows))
@@ -214,7 +214,7 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
     state = str(state_of(run) or "not reached")
     if state in ("absent", "prepared"):
         return "never started" if state == "absent" else "prepared, not started"
-    if standing.without_keeper(run):
+    if membership_view.without_keeper(run):
         return "no keeper"
     if state == "crashed":
         return "crashed (code %s)" % run["exit_code"] if run.get("exit_code") is not None else "crashed"
@@ -223,7 +223,7 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
     idle = run.get("idle_seconds") if run.get("idle_seconds") is not None else run.get("session_age")
     if mark == STALLED and idle is not None:
         return "stalled %s" % since_text(idle)
-    if standing.rests(run):
+    if membership_view.rests(run):
         return "away"
     if state == "running" and waits_for_others(run):
         return "waiting (%s)" % run["membership"]["state"]
@@ -238,7 +238,7 @@ def state_text(run: Mapping[str, Any], mark: Optional[str] = None) -> str:
 
 def training_rows(rows: Sequence[Row]) -> List[Row]:
     """The rows of the training hosts; all without keepers."""
-    found = standing.parts(runs_of(rows))
+    found = membership_view.parts(runs_of(rows))
     members = [row for row in rows if found and row["host"] in found[0].members]
     return members or list(rows)
 
@@ -369,14 +369,14 @@ def status_screen(rows: Sequence[Row]) -> StatusScreen:
     runs = runs_of(current)
     marked = marks(rows)
     lines = [*budget_lines(current), *_start_lines(current), *_other_runs(rows)]
-    lines += [*(line.strip() for line in changed_rows_lines(current)), *standing.lines(runs)]
-    slow = None if marked or len(standing.parts(runs)) > 1 else slowest(training_rows(current))
+    lines += [*(line.strip() for line in changed_rows_lines(current)), *membership_view.lines(runs)]
+    slow = None if marked or len(membership_view.parts(runs)) > 1 else slowest(training_rows(current))
     if slow is not None:
         lines.append("slow one: %s (it waits least, so the others wait for it)" % slow["host"])
     if any(row["run"].get("identical") is False for row in current):
         lines.append(identical_text(current))
     lines += ["%s: %s" % (row["host"], row["problem"]) for row in rows if row.get("problem")]
-    lines += ["%s: %s" % error for error in standing.own_errors(runs).items()]
+    lines += ["%s: %s" % error for error in membership_view.own_errors(runs).items()]
     if marked or any(state_of(row["run"]) == "crashed" for row in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
     cells = [_status_row(row, marked.get(row["host"])) for row in rows]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from . import standing
+from . import membership_view
 from .stalls import AWAY_SECONDS, STALLED, ObservedRank, StallLimits, has_no_heartbeat, is_mute, is_stalled, state_of
 from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED, keeper_lives
 
@@ -104,18 +104,18 @@ def _judge_kept(
     own = seen[host]
     runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
     overs = [one.over for name, one in seen.items() if name != host]
-    trains = own.silent <= AWAY_SECONDS and standing.trains(host, runs)
+    trains = own.silent <= AWAY_SECONDS and membership_view.trains(host, runs)
     if own.run.get("state") == FINISHED or STALLED in overs or trains:
         return _judge_alone(host, seen, limits, first_step, lost_after)
-    if standing.others_finished(host, runs) or (first_step and STARTED in overs):
+    if membership_view.others_finished(host, runs) or (first_step and STARTED in overs):
         # A keeper that hears of the end follows within seconds.
         waits = keeper_lives(own.run) and own.silent <= AWAY_SECONDS and _stepless(own) <= MISSING_GRACE
         return None if waits else WatchVerdict(AWAY, _away(host, runs))
-    if any(other != host for other in standing.keepers(runs)) or keeper_lives(own.run):
-        if standing.parts(runs) or not _waited_too_long(seen, limits, lost_after):
+    if any(other != host for other in membership_view.keepers(runs)) or keeper_lives(own.run):
+        if membership_view.parts(runs) or not _waited_too_long(seen, limits, lost_after):
             return None
         if keeper_lives(own.run) and own.silent <= lost_after:
-            return WatchVerdict(ORPHANED, standing.reason(host, runs))
+            return WatchVerdict(ORPHANED, membership_view.reason(host, runs))
     return _judge_alone(host, seen, limits, first_step, lost_after)
 
 
@@ -126,22 +126,22 @@ def _stepless(one: Observation) -> float:
 
 def _waited_too_long(seen: Mapping[str, Observation], limits: StallLimits, lost_after: float) -> bool:
     """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
-    if any(standing.rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
+    if any(membership_view.rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
         return False
     waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
     if not waiting:
         return True
     grace = max(float(one.run["membership"]["grace"]) for one in waiting)
     gone = [one for one in seen.values() if not keeper_lives(one.run) or one.silent > AWAY_SECONDS]
-    dead = any(standing.is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
+    dead = any(membership_view.is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
     patience = max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else lost_after if gone else limits.timeout + grace
     return min(map(_stepless, waiting)) > patience
 
 
 def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """When the run continued or finished without this host, as text."""
-    since, why = standing.away_since(host, runs), standing.reason(host, runs)
-    others = "finished" if standing.others_finished(host, runs) else "trained"
+    since, why = membership_view.away_since(host, runs), membership_view.reason(host, runs)
+    others = "finished" if membership_view.others_finished(host, runs) else "trained"
     text = "was away%s while the others %s" % (" " + since if since else "", others)
     return "%s (%s)" % (text, why) if why else text
 

@@ -16,7 +16,7 @@ import hashlib
 import os
 from typing import Any, Iterator, NamedTuple, cast
 
-from .._contract import told
+from .._contract import validate
 from .._contract.manifest import Manifest, ManifestFile, Remembered, remembered
 from .._contract.run_folder import MANIFEST, TOKENIZER
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json
@@ -64,9 +64,9 @@ def entries(manifest: Manifest) -> list[ManifestEntry]:
         listed: Any = manifest.get(key)
         for item in listed or []:
             try:
-                path = told.file_path(prefix + str(item["name"]))
-                found.append(ManifestEntry(path, told.whole(item["bytes"]), told.sha256(item["sha256"])))
-            except (KeyError, TypeError, told.Untrue) as why:
+                path = validate.file_path(prefix + str(item["name"]))
+                found.append(ManifestEntry(path, validate.whole(item["bytes"]), validate.sha256(item["sha256"])))
+            except (KeyError, TypeError, validate.InvalidHostData) as why:
                 raise ShardsError(
                     f"the manifest's entry {item!a} below {key} is not {{name, bytes, sha256}}: {why}"
                 ) from why

@@ -9,7 +9,7 @@ import platform
 import time
 from typing import Any, Callable, Mapping, NamedTuple
 
-from .._contract import told
+from .._contract import validate
 from .._contract.manifest import Manifest
 from .._kit.arguments import checked_module
 from .folder import ShardsError, digest_of
@@ -87,7 +87,7 @@ def run_module(
         module.exit_json(**outcome.as_result(time.monotonic() - began))
     except ShardsError as why:
         module.fail_json(msg=str(why))
-    except told.Untrue as why:
+    except validate.InvalidHostData as why:
         module.fail_json(msg=f"{request.host}: {why}")
     except OSError as why:
         module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")

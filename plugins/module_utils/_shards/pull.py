@@ -22,7 +22,7 @@ import time
 import urllib.parse
 from typing import Any, NamedTuple
 
-from .._contract import told
+from .._contract import validate
 from .._contract.manifest import Offered
 from .._contract.run_folder import MANIFEST
 from .._kit.words import plural
@@ -171,9 +171,9 @@ def _offered(one: Any) -> Offered | None:
     """A peer's offer of a file; None if invalid."""
     try:
         return {
-            "bytes": told.whole(one["bytes"]), "sha256": told.sha256(one["sha256"]), "times": told.whole(one.get("times", 0))
+            "bytes": validate.whole(one["bytes"]), "sha256": validate.sha256(one["sha256"]), "times": validate.whole(one.get("times", 0))
         }  # fmt: skip
-    except (KeyError, TypeError, AttributeError, told.Untrue):
+    except (KeyError, TypeError, AttributeError, validate.InvalidHostData):
         return None
 
 

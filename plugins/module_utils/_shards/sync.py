@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Collection
 
-from .._contract import told
+from .._contract import validate
 from .._contract.manifest import Manifest
 from .._contract.run_folder import MANIFEST, TOKENIZER
 from .._contract.urls import NO_CREDENTIALS, has_credentials
@@ -272,7 +272,7 @@ def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[Manifes
         return
     check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
     peers = [
-        ShardPeer(str(one["host"]), told.address(one["address"]), told.port(one["port"]))
+        ShardPeer(str(one["host"]), validate.address(one["address"]), validate.port(one["port"]))
         for one in request.options["peers"]
     ]
     options = request.options

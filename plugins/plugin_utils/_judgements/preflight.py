@@ -16,9 +16,9 @@ from ...module_utils._contract.decode import decode
 from ...module_utils._contract.findings import Finding, finding
 from ...module_utils._contract.kind import ERROR
 from ...module_utils._contract.plan import Plan
-from ...module_utils._contract.told import Untrue
+from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan.products import speeds_together, with_precision
+from ...module_utils._plan.matmul_precision import speeds_together, with_precision
 from ...module_utils._plan.step_model import speeds_of
 from ...module_utils._preflight.evidence import PreflightEvidence, named_links
 from ...module_utils._preflight.judge import in_order, judge, load
@@ -140,7 +140,7 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[s
         entry["error"] = str(answering.get("msg") or links.get("msg"))
     try:
         entry["links"] = decode(list[LinkTry], links.get("links") or [])
-    except Untrue as why:
+    except InvalidHostData as why:
         entry.update(links=[], error=f"sent an invalid answer: {why}")
     return entry
 

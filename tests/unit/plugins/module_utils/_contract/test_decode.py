@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans, decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.probe import Probe
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.told import Untrue
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.validate import InvalidHostData
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 
@@ -62,14 +62,14 @@ def test_what_cannot_be_true_is_refused_with_its_place(real, change):
     for one in place:
         part = part[one]
     part[name] = value
-    with pytest.raises(Untrue, match=f"its {[*place, name][0]}.*; check that host") as why:
+    with pytest.raises(InvalidHostData, match=f"its {[*place, name][0]}.*; check that host") as why:
         decode(Probe, told)
     assert str(why.value).isprintable()
 
 
 @pytest.mark.parametrize("told", [None, [], "probe", 5])
 def test_what_is_no_probe_at_all_is_refused(told):
-    with pytest.raises(Untrue, match="its answer"):
+    with pytest.raises(InvalidHostData, match="its answer"):
         decode(Probe, told)
 
 
@@ -77,7 +77,7 @@ def test_facts_without_end_are_refused(real):
     deep: dict[str, Any] = {}
     for dummy in range(500):
         deep = {"deeper": deep}
-    with pytest.raises(Untrue, match="nested too deeply"):
+    with pytest.raises(InvalidHostData, match="nested too deeply"):
         decode(Probe, {**real, "measured": {"model": deep}})
 
 

@@ -15,7 +15,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     steps_given_up,
     steps_repeated,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.standing import lines
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.membership_view import lines
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
 
 

@@ -13,8 +13,8 @@ from .._contract.keeper_states import FAILED, OVER, TRAINING
 from .._kit.words import bytes_text, plural, seconds_text
 from .collected import CollectedRank, CollectedRun
 from .members import absences, last_word, steps_given_up, steps_repeated
+from .membership_view import gave_way_text
 from .metrics import Event, finite
-from .standing import gave_way_text
 
 
 class Happening(TypedDict):

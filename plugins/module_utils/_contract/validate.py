@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Validates data from a host before it is used as a path, name, address or port (docs/trust.md).
 
-Each check returns the value, or raises Untrue with a sentence. A compromised host may send anything.
+Each check returns the value, or raises InvalidHostData with a sentence. A compromised host may send anything.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ BIGGEST_FILE = 2**50
 STILL = "check that host: it may be compromised or broken"
 
 
-class Untrue(ValueError):
+class InvalidHostData(ValueError):
     """A host sent an invalid or forbidden value; the text is for the user."""
 
 
-def refused(value: Any, wanted: str) -> Untrue:
+def refused(value: Any, wanted: str) -> InvalidHostData:
     """The error for a value, with what was expected."""
     # ascii: it may contain terminal control characters.
-    return Untrue("a host sent %.80s instead of %s; %s" % (ascii(value), wanted, STILL))
+    return InvalidHostData("a host sent %.80s instead of %s; %s" % (ascii(value), wanted, STILL))
 
 
 def plain_name(value: Any) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import standing
+from ansible_collections.nanochat.ddp.plugins.module_utils._run import membership_view
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table, status_table
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
 
 
 def told(**runs: dict[str, Any]) -> str:
-    return "\n".join(standing.lines(runs))
+    return "\n".join(membership_view.lines(runs))
 
 
 def status(**runs: dict[str, Any]) -> str:
@@ -28,7 +28,7 @@ SPLIT = {
 
 
 def test_a_guest_that_is_away_says_since_when_why_and_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "clock_text", lambda time: "14:02" if time == 1.6e9 else "later")
+    monkeypatch.setattr(membership_view, "clock_text", lambda time: "14:02" if time == 1.6e9 else "later")
     rests = run_of(keeper("resting", 2, why="on battery; back when plugged in", rests_since=1.6e9))
     said = status(desktop=run_of(keeper("training", 3, "desktop")), laptop=rests)
     assert "laptop: away since 14:02, on battery; back when plugged in" in said
@@ -36,7 +36,7 @@ def test_a_guest_that_is_away_says_since_when_why_and_when_it_comes_back(monkeyp
 
 
 def test_two_parts_that_train_apart_are_told_as_two_models() -> None:
-    assert [part.members for part in standing.parts(SPLIT)] == [("laptop",), ("desktop",)]
+    assert [part.members for part in membership_view.parts(SPLIT)] == [("laptop",), ("desktop",)]
     said = told(**SPLIT)
     assert "laptop (2212 steps) and desktop (2200 steps) train apart, since step 1890: two models" in said
     assert "waits" not in said
@@ -45,7 +45,7 @@ def test_two_parts_that_train_apart_are_told_as_two_models() -> None:
 
 def test_a_look_that_was_too_early_is_no_part_apart() -> None:
     runs = {"desktop": run_of(keeper("training", 6, "desktop")), "laptop": run_of(TOGETHER)}
-    assert [part.members for part in standing.parts(runs)] == [("desktop",)]
+    assert [part.members for part in membership_view.parts(runs)] == [("desktop",)]
 
 
 def test_who_gave_way_is_told_with_its_steps_and_where_they_are() -> None:
@@ -77,22 +77,24 @@ def test_a_dead_keeper_is_named_by_itself_and_by_who_waits_for_it() -> None:
 )
 def test_for_whom_a_keeper_waits(laptop: dict[str, Any] | None, words: str) -> None:
     runs = {"desktop": run_of(keeper("idle", 2)), **({"laptop": laptop} if laptop else {})}
-    assert words in standing.reason("desktop", runs)
+    assert words in membership_view.reason("desktop", runs)
 
 
 def test_what_a_keeper_says_of_its_waiting_is_told() -> None:
     word = keeper("idle", 2, waits="laptop is of another start of the run")
-    assert standing.reason("desktop", {"desktop": run_of(word)}) == "waits: laptop is of another start of the run"
+    assert (
+        membership_view.reason("desktop", {"desktop": run_of(word)}) == "waits: laptop is of another start of the run"
+    )
 
 
 def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
     runs = {"desktop": run_of(keeper("training", 3, "desktop")), "laptop": run_of(keeper("idle", 2))}
-    assert standing.reason("laptop", runs) == "is being readmitted by desktop, but does not hear desktop"
+    assert membership_view.reason("laptop", runs) == "is being readmitted by desktop, but does not hear desktop"
     runs["laptop"] = run_of(keeper("idle", 2, hears=["desktop"]))
-    assert standing.reason("laptop", runs) == "is being readmitted by desktop"
+    assert membership_view.reason("laptop", runs) == "is being readmitted by desktop"
     runs["laptop"] = run_of(keeper("idle", 2, waits="desktop is of another start of the run"))
     waits = "is being readmitted by desktop, but desktop is of another start of the run"
-    assert standing.reason("laptop", runs) == waits
+    assert membership_view.reason("laptop", runs) == waits
 
 
 def test_the_reason_for_which_all_gave_up_is_told_once() -> None:
@@ -133,8 +135,8 @@ def test_the_error_that_a_rank_only_heard_of_is_not_told_in_its_name() -> None:
     ended = {"state": "crashed", "exit_code": 1}
     heard = run_of(None, rank=0, error="rank 1 is gone", end_cause="peer-lost", end_blames=[1], **ended)
     own = run_of(None, rank=1, error="the disk has 3 MB left", end_cause="disk-full", end_blames=[1], **ended)
-    assert standing.own_errors({"desktop": heard, "laptop": own}) == {"laptop": "the disk has 3 MB left"}
-    assert standing.own_errors({"desktop": heard}) == {"desktop": "rank 1 is gone"}
+    assert membership_view.own_errors({"desktop": heard, "laptop": own}) == {"laptop": "the disk has 3 MB left"}
+    assert membership_view.own_errors({"desktop": heard}) == {"desktop": "rank 1 is gone"}
 
 
 def test_a_rank_that_makes_no_step_is_told_with_the_time_and_without_a_speed() -> None:

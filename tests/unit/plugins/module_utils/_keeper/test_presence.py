@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import manners
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import presence
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe.usage import Reading
 
 RULES = m.Rules(("desktop", "laptop"), 1, 1.0, 1.0)
@@ -18,11 +18,11 @@ QUIET = Reading()
 BATTERY = Reading(charge=64)
 
 
-def after(readings: list[tuple[float, Reading]], limits: Any = None) -> manners.Stay:
+def after(readings: list[tuple[float, Reading]], limits: Any = None) -> presence.Stay:
     """The state of a guest after readings at these seconds."""
-    stay = manners.Stay()
+    stay = presence.Stay()
     for now, reading in readings:
-        stay = manners.look(limits or LIMITS, stay, reading, now)
+        stay = presence.look(limits or LIMITS, stay, reading, now)
     return stay
 
 
@@ -40,19 +40,19 @@ def after(readings: list[tuple[float, Reading]], limits: Any = None) -> manners.
     ],
 )
 def test_each_reason_says_when_it_ends(limits, reading, why):
-    assert list(manners.reasons({**LIMITS, **limits}, reading, away=False).values()) == why
+    assert list(presence.reasons({**LIMITS, **limits}, reading, away=False).values()) == why
 
 
 @pytest.mark.parametrize(
     ("hours", "inside"), [("22:00-07:00", (22, 23, *range(7))), ("08:00-10:00", (8, 9)), ("00:00-00:00", range(24))]
 )
 def test_hours_may_cross_midnight(hours, inside):
-    assert {hour for hour in range(24) if manners.within(hours, 60 * hour)} == set(inside)
+    assert {hour for hour in range(24) if presence.within(hours, 60 * hour)} == set(inside)
 
 
 @pytest.mark.parametrize(("limits", "reading"), [({}, Reading(load=0.3)), ({"battery_limit": 60}, BATTERY)])
 def test_to_come_back_takes_more_than_to_stay(limits, reading):
-    found = [bool(manners.reasons({**LIMITS, **limits}, reading, away)) for away in (False, True)]
+    found = [bool(presence.reasons({**LIMITS, **limits}, reading, away)) for away in (False, True)]
     assert found == [False, True]
 
 
@@ -82,11 +82,11 @@ def test_the_sentence_keeps_the_figure_of_the_moment_it_left():
 
 
 def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
-    stay = manners.let_in(after([(0.0, BATTERY)]))
-    assert manners.look(LIMITS, stay, BATTERY, 1.0).why == ""
-    assert manners.look(LIMITS, stay, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
-    plugged = manners.look(LIMITS, manners.look(LIMITS, stay, BATTERY, 1.0), QUIET, 2.0)
-    assert manners.look(LIMITS, plugged, BATTERY, 3.0).why.startswith("on battery")
+    stay = presence.let_in(after([(0.0, BATTERY)]))
+    assert presence.look(LIMITS, stay, BATTERY, 1.0).why == ""
+    assert presence.look(LIMITS, stay, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
+    plugged = presence.look(LIMITS, presence.look(LIMITS, stay, BATTERY, 1.0), QUIET, 2.0)
+    assert presence.look(LIMITS, plugged, BATTERY, 3.0).why.startswith("on battery")
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
@@ -94,19 +94,19 @@ TRAINS = m.OwnState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, la
 
 
 def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
-    own, order = manners.follow(TRAINS, 1.0, "used")
+    own, order = presence.follow(TRAINS, 1.0, "used")
     assert (own.word.state, own.word.regroup, order) == (m.ENDING, 2, m.FINISH_STEP)
-    assert manners.follow(own, 2.0, "used") == (own, "")
+    assert presence.follow(own, 2.0, "used") == (own, "")
     own = m.rank_ended(own, 3.0, 7, m.STOPPED)
     assert own.word.state == m.RESTING
     assert m.decide(RULES, own, {}, 1000.0) == (own, "")
-    assert manners.follow(own, 4.0, "used")[0].word.state == m.RESTING
-    assert manners.follow(own, 4.0, "")[0].word.state == m.IDLE
+    assert presence.follow(own, 4.0, "used")[0].word.state == m.RESTING
+    assert presence.follow(own, 4.0, "")[0].word.state == m.IDLE
 
 
 def test_a_guest_leaves_again_after_it_has_been_back():
     back = TRAINS._replace(after_ending=m.RESTING)
-    assert manners.follow(back, 1.0, "used")[1] == m.FINISH_STEP
+    assert presence.follow(back, 1.0, "used")[1] == m.FINISH_STEP
 
 
 def test_a_guest_that_is_away_hears_the_end_of_the_run():
@@ -118,7 +118,7 @@ def test_a_guest_that_is_away_hears_the_end_of_the_run():
 
 def test_leave_by_hand_wins():
     assert m.asked_to_end(m.OwnState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
-    leaving = manners.follow(TRAINS, 1.0, "used")[0]
+    leaving = presence.follow(TRAINS, 1.0, "used")[0]
     left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
     assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
 
