@@ -56,9 +56,8 @@ def outlook(
     began: bool = False,
     busy: Sequence[str] = (),
 ) -> Outlook:
-    """One host against all, and what would be better: the prediction as everything else passes it on. `link` is the slowest,
-    `links` are those between any two hosts; `products` is what all came to with each precision, where several were tried;
-    `began`: whether the run has begun before."""
+    """The prediction: one host compared with all. `link`: the slowest; `links`: between any two hosts; `products`: tokens per second
+    of all hosts for each precision that was tried; `began`: whether the run has begun before."""
     links, job = links or {}, job_of(plan)
     training = plan["training"]
     rows = [dict(zip(job.hosts, job.rows))[speed.host] for speed in speeds]

@@ -65,8 +65,8 @@ class Settings:
     target_param_data_ratio: float = option(12.0, "tokens to train on per parameter")
     timed: bool = option(
         False,
-        "end at a time in place of after a number of steps, which is an estimate then: at NANOCHAT_ENDS, seconds since 1970; "
-        "the schedule goes by the share of the time that is used",
+        "end at a given time, NANOCHAT_ENDS in seconds since 1970; --num-iterations is then only an estimate, and the schedule "
+        "follows the fraction of the time that is used",
     )
     # Optimization
     device_batch_size: int = option(32, "maximum rows per forward and backward pass of a rank")
