@@ -14,10 +14,13 @@ STAND_IN = """\
 import pathlib
 import runpy
 import sys
+import sysconfig
 
 import ensurepip
 
-wheel = next(pathlib.Path(ensurepip.__file__).parent.joinpath("_bundled").glob("pip-*.whl"))
+# Where Debian's own Python keeps its wheels, and where others do.
+folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "/usr/share/python-wheels", pathlib.Path(ensurepip.__file__).parent / "_bundled"]
+wheel = next(wheel for folder in folders for wheel in pathlib.Path(folder).glob("pip-*.whl"))
 sys.path.insert(0, str(wheel))
 sys.argv = ["pip", "install", *[a for a in sys.argv[1:] if a not in ("--no-setuptools", "--no-wheel")]]
 runpy.run_module("pip", run_name="__main__")
@@ -29,7 +32,10 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         path = cache / name
-        if not path.exists():
+        # One of ours may be from an earlier version.
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace").startswith(
+            "import pathlib\nimport runpy\n"
+        ):
             path.write_text(STAND_IN, encoding="utf-8")
 
 
