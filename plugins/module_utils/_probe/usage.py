@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import signal
 import subprocess
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -41,13 +42,20 @@ class Reading(NamedTuple):
 def run(argv: Sequence[str]) -> Tuple[int, str, str]:
     """Run a command; exit code 127 if it is missing or hangs."""
     try:
-        done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
+        process = subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return 127, "", ""
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    with process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            # With what it has started: a shell's commands are processes of their own.
+            os.killpg(process.pid, signal.SIGKILL)
+            return 127, "", ""
+    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
 # -- who is logged in

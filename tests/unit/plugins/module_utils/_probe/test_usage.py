@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import usage
+from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 AT_IT = {
     "Name": "lzw",
@@ -131,7 +133,9 @@ def test_the_owners_command_says_away_and_is_not_asked_every_second(
     assert not meter.read().away_if
     # A command that hangs is no reason to leave.
     monkeypatch.setattr(usage, "SECONDS", 0.1)
-    assert not usage.UsageMeter("sleep 60", str(tmp_path)).read().away_if
+    assert not usage.UsageMeter(f"sleep 60 & echo $! > {tmp_path}/pid; wait", str(tmp_path)).read().away_if
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not processes.alive(pid, None))
 
 
 def test_a_command_that_hangs_or_is_missing_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
