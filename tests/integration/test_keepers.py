@@ -193,10 +193,13 @@ def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purge
         account = run.play.run("launch")
         assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
         run.wait_for_training("desktop", "desktop")
-        fill()
-        run.play.variables.update(launch_stop_state="absent", ddp_purge="run", ddp_run="d4")
-        account = run.play.run("launch:stop+launch:purge")
-        assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
-        assert not (disk / "runs").exists()
+        run.play.variables["launch_stop_state"] = "absent"
+        for what, run_name in (("run", "d4"), ("all", "")):
+            fill()
+            run.play.variables.update(ddp_purge=what, ddp_run=run_name)
+            account = run.play.run("launch:stop+launch:purge")
+            assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+            assert not (disk / "runs").exists()
+        assert {path.name.partition("-")[0] for path in disk.iterdir()} <= {"filler"}
     finally:
         subprocess.run(["umount", "-l", disk], check=True)

@@ -124,14 +124,14 @@ def test_a_play_whose_run_another_play_started_anew_fails(launch: Launch) -> Non
     for name in "ab":
         launch.folder_of(name).mkdir(parents=True)
         (launch.folder_of(name) / "plan.json").write_text(json.dumps({**launch.plan, "digest": "theirs"}))
-    account = launch.run("launch:ours")
+    account = launch.run("watch:same_plan")
     assert counts(account, "failures") == {"a": 1, "b": 1}
     assert (
         "a: the run d4 goes by another plan now (theirs; this play's is one): another train.yml" in messages(account)[0]
     )
     for name in "ab":
         (launch.folder_of(name) / "plan.json").write_text(json.dumps(launch.plan))
-    assert messages(launch.run("launch:ours")) == []
+    assert messages(launch.run("watch:same_plan")) == []
 
 
 def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:

@@ -63,4 +63,5 @@ Rank = Annotated[int, _within(0, 65535)]
 Timeout = Annotated[int, _within(1, 1_000_000)]
 Duration = Annotated[float, _within(0, 2**33)]
 Positive = Annotated[float, _within(1e-9, 1e15)]
+Rate = Annotated[float, _within(0, 1e15)]
 Lineage = Annotated[Dict[str, Document], _lineage]  # what checkpoints depend on (lineage.py)

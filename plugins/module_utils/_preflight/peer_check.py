@@ -11,9 +11,12 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
 from .peer_responder import CHUNK, GREETING, sockaddr
+
+if TYPE_CHECKING:
+    from .._contract.values import Duration, Rate
 
 # Constants missing from Python's socket module.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
@@ -70,10 +73,10 @@ class LinkTry(TypedDict):
 
     address: str
     ports: list[PortTry]
-    latency_ms: float | None  # median round trip
+    latency_ms: Duration | None  # median round trip
     clock_offset: float | None  # seconds by which the peer's clock is ahead of ours
-    bandwidth_mbit: float | None  # rate to the peer, measured by the peer
-    duplex_mbit: float | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
+    bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
+    duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
     mtu: int | None  # the path MTU according to the kernel
     full_size: bool | None  # whether packets of that size arrive; null if untested
     passing_size: int | None  # if they do not, a size that does

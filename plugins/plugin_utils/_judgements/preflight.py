@@ -176,7 +176,7 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
     speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
-    rates = [rate for found in evidence.gloo.values() if (rate := finite(found.get("bandwidth_mbit")))]
+    rates = [rate for found in evidence.gloo.values() if (rate := finite(found.get("bandwidth_mbit"))) and rate > 0]
     link = slowest_link(evidence.tries, min(rates, default=None))
     if not speeds or (link is None and len(hosts) > 1):
         return None
