@@ -25,24 +25,27 @@ make_image() {
     esac
     say "Making a bare $1 ..."
     debootstrap --variant=minbase "${options[@]}" >"$CACHE/bare-$1.log" 2>&1 || { tail -n 20 "$CACHE/bare-$1.log" >&2; return 1; }
+    # A mirror may hold a list of packages for longer than the list says that it is valid.
+    echo 'Acquire::Check-Valid-Until "false";' >"$FOLDER/root/etc/apt/apt.conf.d/90-mirror"
     tar -C "$FOLDER/root" -c . | podman import --change "LABEL week=$week" - "$IMAGE:$1" >/dev/null
     rm -rf "$FOLDER/root"
 }
 
-# What this machine's pip is told (a certificate, an index, a folder of wheels) holds in the systems too; sets PIP to podman's options.
+# What this machine's pip is told (a certificate, an index, a folder of wheels) holds in the systems too, in a file that every pip
+# reads: ansible-test clears the environment of its own. Sets PIP to podman's options.
 pip_settings() {
     local name value
+    printf '[global]\n' >"$FOLDER/pip.conf"
     PIP=()
     while read -r name value; do
         if [ "${value:0:1}" = / ]; then
             PIP+=(-v "$value:/machine/$name:ro")
             value=/machine/$name
         fi
-        name=${name^^}
-        PIP+=(-e "PIP_${name//-/_}=$value")
-    done < <("$PYTHON" -m pip config list | sed -nE "s/^[^ ]*\.(cert|default-timeout|find-links|index-url|proxy)='(.*)'$/\1 \2/p")
+        printf '%s = %s\n' "$name" "$value" >>"$FOLDER/pip.conf"
+    done < <("$PYTHON" -m pip config list | sed -nE "s/^[^ ]*\.(cert|default-timeout|find-links|index-url|proxy)='(.*)'$/\1 \2/p" | sort -u -k 1,1)
     mkdir -p "$CACHE/pip-of-systems"
-    PIP+=(-v "$CACHE/pip-of-systems:/pip" -e PIP_CACHE_DIR=/pip)
+    PIP+=(-v "$FOLDER/pip.conf:/etc/pip.conf:ro" -v "$CACHE/pip-of-systems:/pip" -e PIP_CACHE_DIR=/pip)
 }
 
 play() {
