@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,13 +13,14 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils._contract import validate
 from ..module_utils._contract.command_line import flag_words
-from ..module_utils._contract.decode import believed_plans
+from ..module_utils._contract.decode import believed_plans, decode
 from ..module_utils._contract.settings import defaults
 from ..module_utils._contract.settings_table import find
 from ..module_utils._contract.settings_types import convert
 from ..module_utils._preflight.evidence import peers_of, unreached
 from ..module_utils._preflight.links import closed_ways
 from ..module_utils._preflight.measured import measured_step, with_link
+from ..module_utils._preflight.peer_check import LinkTry
 from ..module_utils._run import find as find_run
 
 NOTHING = object()
@@ -98,6 +100,36 @@ def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
     return found._asdict() if found else {}
 
 
+def shard_chain(
+    servers: Mapping[str, Any], links: Mapping[str, Any], nodes: Iterable[Any], first: str
+) -> list[dict[str, Any]]:
+    """The shard servers of the hosts in the order in which these hand files on: the first host, then the fastest, Wi-Fi last."""
+
+    def slowness(node: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        wifi = str(node.get("nic") or "").startswith("wl")
+        return node["host"] != first, wifi, -fastest_link(links.get(node["host"]))
+
+    there = [node for node in nodes if (servers.get(node["host"]) or {}).get("server")]
+    return [
+        # The plan knows the addresses; only the port is the server's.
+        {
+            "host": node["host"],
+            "address": node["address"] or "127.0.0.1",
+            "port": servers[node["host"]]["server"]["port"],
+        }
+        for node in sorted(there, key=slowness)
+    ]
+
+
+def fastest_link(result: Any) -> float:
+    """In Mbit/s, of what peer_check returned on a host; infinite if it measured none."""
+    try:
+        links = decode(list[LinkTry], (result or {}).get("links") or [])
+    except validate.InvalidHostData:
+        return 0.0
+    return max((rate for link in links if (rate := link["bandwidth_mbit"])), default=math.inf)
+
+
 class FilterModule:
     """The filters by name."""
 
@@ -116,4 +148,5 @@ class FilterModule:
             "measured_link": with_link,
             "preflight_peers": preflight_peers,
             "ways_to": ways_to,
+            "shard_chain": shard_chain,
         }

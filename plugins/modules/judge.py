@@ -64,7 +64,7 @@ options:
     description: The result of M(nanochat.ddp.trainer_venv) on every host. With O(of=sameness).
     type: dict
   data:
-    description: The result of M(nanochat.ddp.shard_folder) for the run's links on every host. With O(of=sameness).
+    description: The result of M(nanochat.ddp.shard_sync) for the run's links on every host. With O(of=sameness).
     type: dict
   master:
     description: The host with which the others are compared; by default the first of O(hosts). With O(of=sameness).

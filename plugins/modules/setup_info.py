@@ -13,7 +13,7 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Says whether a host has the trainer's files, its Python packages and the data set of a run, by the same rules as
-    M(nanochat.ddp.trainer_files), M(nanochat.ddp.trainer_venv), M(nanochat.ddp.shard_sync) and M(nanochat.ddp.shard_folder), in one step.
+    M(nanochat.ddp.trainer_files), M(nanochat.ddp.trainer_venv) and M(nanochat.ddp.shard_sync), in one step.
   - Unreadable items count as missing; the module that installs them reports the problem.
 extends_documentation_fragment:
   - nanochat.ddp.reader

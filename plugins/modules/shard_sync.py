@@ -13,25 +13,116 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - Brings a folder (a data set of numbered parquet shards with its tokenizer, or any other folder) in line with a
-    manifest of names, sizes and SHA-256 digests.
-  - Hosts pull from each other directly, without SSH keys between them and without passing through the controller. Each
-    host serves what it has finished, so the first source sends every file about once, regardless of the number of hosts.
-  - Interrupted transfers resume, every file is checked against its digest before it gets its name, and corrupted, truncated and missing
+    manifest of names, sizes and SHA-256 digests, and links it into a run.
+  - Hosts take pieces from each other directly, in a chain, without SSH keys between them and without passing through the controller. Each
+    host hands on what it has received so far, so the first source sends every file about once, regardless of the number of hosts.
+  - Interrupted transfers resume, every piece is checked against its digest before it is kept, and corrupted, truncated and missing
     files are found and repaired.
-extends_documentation_fragment:
-  - nanochat.ddp.shards
-  - nanochat.ddp.shards.verify
 options:
+  path:
+    description: The folder of the files on this host.
+    type: path
+    required: true
+  host:
+    description: Name of this host in messages and results; by default its own host name.
+    type: str
+  state:
+    description:
+      - V(imported) links the chosen shards of O(source) and its tokenizer into O(path). Once O(path) has a manifest, that decides what belongs
+        to the data set, whatever the source contains today.
+      - V(fetched) downloads missing and broken files among the first O(shards) files of a collection at O(url) and its last one, which is for
+        validation. Interrupted downloads resume; truncated and corrupted files are downloaded again.
+      - V(described) writes names, sizes and SHA-256 digests of the folder's files to C(manifest.json). An existing manifest stays valid
+        unless O(refresh=true).
+      - V(served) starts a process that serves the manifest's files to the addresses in O(allow), unless the same one runs. It ends by itself.
+      - V(synced) copies missing and broken files from the hosts in O(peers).
+      - V(stopped) ends that process and forgets its secret.
+      - V(linked) makes C(data/) and C(tokenizer/) below O(dest) contain exactly the manifest's files, by hard links into O(path), or symbolic
+        links if that fails. Other files there are removed. Every file is checked against its digest first.
+    type: str
+    choices: [imported, fetched, described, served, synced, stopped, linked]
+    default: synced
   manifest:
-    description: The manifest as M(nanochat.ddp.shard_folder) returned it on the first host.
+    description: The manifest as O(state=described) returned it on the first host; by default, except with O(state=synced), the folder's own.
     type: dict
   layout:
     description: V(data) is shards and a tokenizer, V(files) is any folder.
     type: str
     choices: [data, files]
     default: data
+  verify:
+    description:
+      - V(changed) reads only files whose size, time or inode have changed since they were read last.
+      - V(full) reads every file, which also finds bytes that rotted on the disk.
+    type: str
+    choices: [changed, full]
+    default: changed
+  source:
+    description: The folder that holds the shards. Required with O(state=imported).
+    type: path
+  tokenizer:
+    description: The folder of the tokenizer; by default C(tokenizer) in or beside O(source). With O(state=imported).
+    type: path
+  url:
+    description: The base URL of files named C(shard_00000.parquet) and so on. Required with O(state=fetched).
+    type: str
+  shards:
+    description:
+      - How many shards to take, including the last one of the folder or collection, which is for validation. V(0) takes all.
+      - With O(state=imported) and O(state=fetched).
+    type: int
+    default: 0
+  last_shard:
+    description: The number of the collection's last shard. With O(state=fetched).
+    type: int
+    default: 6542
+  retries:
+    description: How many times a file is tried; the pauses between the tries double. With O(state=fetched).
+    type: int
+    default: 6
+  parallel:
+    description: How many files are downloaded at the same time. With O(state=fetched).
+    type: int
+    default: 3
+  id:
+    description: Name of the data set in a new manifest; by default the folder's name. With O(state=described).
+    type: str
+  refresh:
+    description: Rebuild the manifest even if there is one. With O(state=described).
+    type: bool
+    default: false
+  address:
+    description: This host's own address, to listen on and to connect from. Required with O(state=served).
+    type: str
+  ports:
+    description: The range in which a free port is taken; without it, any. With O(state=served).
+    type: dict
+    suboptions:
+      low:
+        description: The lowest port.
+        type: int
+        required: true
+      high:
+        description: The highest port.
+        type: int
+        required: true
+  allow:
+    description: The addresses that may connect; other connections are closed. Required with O(state=served).
+    type: list
+    elements: str
+  secret:
+    description:
+      - Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
+      - With O(state=stopped), the transfer whose server is stopped; without it, those of all transfers of this folder.
+    type: str
+  idle:
+    description: After how many seconds without a request the server ends. With O(state=served).
+    type: int
+    default: 900
   peers:
-    description: The servers of the other hosts, as M(nanochat.ddp.shard_server) returned them.
+    description:
+      - The servers of all hosts in the order of the chain, as O(state=served) returned them. The source comes first, slow hosts last.
+      - This host takes from the one before it, and from the others where that one fails or is slow. With O(state=synced).
     type: list
     elements: dict
     default: []
@@ -49,27 +140,55 @@ options:
         type: int
         required: true
   seeds:
-    description: Folders of this host that may already contain some of the files, which are then linked.
+    description: Folders of this host that may already contain some of the files, which are then linked. With O(state=synced).
     type: list
     elements: path
     default: []
-  address:
-    description: This host's own address, to connect from.
-    type: str
-  secret:
-    description: Signs the requests of one transfer; the same on all hosts. It never crosses the network or a command line.
-    type: str
-  parallel:
-    description: How many files move at the same time.
-    type: int
-    default: 3
   timeout:
-    description: Fail after this many seconds without progress.
+    description: Fail after this many seconds without progress. With O(state=synced).
     type: int
     default: 60
+  dest:
+    description: The run folder. Required with O(state=linked).
+    type: path
+attributes:
+  check_mode:
+    description: Says what would be made, moved or linked, and changes nothing.
+    support: full
+  diff_mode:
+    description: Shows the files before and after.
+    support: full
+  idempotent:
+    description: A second run changes nothing; unchanged files are not even read again.
+    support: full
 """
 
 EXAMPLES = r"""
+- name: Take eight of the shards that this host has
+  nanochat.ddp.shard_sync:
+    path: /mnt/data/nanochat/data/books
+    state: imported
+    source: /srv/books
+    shards: 8
+
+- name: Write the manifest of the data set on the first host
+  nanochat.ddp.shard_sync:
+    path: /mnt/data/nanochat/data/books
+    state: described
+  register: described
+  run_once: true
+
+- name: Serve files to the peers
+  nanochat.ddp.shard_sync:
+    path: /mnt/data/nanochat/data/books
+    state: served
+    manifest: "{{ described.manifest }}"
+    address: 192.168.1.10
+    ports: {low: 32768, high: 60999}
+    allow: [192.168.1.10, 192.168.1.11]
+    secret: "{{ transfer_secret }}"
+  register: serving
+
 - name: Fetch what is missing or broken from the hosts that have it
   nanochat.ddp.shard_sync:
     path: /home/xiaoxin/nanochat/data/books
@@ -79,12 +198,18 @@ EXAMPLES = r"""
         address: 192.168.1.10
         port: 40123
     secret: "{{ transfer_secret }}"
+
+- name: Let the run read exactly these shards
+  nanochat.ddp.shard_sync:
+    path: /mnt/data/nanochat/data/books
+    state: linked
+    dest: /mnt/data/nanochat/runs/d4
 """
 
 RETURN = r"""
 manifest:
-  description: The manifest that describes the folder.
-  returned: success
+  description: The manifest that describes the folder; of files above 4 MB it has the digests of their pieces, shortened.
+  returned: O(state=described), O(state=synced) or O(state=linked)
   type: dict
   sample:
     format: 1
@@ -94,11 +219,30 @@ manifest:
     tokenizer: []
 digest:
   description: One short digest of names, sizes and digests of all files; equal folders have equal digests.
-  returned: success
+  returned: O(state=described), O(state=synced) or O(state=linked)
   type: str
   sample: 0f343b0931126a20
+described:
+  description: Whether the folder had a whole manifest before.
+  returned: O(state=described)
+  type: bool
+files:
+  description: The source's files that belong to the data set; if no tokenizer is among them, one must be trained.
+  returned: O(state=imported)
+  type: list
+  elements: str
+server:
+  description: The server of this folder, for O(peers); C(port) is null in check mode.
+  returned: O(state=served) or O(state=stopped)
+  type: dict
+  sample: {host: desktop, address: 192.168.1.10, port: 40123}
+pid:
+  description: The server's process.
+  returned: O(state=served) or O(state=stopped)
+  type: int
+  sample: 4711
 moved:
-  description: Files that were (in check mode, would be) copied here.
+  description: Files that were (in check mode, would be) copied or linked.
   returned: success
   type: list
   elements: str
@@ -107,7 +251,7 @@ bytes:
   returned: success
   type: int
 from:
-  description: Bytes of finished files by the host or URL they came from.
+  description: Bytes by the host or URL they came from.
   returned: success
   type: dict
   sample: {desktop: 81246}
@@ -117,24 +261,58 @@ repaired:
   type: dict
   sample: {shard_00001.parquet: truncated}
 extra:
-  description: Files that are not in the manifest; they are kept.
+  description: >-
+    Files that do not belong to the data set; O(state=imported) removes them from O(path) and O(state=linked) from O(dest), O(state=synced)
+    keeps them.
   returned: success
   type: list
   elements: str
+links:
+  description: How many links of each kind were made.
+  returned: when links were made
+  type: dict
+  sample: {hard: 10, symbolic: 0}
 seconds:
   description: How long it took.
   returned: success
   type: float
 """
 
-from ..module_utils._shards.module import PATH, VERIFY, run_module
-from ..module_utils._shards.sync import sync
+import platform
+import time
+
+from ..module_utils._contract import validate
+from ..module_utils._kit.arguments import checked_module
+from ..module_utils._shards.folder import ShardsError
+from ..module_utils._shards.request import ShardsRequest
+from ..module_utils._shards.states import STATES
+
+
+def port_options(*names: str) -> dict[str, object]:
+    return {name: {"type": "int", "required": True} for name in names}
+
 
 SPEC = {
-    **PATH,
-    **VERIFY,
+    "path": {"type": "path", "required": True},
+    "host": {"type": "str"},
+    "state": {"type": "str", "choices": list(STATES), "default": "synced"},
     "manifest": {"type": "dict"},
     "layout": {"type": "str", "default": "data", "choices": ["data", "files"]},
+    "verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]},
+    "source": {"type": "path"},
+    "tokenizer": {"type": "path"},
+    "url": {"type": "str"},
+    "shards": {"type": "int", "default": 0},
+    "last_shard": {"type": "int", "default": 6542},
+    "retries": {"type": "int", "default": 6},
+    "parallel": {"type": "int", "default": 3},
+    "id": {"type": "str"},
+    "refresh": {"type": "bool", "default": False},
+    "address": {"type": "str"},
+    "ports": {"type": "dict", "options": port_options("low", "high")},
+    "allow": {"type": "list", "elements": "str"},
+    "secret": {"type": "str", "no_log": True},
+    "idle": {"type": "int", "default": 900},
     "peers": {
         "type": "list",
         "elements": "dict",
@@ -142,19 +320,45 @@ SPEC = {
         "options": {
             "host": {"type": "str", "required": True},
             "address": {"type": "str", "required": True},
-            "port": {"type": "int", "required": True},
+            **port_options("port"),
         },
     },
     "seeds": {"type": "list", "elements": "path", "default": []},
-    "address": {"type": "str"},
-    "secret": {"type": "str", "no_log": True},
-    "parallel": {"type": "int", "default": 3},
     "timeout": {"type": "int", "default": 60},
+    "dest": {"type": "path"},
 }
+BOUNDS = {
+    "shards": (0, 1000000),
+    "last_shard": (0, 10000000),
+    "retries": (1, 100),
+    "parallel": (1, 64),
+    "idle": (1, 31 * 86400),
+    "ports.low": (0, 65535),
+    "ports.high": (0, 65535),
+    "timeout": (1, 86400),
+}
+REQUIRED_IF = [
+    ("state", "imported", ["source"]),
+    ("state", "fetched", ["url"]),
+    ("state", "served", ["address", "allow", "secret"]),
+    ("state", "linked", ["dest"]),
+]
 
 
 def main() -> None:
-    run_module(sync, SPEC, bounds={"parallel": (1, 64), "timeout": (1, 86400)})
+    module = checked_module(argument_spec=SPEC, supports_check_mode=True, bounds=BOUNDS, required_if=REQUIRED_IF)
+    given = module.params
+    request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
+    began = time.monotonic()
+    try:
+        outcome = STATES[given["state"]](request)
+        module.exit_json(**outcome.as_result(time.monotonic() - began))
+    except ShardsError as why:
+        module.fail_json(msg=str(why))
+    except validate.InvalidHostData as why:
+        module.fail_json(msg=f"{request.host}: {why}")
+    except OSError as why:
+        module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,11 @@ from typing import Dict, List, TypedDict
 from .document import section, text, whole
 
 
-class ManifestFile(TypedDict):
+class _Pieces(TypedDict, total=False):
+    pieces: str  # the digests of its pieces, shortened, one after the other
+
+
+class ManifestFile(_Pieces):
     """One file of a data set."""
 
     name: str
@@ -35,14 +39,6 @@ class Remembered(TypedDict, total=False):
     mtime_ns: int
     inode: int
     sha256: str
-
-
-class Offered(TypedDict):
-    """A file offered to peers, and how often it was served."""
-
-    bytes: int
-    sha256: str
-    times: int
 
 
 def remembered(document: object) -> Dict[str, Remembered]:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 from typing import Any, Iterator, NamedTuple, cast
 
 from .._contract import validate
@@ -27,6 +28,9 @@ LOCK = ".lock"
 # How long one process may wait for another that writes into the same folder.
 WRITER_PATIENCE = 600.0
 CHUNK = 1 << 20
+# What hosts send each other at a time, and what of its digest is in the manifest.
+PIECE = 1 << 22
+PIECE_DIGITS = 32
 
 
 class ShardsError(Exception):
@@ -39,10 +43,26 @@ class ManifestEntry(NamedTuple):
     path: str
     bytes: int
     sha256: str
+    pieces: str = ""  # the beginnings of the digests of its pieces, one after the other; empty if it is one piece
 
     def line(self) -> str:
         """For people and diffs."""
         return f"{self.path} {self.bytes} {self.sha256[:16]}\n"
+
+    def is_in_pieces(self) -> bool:
+        """Whether the manifest has the digests of its pieces, which one of an earlier version has not."""
+        return bool(self.pieces) or self.bytes <= PIECE
+
+    def proofs(self) -> list[str]:
+        """The beginning of the digest of each piece."""
+        digits = PIECE_DIGITS if self.pieces else len(self.sha256)
+        digests = self.pieces or self.sha256
+        return [digests[begin : begin + digits] for begin in range(0, len(digests), digits)]
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a piece begins, and its length."""
+        size = PIECE if self.pieces else self.bytes
+        return number * size, min(size, self.bytes - number * size)
 
 
 class State(NamedTuple):
@@ -65,12 +85,20 @@ def entries(manifest: Manifest) -> list[ManifestEntry]:
         for item in listed or []:
             try:
                 path = validate.file_path(prefix + str(item["name"]))
-                found.append(ManifestEntry(path, validate.whole(item["bytes"]), validate.sha256(item["sha256"])))
+                size, sha256 = validate.whole(item["bytes"]), validate.sha256(item["sha256"])
+                found.append(ManifestEntry(path, size, sha256, _pieces_in(item, size)))
             except (KeyError, TypeError, validate.InvalidHostData) as why:
                 raise ShardsError(
                     f"the manifest's entry {item!a} below {key} is not {{name, bytes, sha256}}: {why}"
                 ) from why
     return found
+
+
+def _pieces_in(item: Any, size: int) -> str:
+    found = item.get("pieces") or ""
+    if not found or re.fullmatch("[0-9a-f]{%d}" % (PIECE_DIGITS * -(-size // PIECE)), found):
+        return str(found)
+    raise validate.InvalidHostData("its pieces are not those of so many bytes")
 
 
 def manifest_of(name: str, layout: str, files: list[ManifestEntry]) -> Manifest:
@@ -83,7 +111,8 @@ def manifest_of(name: str, layout: str, files: list[ManifestEntry]) -> Manifest:
 
 
 def _named(name: str, file: ManifestEntry) -> ManifestFile:
-    return {"name": name, "bytes": file.bytes, "sha256": file.sha256}
+    found: ManifestFile = {"name": name, "bytes": file.bytes, "sha256": file.sha256}
+    return {**found, "pieces": file.pieces} if file.pieces else found
 
 
 def digest_of(manifest: Manifest) -> str:
@@ -132,13 +161,33 @@ class Digests:
         except OSError:
             self._dirty = self._known.pop(path, None) is not None or self._dirty
             return None
-        known = self._known.get(path)
-        if known and [known.get("bytes"), known.get("mtime_ns"), known.get("inode")] == _identity(found):
-            return ManifestEntry(path, found.st_size, str(known["sha256"]))
-        sha256 = hash_file(full)
-        self.hashed_bytes += found.st_size
-        self._remember(path, found, sha256)
+        sha256 = self._unchanged(path, found)
+        if not sha256:
+            sha256 = hash_file(full)
+            self.hashed_bytes += found.st_size
+            self._remember(path, found, sha256)
         return ManifestEntry(path, found.st_size, sha256)
+
+    def known(self, path: str) -> str:
+        """The digest if nothing must be read for it; otherwise empty."""
+        try:
+            return self._unchanged(path, os.stat(os.path.join(self.folder, path)))
+        except OSError:
+            return ""
+
+    def in_pieces(self, path: str) -> ManifestEntry | None:
+        """The entry with the digests of its pieces, for which it reads a file of several pieces; None if missing."""
+        full = os.path.join(self.folder, path)
+        if not os.path.isfile(full) or os.path.getsize(full) <= PIECE:
+            return self.of(path)
+        whole, pieces = hashlib.sha256(), ""
+        with open(full, "rb") as file:
+            found = os.fstat(file.fileno())
+            for piece in iter(lambda: file.read(PIECE), b""):
+                whole.update(piece)
+                pieces += hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS]
+        self._remember(path, found, whole.hexdigest())
+        return ManifestEntry(path, found.st_size, whole.hexdigest(), pieces)
 
     def learn(self, path: str, sha256: str) -> None:
         """Store a digest that was computed while writing the file."""
@@ -149,6 +198,11 @@ class Digests:
         if self._dirty and os.path.isdir(self.folder):
             write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
+
+    def _unchanged(self, path: str, found: os.stat_result) -> str:
+        known = self._known.get(path, {})
+        same = [known.get("bytes"), known.get("mtime_ns"), known.get("inode")] == _identity(found)
+        return str(known["sha256"]) if same else ""
 
     def _remember(self, path: str, found: os.stat_result, sha256: str) -> None:
         size, mtime_ns, inode = _identity(found)
@@ -181,7 +235,8 @@ def _state_of(entry: ManifestEntry, digests: Digests) -> str:
         return "missing"
     if size != entry.bytes:
         return "truncated" if size < entry.bytes else "oversized"
-    return "ok" if digests.of(entry.path) == entry else "corrupted"
+    found = digests.of(entry.path)
+    return "ok" if found and found.sha256 == entry.sha256 else "corrupted"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -342,6 +397,21 @@ def _take_seed(entry: ManifestEntry, seed: str, digests: Digests) -> bool:
             digests.learn(entry.path, entry.sha256)
             return True
     return False
+
+
+def part_of(folder: str, entry: ManifestEntry) -> str:
+    """Path of a growing file; the digest in the name keeps another file's beginning out."""
+    name = f".{os.path.basename(entry.path)}.{entry.sha256[:12]}.part"
+    return os.path.join(folder, os.path.dirname(entry.path), name)
+
+
+def part_bytes(folder: str, wanted: list[ManifestEntry]) -> int:
+    """Bytes already received by interrupted transfers."""
+    total = 0
+    for entry in wanted:
+        with contextlib.suppress(OSError):
+            total += min(entry.bytes, os.path.getsize(part_of(folder, entry)))
+    return total
 
 
 def sweep_parts(folder: str) -> None:

@@ -5,24 +5,25 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share as shard_share
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.chain import Chain, ShardPeer, Source
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
     entries,
     files_below,
     manifest_of,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.pull import Puller, ShardPeer
 
 SECRET = "of-this-transfer"
 
 
 def parquet(number: int, size: int = 40_000) -> bytes:
     """Bytes that pass for a parquet file; each number has its own."""
-    body = bytes((number * 31 + n * 7 + n // 251) % 256 for n in range(size))
+    body = random.Random(number).randbytes(size)
     return b"PAR1" + body + (100).to_bytes(4, "little") + b"PAR1"
 
 
@@ -39,15 +40,16 @@ def fill(folder: Path, shards: int = 3, size: int = 40_000) -> Path:
 def describe(folder: Path) -> dict:
     """The folder's manifest, with its digests remembered, so that a server offers its files."""
     digests = Digests(str(folder))
-    manifest = manifest_of(folder.name, "data", [digests.of(name) for name in files_below(str(folder), "data")])  # type: ignore[misc]
+    names = files_below(str(folder), "data")
+    manifest = manifest_of(folder.name, "data", [digests.in_pieces(name) for name in names])  # type: ignore[misc]
     digests.save()
     return manifest
 
 
-def server_settings(folder: Path, **changes) -> shard_share.ServerSettings:
+def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:
     """Those of a server on this machine and for this machine."""
-    given = shard_share.ServerSettings(
-        folder.name, str(folder), "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, lifetime=120, idle=120
+    given = shard_server.ServerSettings(
+        folder.name, str(folder), manifest or {}, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120
     )
     return given._replace(**changes)
 
@@ -55,24 +57,23 @@ def server_settings(folder: Path, **changes) -> shard_share.ServerSettings:
 class Host:
     """A folder that is served as another host's would be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: dict | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.manifest = describe(folder)
-        state = shard_share.start(server_settings(folder))
+        self.manifest = manifest or describe(folder)
+        state = shard_server.start(server_settings(folder, self.manifest))
         self.pid = state["pid"]
         self.peer = ShardPeer(folder.name, "127.0.0.1", state["port"])
 
-    def stop(self) -> dict:
-        """Returns the bytes that were sent, by file."""
-        state = shard_share.stop(shard_share.place_of(str(self.folder), SECRET))
-        return dict(state["served"]) if state else {}
+    def stop(self) -> None:
+        shard_server.stop(shard_server.place_of(str(self.folder), SECRET))
 
     def pull(self, manifest: dict, peers: list[ShardPeer], patience: float = 10.0) -> dict:
-        """Fetch the shards that this host lacks from the peers."""
+        """Fetch the shards that this host lacks from the peers, the nearest first."""
         digests = Digests(str(self.folder))
-        wanted = [one for one in entries(manifest) if digests.of(one.path) != one]
-        return Puller(self.folder.name, digests, peers, SECRET, "127.0.0.1").pull(wanted, patience)
+        wanted = [one for one in entries(manifest) if digests.known(one.path) != one.sha256]
+        sources = [Source(peer, SECRET, "127.0.0.1") for peer in peers]
+        return Chain(self.folder.name, digests, sources, [], patience).pull(wanted)
 
 
 def all_at_once(jobs: list) -> list:

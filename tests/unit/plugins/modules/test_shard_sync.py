@@ -9,11 +9,8 @@ import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
-from ansible_collections.nanochat.ddp.plugins.modules import (
-    shard_folder,
-    shard_server,
-    shard_sync,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import states
+from ansible_collections.nanochat.ddp.plugins.modules import shard_sync
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import SECRET, Host, describe, fill
 
 ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"]
@@ -131,10 +128,10 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     (run / "data/shard_00150.parquet").write_bytes(b"left by another plan")
     options = {"path": str(tmp_path / "store"), "dest": str(run)}
 
-    checked = run_module(shard_folder, state="linked", _check_mode=True, **options)
+    checked = run_module(shard_sync, state="linked", _check_mode=True, **options)
     assert names(run / "data") == ["shard_00150.parquet"]
-    done = run_module(shard_folder, state="linked", **options)
-    again = run_module(shard_folder, state="linked", **options)
+    done = run_module(shard_sync, state="linked", **options)
+    again = run_module(shard_sync, state="linked", **options)
 
     assert names(run / "data") == ALL[:3]
     assert names(run / "tokenizer") == ["token_bytes.pt", "tokenizer.pkl"]
@@ -149,7 +146,7 @@ def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
     (tmp_path / "store/shard_00001.parquet").write_bytes(b"PAR1")
 
     result = run_module(
-        shard_folder, state="linked", path=str(tmp_path / "store"), dest=str(tmp_path / "run"), host="worker"
+        shard_sync, state="linked", path=str(tmp_path / "store"), dest=str(tmp_path / "run"), host="worker"
     )
 
     assert result["failed"]
@@ -160,12 +157,12 @@ def test_manifest_is_made_once_and_stays_the_truth(run_module, tmp_path):
     store = fill(tmp_path / "books")
     options = {"path": str(store)}
 
-    checked = run_module(shard_folder, state="described", _check_mode=True, **options)
+    checked = run_module(shard_sync, state="described", _check_mode=True, **options)
     assert not (store / "manifest.json").exists()
-    made = run_module(shard_folder, state="described", **options)
+    made = run_module(shard_sync, state="described", **options)
     (store / "shard_00001.parquet").write_bytes(b"PAR1 broken")
-    kept = run_module(shard_folder, state="described", **options)
-    rebuilt = run_module(shard_folder, state="described", **options, refresh=True)
+    kept = run_module(shard_sync, state="described", **options)
+    rebuilt = run_module(shard_sync, state="described", **options, refresh=True)
 
     assert [one["changed"] for one in (checked, made, kept, rebuilt)] == [True, True, False, True]
     assert checked["manifest"] == made["manifest"] == kept["manifest"] != rebuilt["manifest"]
@@ -185,7 +182,7 @@ def test_folder_that_is_no_data_set_is_told_what_it_lacks(run_module, tmp_path, 
     for path in remove:
         (store / path).unlink()
 
-    result = run_module(shard_folder, state="described", path=str(store), host="desktop")
+    result = run_module(shard_sync, state="described", path=str(store), host="desktop")
 
     assert result["failed"]
     assert result["msg"].startswith("desktop: ") and told in result["msg"]
@@ -198,10 +195,10 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
         (source / path).unlink()
     options = {"path": str(tmp_path / "store"), "source": str(source), "shards": 3}
 
-    checked = run_module(shard_folder, state="imported", _check_mode=True, **options)
+    checked = run_module(shard_sync, state="imported", _check_mode=True, **options)
     assert not (tmp_path / "store").exists()
-    done = run_module(shard_folder, state="imported", **options)
-    again = run_module(shard_folder, state="imported", **options)
+    done = run_module(shard_sync, state="imported", **options)
+    again = run_module(shard_sync, state="imported", **options)
 
     store = tmp_path / "store"
     assert sorted(path.name for path in store.glob("*.parquet")) == [f"shard_0000{n}.parquet" for n in (0, 1, 8)]
@@ -213,14 +210,14 @@ def test_field_07_existing_folder_is_cut_to_the_plan_and_not_copied(run_module, 
 def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, tmp_path):
     source = fill(tmp_path / "own", shards=3)
     options = {"path": str(tmp_path / "cache"), "source": str(source)}
-    run_module(shard_folder, state="imported", **options)
+    run_module(shard_sync, state="imported", **options)
     fresh = source / "fresh"
     fresh.write_bytes(b"other words")
     fresh.replace(source / "shard_00000.parquet")
     (source / "shard_00001.parquet").unlink()
 
-    checked = run_module(shard_folder, state="imported", _check_mode=True, **options)
-    done = run_module(shard_folder, state="imported", **options)
+    checked = run_module(shard_sync, state="imported", _check_mode=True, **options)
+    done = run_module(shard_sync, state="imported", **options)
 
     assert checked["moved"] == done["moved"] == ["shard_00000.parquet"]
     assert sorted(path.name for path in (tmp_path / "cache").glob("*.parquet")) == [
@@ -229,13 +226,13 @@ def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, t
     ]
     assert (tmp_path / "cache/shard_00000.parquet").read_bytes() == b"other words"
     assert (tmp_path / "cache/tokenizer/tokenizer.pkl").is_file()
-    assert run_module(shard_folder, state="imported", **options)["changed"] is False
+    assert run_module(shard_sync, state="imported", **options)["changed"] is False
 
 
 def test_too_few_shards_are_said(run_module, tmp_path):
     source = fill(tmp_path / "few")
     result = run_module(
-        shard_folder, state="imported", path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop"
+        shard_sync, state="imported", path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop"
     )
 
     assert result["failed"]
@@ -245,7 +242,7 @@ def test_too_few_shards_are_said(run_module, tmp_path):
 def test_tokenizer_that_is_not_where_it_is_said_to_be(run_module, tmp_path):
     source = fill(tmp_path / "few")
     result = run_module(
-        shard_folder,
+        shard_sync,
         state="imported",
         path=str(tmp_path / "s"),
         source=str(source),
@@ -261,7 +258,7 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     store = fill(tmp_path / "books")
     serving = {
         "path": str(store),
-        "state": "started",
+        "state": "served",
         "address": "127.0.0.1",
         "allow": ["127.0.0.1"],
         "secret": SECRET,
@@ -269,13 +266,13 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     }
     stopped = {"path": str(store), "state": "stopped"}
 
-    checked = run_module(shard_server, _check_mode=True, **serving)
+    checked = run_module(shard_sync, _check_mode=True, **serving)
     assert checked["changed"] and checked["server"]["port"] is None and not (store / ".share").exists()
-    started = run_module(shard_server, **serving)
-    again = run_module(shard_server, **serving)
-    would = run_module(shard_server, _check_mode=True, **stopped)
-    ended = run_module(shard_server, **stopped)
-    gone = run_module(shard_server, **stopped)
+    started = run_module(shard_sync, **serving)
+    again = run_module(shard_sync, **serving)
+    would = run_module(shard_sync, _check_mode=True, **stopped)
+    ended = run_module(shard_sync, **stopped)
+    gone = run_module(shard_sync, **stopped)
 
     assert started["changed"] and not again["changed"]
     assert started["server"] == again["server"] and started["server"]["port"] > 0
@@ -286,15 +283,15 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
 
 
 def test_needs_a_secret_to_serve(run_module, tmp_path):
-    result = run_module(shard_server, path=str(tmp_path), address="127.0.0.1", allow=["127.0.0.1"])
+    result = run_module(shard_sync, path=str(tmp_path), state="served", address="127.0.0.1", allow=["127.0.0.1"])
     assert result["failed"] and "secret" in result["msg"]
 
 
 def test_dead_url_is_named(run_module, tmp_path):
     options = {"path": str(tmp_path / "s"), "url": "http://127.0.0.1:1/main", "shards": 2}
 
-    checked = run_module(shard_folder, state="fetched", _check_mode=True, **options)
-    failed = run_module(shard_folder, state="fetched", **options, retries=1, host="desktop")
+    checked = run_module(shard_sync, state="fetched", _check_mode=True, **options)
+    failed = run_module(shard_sync, state="fetched", **options, retries=1, host="desktop")
 
     assert checked["changed"] and checked["moved"] == ["shard_00000.parquet", "shard_06542.parquet"]
     assert failed["failed"]
@@ -309,3 +306,31 @@ def test_folder_that_is_read_only_is_said(run_module, master, tmp_path, monkeypa
 
     assert result["failed"]
     assert result["msg"].startswith(f"worker: {tmp_path}/s cannot be written by this user")
+
+
+def test_an_earlier_manifest_gets_the_digests_of_pieces(run_module, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_utils, "PIECE", 10_000)
+    store = fill(tmp_path / "books")
+    whole = run_module(shard_sync, state="described", path=str(store))["manifest"]
+    shards = [{key: one[key] for key in ("name", "bytes", "sha256")} for one in whole["shards"]]
+    (store / "manifest.json").write_text(json.dumps({**whole, "shards": shards}))
+
+    again = run_module(shard_sync, state="described", path=str(store))
+
+    assert again["changed"] and not again["described"] and again["manifest"] == whole
+    assert len(whole["shards"][0]["pieces"]) == 5 * shards_utils.PIECE_DIGITS
+    assert not run_module(shard_sync, state="described", path=str(store))["changed"]
+
+
+@pytest.mark.parametrize("pieces", ["0a", 7, ["0a"], "0a" * 64])
+def test_pieces_that_do_not_fit_the_size_are_refused(sync, master, pieces):
+    master.manifest["shards"][0]["pieces"] = pieces
+    told = sync()
+    assert told["failed"] and told["msg"].startswith("the manifest's entry"), told
+
+
+@pytest.mark.parametrize(("host", "order"), [("a", " bcd"), ("b", "a cd"), ("d", "cba "), ("elsewhere", "dcba ")])
+def test_the_host_before_is_the_nearest(host, order):
+    chain = [{"host": name, "address": "192.0.2.1", "port": 40000} for name in "abcd"]
+    before, behind = states.around(host, chain)
+    assert ["".join(peer.host for peer in peers) for peers in (before, behind)] == order.split(" ")

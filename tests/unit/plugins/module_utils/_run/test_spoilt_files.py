@@ -35,8 +35,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import share
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.server import ServedFiles
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -124,7 +124,7 @@ GOOD_LAUNCH = {
 }  # fmt: skip
 GOOD_DIGESTS = {"files": {"a": {"bytes": 1, "mtime_ns": 2, "inode": 3, "sha256": "0f"}}}
 GOOD_DUMP = {"stacks": {"MainThread": ["a.py:1 in f"]}, "flight": {"last_seq": 7}}
-GOOD_STATE = {"pid": 1, "pid_start": 2, "address": "::1", "port": 5, "served": {}}
+GOOD_STATE = {"pid": 1, "pid_start": 2, "address": "::1", "port": 5}
 SPOILT_OF = {
     ".session/launch.json": wrong_somewhere(GOOD_LAUNCH).map(as_bytes),
     ".digests.json": wrong_somewhere(GOOD_DIGESTS).map(as_bytes),
@@ -175,8 +175,8 @@ def look_everywhere(base: Path) -> None:
         session.describe(wanted, session.status()["state"])
     session.same(Spec(("true",), "/", None, "/tmp/log"))
     boot.to_start(run)
-    ServedFiles(run).offer()
-    share.running(run)
+    Digests(run).known("a")
+    shard_server.running(run)
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
     reading.innermost_frame(found)
     reading.last_collective(found)

@@ -1,0 +1,349 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Several hosts as folders of this machine, with the real server in between."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import chain
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.chain import ShardPeer
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
+    PIECE,
+    Digests,
+    ShardsError,
+    entries,
+    part_of,
+)
+from ansible_collections.nanochat.ddp.tests.integration.local import until
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import (
+    SECRET,
+    Host,
+    all_at_once,
+    fill,
+    parquet,
+    server_settings,
+)
+
+BIG = 2 * PIECE + 1000  # three pieces
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Makes hosts with or without a manifest to wait for, and stops all of them in the end."""
+    made: list[Host] = []
+
+    def make(*names: str, manifest: dict | None = None) -> list[Host]:
+        made.extend(Host(tmp_path / name, manifest) for name in names)
+        return made[-len(names) :]
+
+    yield make
+    for host in made:
+        host.stop()
+
+
+@pytest.fixture
+def master(tmp_path, hosts):
+    """Four shards, the first of several pieces."""
+    fill(tmp_path / "master", shards=4)
+    (tmp_path / "master/shard_00000.parquet").write_bytes(parquet(0, BIG))
+    return hosts("master")[0]
+
+
+def same(one: Path, other: Path) -> bool:
+    return {
+        path.name: path.read_bytes() for path in one.rglob("[!.]*") if path.is_file() and ".share" not in str(path)
+    } == {path.name: path.read_bytes() for path in other.rglob("[!.]*") if path.is_file() and ".share" not in str(path)}
+
+
+class Rogue(http.server.BaseHTTPRequestHandler):
+    """A peer that answers every request as `how` says."""
+
+    protocol_version = "HTTP/1.1"
+    how = "wrong"
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        size = PIECE if self.path in ("/0/shard_00000.parquet", "/1/shard_00000.parquet") else 40_012
+        self.close_connection = True
+        if self.how == "nonsense":
+            self.wfile.write(b"no HTTP at all\n")
+            return
+        self.send_response({"busy": 503, "none": 404}.get(self.how, 200))
+        self.send_header("Content-Length", str(0 if self.how in ("busy", "none") else size + (self.how == "long")))
+        self.end_headers()
+        self.wfile.write({"wrong": b"\0" * size, "broken off": b"\0" * 1000}.get(self.how, b""))
+
+    def log_message(self, *dummy) -> None:
+        pass
+
+
+@pytest.fixture
+def rogue():
+    """Starts such a peer; returns it and the requests that it gets."""
+    servers = []
+
+    def start(how: str) -> tuple[ShardPeer, list[str]]:
+        asked: list[str] = []
+        handler = type("OneRogue", (Rogue,), {"how": how, "asked": asked})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return ShardPeer("rogue", "127.0.0.1", server.server_port), asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_hosts_hand_on_what_they_have_not_received_whole(master, hosts):
+    others = hosts("b", "c", "d", manifest=master.manifest)
+    before = [master, *others]
+    received: dict[str, dict[str, int]] = {}
+
+    def pull(number: int) -> None:
+        # The host before it is the only source: everything passes through all of them.
+        received[others[number].folder.name] = others[number].pull(master.manifest, [before[number].peer])
+
+    # The last one asks first, for what nobody before it has.
+    assert all_at_once([lambda number=number: pull(number) for number in (2, 1, 0)]) == []
+
+    total = sum(one.bytes for one in entries(master.manifest))
+    assert received == {"b": {"master": total}, "c": {"b": total}, "d": {"c": total}}
+    assert all(same(master.folder, host.folder) for host in others)
+    assert not list(others[0].folder.rglob("*.part"))
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right beginning", "wrong beginning"])
+def test_a_cut_transfer_goes_on_behind_the_pieces_that_are_right(master, hosts, right):
+    other = hosts("b", manifest=master.manifest)[0]
+    entry = entries(master.manifest)[0]
+    begun = (master.folder / entry.path).read_bytes()[: PIECE + 30_000]
+    Path(part_of(str(other.folder), entry)).write_bytes(begun if right else b"x" + begun[1:])
+
+    received = other.pull({**master.manifest, "shards": master.manifest["shards"][:1]}, [master.peer])
+
+    assert (other.folder / entry.path).read_bytes() == (master.folder / entry.path).read_bytes()
+    rest = sum(one.bytes for one in entries(master.manifest) if "/" in one.path)
+    assert received == {"master": entry.bytes - (PIECE if right else 0) + rest}
+
+
+def test_empty_and_overlong_files_arrive_right(tmp_path, hosts):
+    fill(tmp_path / "first")
+    (tmp_path / "first/tokenizer/token_bytes.pt").write_bytes(b"")
+    first, other = hosts("first", "b")
+    entry = entries(first.manifest)[0]
+    Path(part_of(str(other.folder), entry)).write_bytes(b"x" * 90_000)
+
+    other.pull(first.manifest, [first.peer])
+
+    assert same(first.folder, other.folder)
+
+
+@pytest.mark.parametrize("how", ["wrong", "broken off", "long", "nonsense", "none"])
+def test_a_source_that_sends_anything_but_right_pieces_costs_one_attempt(master, hosts, rogue, how):
+    other = hosts("b", manifest=master.manifest)[0]
+    peer, asked = rogue(how)
+
+    received = other.pull(master.manifest, [peer, master.peer])
+
+    assert same(master.folder, other.folder)
+    assert set(received) == {"master"} and len(asked) == 1
+
+
+def test_a_source_that_never_gets_anything_is_passed_over(master, hosts, rogue):
+    other = hosts("b", manifest=master.manifest)[0]
+
+    received = other.pull(master.manifest, [rogue("busy")[0], master.peer], patience=2.0)
+
+    assert same(master.folder, other.folder) and set(received) == {"master"}
+
+
+def test_a_slow_source_is_left_out(master, hosts, rogue, monkeypatch):
+    monkeypatch.setattr(chain, "AHEAD", 1)
+    fast, other = hosts("fast", "b", manifest=master.manifest)
+    fast.pull(master.manifest, [master.peer])
+    slow = rogue("busy")[0]
+
+    # It need not wait for the slow one first.
+    received = other.pull(master.manifest, [slow, fast.peer, master.peer], patience=600)
+
+    assert same(master.folder, other.folder) and set(received) == {"fast"}
+
+
+def test_a_source_that_is_gone_is_passed_over(master, hosts):
+    gone, other = hosts("gone", "b", manifest=master.manifest)
+    gone.stop()
+    assert set(other.pull(master.manifest, [gone.peer, master.peer])) == {"master"}
+    assert same(master.folder, other.folder)
+
+
+def test_wrong_bytes_from_the_only_source_are_named(master, hosts, rogue):
+    other = hosts("b", manifest=master.manifest)[0]
+
+    with pytest.raises(ShardsError, match=r"^b: 6 files could not be copied .*asked rogue: .*piece 0.*wrong digest"):
+        other.pull(master.manifest, [rogue("wrong")[0]], patience=1.0)
+    assert not list(other.folder.glob("*.parquet"))
+
+
+def test_silent_peer_is_named(master, hosts):
+    master.stop()
+    other = hosts("b")[0]
+
+    with pytest.raises(ShardsError, match=rf"master: 127.0.0.1:{master.peer.port}: connection refused"):
+        other.pull(master.manifest, [master.peer], patience=0.5)
+
+
+def test_shard_that_changed_after_it_was_described_is_not_handed_on(master, hosts):
+    other = hosts("b")[0]
+    shard = master.folder / "shard_00001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+
+    with pytest.raises(
+        ShardsError, match=r"1 file could not be copied \(shard_00001.parquet\); asked master: none of them has a copy"
+    ):
+        other.pull(master.manifest, [master.peer], patience=1.0)
+    assert (other.folder / "shard_00003.parquet").exists()
+
+
+def ask(peer: ShardPeer, path: str, secret: str) -> int:
+    connection = http.client.HTTPConnection(peer.address, peer.port, timeout=5)
+    try:
+        connection.request("GET", path, headers={shard_server.PROOF: shard_server.proof(secret, path)})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_server_answers_only_who_knows_the_secret(master):
+    assert ask(master.peer, "/0/shard_00000.parquet", SECRET) == 200
+    assert ask(master.peer, "/0/shard_00000.parquet", "guessed") == 403
+    assert ask(master.peer, "/", "guessed") == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/0/.share/server.json", "/0/../master/manifest.json", "/0//etc/passwd", "/", "/x/shard_00000.parquet",
+             "/3/shard_00000.parquet", "/1/shard_00001.parquet", "/-1/shard_00000.parquet"],
+)  # fmt: skip
+def test_server_gives_nothing_but_pieces_of_described_files(master, path):
+    assert ask(master.peer, path, SECRET) == 404
+
+
+def test_server_hangs_up_on_strangers(tmp_path):
+    (tmp_path / "a").mkdir()
+    state = shard_server.start(server_settings(tmp_path / "a", allow=["192.0.2.1"]))
+    try:
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            ask(ShardPeer("a", "127.0.0.1", state["port"]), "/0/shard_00000.parquet", SECRET)
+    finally:
+        shard_server.stop(shard_server.place_of(str(tmp_path / "a"), SECRET))
+
+
+def test_secret_is_in_no_argv_and_no_readable_file(master):
+    assert SECRET.encode() not in Path(f"/proc/{master.pid}/cmdline").read_bytes()
+    share = Path(shard_server.place_of(str(master.folder), SECRET))
+    assert share.parent.stat().st_mode & 0o077 == 0
+    assert share.stat().st_mode & 0o077 == 0
+    assert (share / "server.json").stat().st_mode & 0o077 == 0
+    assert SECRET in (share / "server.json").read_text()
+
+
+def ended(folder: Path) -> bool:
+    """Whether the folder's server is gone, or goes soon."""
+    return until(lambda: shard_server.running(shard_server.place_of(str(folder), SECRET)) is None, 10)
+
+
+def test_stop_leaves_a_process_alone_that_only_has_the_pid(tmp_path):
+    Host(tmp_path / "a")
+    place = shard_server.place_of(str(tmp_path / "a"), SECRET)
+    state_file = Path(place, "server.state")
+    state = json.loads(state_file.read_text())
+    state_file.write_text(json.dumps({**state, "pid": os.getpid()}))
+
+    assert shard_server.stop(place) is None
+
+    state_file.parent.mkdir(parents=True)
+    state_file.write_text(json.dumps(state))
+    # Its settings are gone, so the server ends by itself.
+    assert ended(tmp_path / "a")
+
+
+def test_two_transfers_of_one_folder_do_not_end_each_other(tmp_path):
+    """As of two controllers, or of a play that goes on while the next one starts."""
+    fill(tmp_path / "a")
+    folder, other = str(tmp_path / "a"), "o" * 40
+    states = [shard_server.start(server_settings(tmp_path / "a", secret=secret)) for secret in (SECRET, other)]
+    places = [shard_server.place_of(folder, secret) for secret in (SECRET, other)]
+    try:
+        assert [shard_server.running(place)["pid"] for place in places] == [state["pid"] for state in states]
+        assert ask(ShardPeer("a", "127.0.0.1", states[0]["port"]), "/0/shard_00000.parquet", SECRET) == 404
+        shard_server.stop(places[1])
+        assert shard_server.running(places[0]) is not None
+        assert ask(ShardPeer("a", "127.0.0.1", states[0]["port"]), "/0/shard_00000.parquet", SECRET) == 404
+    finally:
+        for place in places:
+            shard_server.stop(place)
+    assert not (tmp_path / "a/.share").exists()
+
+
+def test_a_server_ends_when_nobody_asks_and_what_it_left_goes_with_the_next_start(tmp_path):
+    folder, other = tmp_path / "a", "o" * 40
+    folder.mkdir()
+    shard_server.start(server_settings(folder, idle=0))
+    assert ended(folder)
+    place = shard_server.place_of(str(folder), other)
+    shard_server.start(server_settings(folder, secret=other))
+    try:
+        assert shard_server.places(str(folder)) == [place]
+    finally:
+        shard_server.stop(place)
+
+
+def test_address_of_another_host_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    settings = server_settings(tmp_path / "a", host="worker", address="192.0.2.7", low=40000, high=40010)
+
+    with pytest.raises(ShardsError, match=r"^worker: the shard server cannot listen on 192.0.2.7 ports 40000-40010"):
+        shard_server.start(settings)
+
+
+def test_port_is_taken_from_the_range(tmp_path):
+    (tmp_path / "a").mkdir()
+    taken = shard_server.Server("127.0.0.1", 0, shard_server.ServedPieces("", {}), SECRET, [])
+    port = taken.server_port
+    server = shard_server.bind("127.0.0.1", port, port + 50, shard_server.ServedPieces("", {}), SECRET, [])
+    try:
+        assert port < server.server_port <= port + 50
+    finally:
+        server.server_close()
+        taken.server_close()
+
+
+def test_ipv4_inside_ipv6_is_one_address():
+    assert shard_server.plain_address("::ffff:192.0.2.1") == "192.0.2.1"
+    assert shard_server.plain_address("fe80::1%eth0") == "fe80::1"
+
+
+def test_digests_learnt_while_pulling_are_kept(master, hosts):
+    other = hosts("b")[0]
+    other.pull(master.manifest, [master.peer])
+
+    digests = Digests(str(other.folder))
+    assert [digests.known(one.path) for one in entries(master.manifest)] == [
+        one.sha256 for one in entries(master.manifest)
+    ]
