@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 from ..module_utils._contract import validate
 from ..module_utils._contract.command_line import flag_words
 from ..module_utils._contract.decode import believed_plans, decode
+from ..module_utils._contract.document import section
 from ..module_utils._contract.settings import defaults
 from ..module_utils._contract.settings_table import find
 from ..module_utils._contract.settings_types import convert
@@ -109,16 +110,20 @@ def shard_chain(
         wifi = str(node.get("nic") or "").startswith("wl")
         return node["host"] != first, wifi, -fastest_link(links.get(node["host"]))
 
-    there = [node for node in nodes if (servers.get(node["host"]) or {}).get("server")]
+    # The plan knows the addresses; only the port is the server's.
     return [
-        # The plan knows the addresses; only the port is the server's.
-        {
-            "host": node["host"],
-            "address": node["address"] or "127.0.0.1",
-            "port": servers[node["host"]]["server"]["port"],
-        }
-        for node in sorted(there, key=slowness)
+        {"host": node["host"], "address": node["address"] or "127.0.0.1", "port": port}
+        for node in sorted(nodes, key=slowness)
+        if (port := port_of(servers.get(node["host"])))
     ]
+
+
+def port_of(serving: Any) -> int | None:
+    """The port of a host's shard server; None if it has none."""
+    try:
+        return validate.port(section(serving, "server").get("port"))
+    except validate.InvalidHostData:
+        return None
 
 
 def fastest_link(result: Any) -> float:
