@@ -26,7 +26,7 @@ class Nursery:
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs.fileno())
+            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs.fileno())  # pylint: disable=ansible-bad-function
         self._link.setblocking(False)
         self._code: Optional[int] = LOST
 

@@ -128,7 +128,7 @@ class LocalRank:
             self.process = NeverStarted()
             return
         try:
-            self.process = self._from_nursery(argv, added) or subprocess.Popen(
+            self.process = self._from_nursery(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv, stdin=subprocess.DEVNULL, env=environ
             )
         except OSError as error:

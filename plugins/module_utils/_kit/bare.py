@@ -26,7 +26,7 @@ def run(
 ) -> Tuple[int, str, str]:
     """Run a program with additional environment variables; returns 127 if it cannot be run."""
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # pylint: disable=ansible-bad-function
             list(argv),
             cwd=folder,
             env={**os.environ, **(environ or {})},

@@ -99,7 +99,7 @@ def _git(
 ) -> subprocess.CompletedProcess[str]:
     # Never ask for a password in the middle of a play.
     quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return subprocess.run(
+    return subprocess.run(  # pylint: disable=ansible-bad-function
         list(argv), env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
         start_new_session=True, check=False,
     )  # fmt: skip

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 def run(argv: Sequence[str]) -> Tuple[int, str, str]:
     """Run a command; exit code 127 if it is missing or hangs."""
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip

@@ -297,7 +297,7 @@ def start(settings: ServerSettings) -> ServerState:
     write_whole(program, host_code.program(__name__, "main"), 0o600)
     write_json(config, settings._asdict(), 0o600)
     with open(os.path.join(place, "server.log"), "wb") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             [sys.executable, "-I", program, config],
             stdin=subprocess.DEVNULL,
             stdout=log,
