@@ -304,7 +304,8 @@ class Venv:
     def _install(self) -> None:
         """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
         lock = os.path.join(self.wanted.path, "requirements.lock")
-        write_whole(lock, self.wanted.lock)
+        # "==2.13.0" is also met by 2.13.0+cpu, whose digests are in the other lock.
+        write_whole(lock, self.wanted.lock.replace("torch==", "torch==="))
         argv = ("pip", "sync", "--quiet", "--python", self.python, "--require-hashes", "--no-build", lock)
         self._uv(*argv, environ=self._sources())
 

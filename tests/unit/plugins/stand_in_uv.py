@@ -33,7 +33,7 @@ else:
     packages = venv / "lib" / ("python%d.%d" % sys.version_info[:2]) / "site-packages"
     for old in packages.glob("*.dist-info/*"):
         old.unlink()
-    for name, version in re.findall(r"^([a-z0-9-]+)==([^ ;]+)", pathlib.Path(sys.argv[-1]).read_text(), re.M):
+    for name, version in re.findall(r"^([a-z0-9-]+)={{2,3}}([^ ;]+)", pathlib.Path(sys.argv[-1]).read_text(), re.M):
         info = packages / (name + "-" + version + ".dist-info")
         info.mkdir(parents=True, exist_ok=True)
         (packages / (name + ".py")).write_text("")

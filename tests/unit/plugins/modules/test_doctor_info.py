@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather as evidence_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.modules import doctor_info
 
 
@@ -27,6 +28,11 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence_utils, "ANSWER_SECONDS", 1.0)
     env = {**os.environ, "NANOCHAT_DDP_SESSION": "doctored"}
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env)
+    # A new program's environment cannot be read at once, and a pid without it is not the session's.
+    until = time.monotonic() + 60
+    while getattr(processes.process(process.pid), "marker", None) is None:
+        assert time.monotonic() < until, process.poll()
+        time.sleep(0.01)
     (tmp_path / "session.json").write_text(
         json.dumps({"id": "doctored", "pid": process.pid, "started": time.time() - 60})
     )

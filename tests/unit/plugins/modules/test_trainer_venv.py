@@ -55,6 +55,8 @@ def test_makes_the_environment_and_says_what_it_holds(make, uv, path):
     assert result["diff"] == {"before": "", "after": "torch==2.13.0+cpu\n"}
     (call,) = uv.installs
     assert {"--require-hashes", "--no-build"} <= set(call["argv"])
+    # Exactly this build: "==2.13.0" would also be met by 2.13.0+cpu, whose digests are in another lock.
+    assert (path / "requirements.lock").read_text().startswith("torch===2.13.0+cpu\n")
     assert call["environ"]["UV_PYTHON_DOWNLOADS"] == "never"
     assert not Path(f"{path}.cache").exists()
 
