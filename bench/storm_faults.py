@@ -42,12 +42,10 @@ class Faults:
 
     def __init__(self, lab: Lab, chance: random.Random) -> None:
         self.lab, self.chance = lab, chance
-        signals = [
-            (what, number) for what in ("rank", "agent", "keeper") for number in (signal.SIGKILL, signal.SIGTERM)
-        ]
+        signals = [(what, number) for what in ("rank", "keeper") for number in (signal.SIGKILL, signal.SIGTERM)]
         self.kinds: list[Callable[[str], Iterator[str]]] = [
             *(self.signalled(what, number) for what, number in signals), self.signalled("rank", signal.SIGKILL),
-            *(self.stopped(what) for what in ("rank", "agent", "keeper")), self.freezes, self.loses_power, self.shuts_down,
+            *(self.stopped(what) for what in ("rank", "keeper")), self.freezes, self.loses_power, self.shuts_down,
             self.cut_one_way, self.cut_off, self.pair_cut, self.flaps, self.slow, self.full_disk, self.spoilt, self.stopped_by_user,
             self.cannot_start, self.says_nonsense, self.stopped_on_a_full_disk,
         ]  # fmt: skip

@@ -212,12 +212,6 @@ class Lab:
         pid = self.read(host, f"heartbeat-rank{HOSTS.index(host)}.json").get("pid")
         return pid if pid in self.processes(host) else None
 
-    def agent(self, host: str) -> int | None:
-        rank = self.rank(host)
-        with contextlib.suppress(OSError):
-            return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) if rank else None
-        return None
-
     def keeper(self, host: str) -> int | None:
         pid = self.read(host, "session.json").get("child_pid")
         return pid if pid in self.processes(host) else None

@@ -63,7 +63,7 @@ class Node:
         )
 
     def processes(self) -> list[int]:
-        """Every process of the session: keeper, torchrun and rank."""
+        """Every process of the session: keeper and rank."""
         session = str(read(self.folder / "session.json").get("id"))
         return sorted(pid for pid, process in processes().items() if process.marker == session)
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run with keepers as the playbooks start, show, thin out and stop it: real sessions around a stand-in for torchrun."""
+"""A run with keepers as the playbooks start, show, thin out and stop it: real sessions around a stand-in for the trainer."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def run(tmp_path):
     yield made
     for node in made.play.hosts.values():
         subprocess.run(["tmux", "kill-session", "-t", f"={node['session']}"], check=False, capture_output=True)
-    # Processes left by a failed test would disturb other tests; torchrun's stand-ins name this test's folder.
+    # Processes left by a failed test would disturb other tests; the stand-ins' keepers name this test's folder.
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and f"PYTHONPATH={tmp_path}/fake".encode() in (entry / "environ").read_bytes():
@@ -158,7 +158,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     # The docs name every file of the run folder.
     documented = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     names = {
-        re.sub(r"rank\d|agent-\d", lambda found: found[0][:-1] + "0", path.name)
+        re.sub(r"rank\d", lambda found: found[0][:-1] + "0", path.name)
         for path in Path(run.play.hosts["laptop"]["run_dir"]).iterdir()
     }
     assert {name for name in names if name not in documented} == set()

@@ -6,11 +6,11 @@
     python tests/trainer/kill_and_resume.py
     python tests/trainer/kill_and_resume.py --kills 3 --seed 7 -- --sync bf16
 
-Each rank runs under an agent of torchrun of its own, as on two hosts. A rank drawn by lot gets SIGKILL at a moment drawn
-by lot: while its Python starts, while it resumes, while it evaluates or saves, or whenever it happens to be. Then the other
-rank must end by itself with one sentence that names the killed one, both are started again, and they must go on from
-the newest step that is whole on either. In the end weights and optimizer must be those of a run that nobody disturbed, to the
-bit, and every file in the checkpoint folders must belong to a whole checkpoint. Exit code 1 if any of this is not so.
+A rank drawn by lot gets SIGKILL at a moment drawn by lot: while its Python starts, while it resumes, while it evaluates or
+saves, or whenever it happens to be. Then the other rank must end by itself with one sentence that names the killed one, both are
+started again, and they must go on from the newest step that is whole on either. In the end weights and optimizer must be those of
+a run that nobody disturbed, to the bit, and every file in the checkpoint folders must belong to a whole checkpoint. Exit code 1 if
+any of this is not so.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Kill(NamedTuple):
 
 
 class Trial:
-    """A job whose ranks run under torchrun, each with folders of its own."""
+    """A job of two ranks, each with folders of its own."""
 
     def __init__(self, folder: Path, steps: int, timeout: int, flags: Sequence[str]) -> None:
         self.job = trainings.Job(folder, 2)
@@ -73,21 +73,20 @@ class Trial:
             "--num-iterations", str(steps), "--save-every", str(SAVE_EVERY), "--eval-every", str(EVAL_EVERY),
             "--eval-tokens", "2000", "--timeout-seconds", str(timeout), "--resume", *flags,
         ]  # fmt: skip
-        self.agents: list[subprocess.Popen[str]] = []
+        self.processes: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
         port = ranks.free_port()
-        self.agents = [self._agent(rank, port) for rank in (0, 1)]
+        self.processes = [self._process(rank, port) for rank in (0, 1)]
 
-    def _agent(self, rank: int, port: int) -> subprocess.Popen[str]:
+    def _process(self, rank: int, port: int) -> subprocess.Popen[str]:
         self.told(rank).unlink(missing_ok=True)
-        words = ["--max-restarts=0", "-m", "told_phases", "--", *self.job.argv(self.flags)[2:]]
         # A resumed run must keep the library that it began with, although this machine now prefers another.
         route = "mkl" if self.newest_whole() is None else "onednn"
         told = {"TOLD_PHASE": str(self.told(rank)), "TEST_ROUTE": route}
-        environ = ranks.agent_environment(self.job.environment(rank) | told)
+        environ = ranks.environment(rank, 2, port, self.job.environment(rank) | told)
+        argv = [sys.executable, "-m", "told_phases", *self.job.argv(self.flags)[2:]]
         with (self.job.base(rank) / "log").open("w") as log:
-            argv = ranks.agent(rank, 2, port, *words)
             return subprocess.Popen(argv, cwd=ranks.TRAINER, env=environ, stdout=log, stderr=log, text=True)
 
     def told(self, rank: int) -> Path:
@@ -110,7 +109,7 @@ class Trial:
             far = early or len(self.job.events("step", rank)) >= made + steps
             if far and moment in (phase, "any"):
                 return
-            if time.monotonic() > until or any(agent.poll() is not None for agent in self.agents):
+            if time.monotonic() > until or any(process.poll() is not None for process in self.processes):
                 raise Failed(f"rank {rank} never came to {moment}: {self.log(0)[-300:]} {self.log(1)[-300:]}")
             time.sleep(0.0005)
 
@@ -123,20 +122,18 @@ class Trial:
         return phase, step
 
     def finish(self) -> list[int]:
-        """Wait until both have ended by themselves; returns the exit codes of their agents."""
+        """Wait until both have ended by themselves; returns their exit codes."""
         try:
-            return [agent.wait(LIMIT_SECONDS) for agent in self.agents]
+            return [process.wait(LIMIT_SECONDS) for process in self.processes]
         except subprocess.TimeoutExpired:
             raise Failed("a rank did not end by itself") from None
 
     def clear(self) -> None:
         """Kill the remaining processes."""
-        for rank, agent in enumerate(self.agents):
-            if agent.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.at(rank)[0] or agent.pid, signal.SIGKILL)
-                agent.kill()
-                agent.wait()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
     def log(self, rank: int) -> str:
         return (self.job.base(rank) / "log").read_text(encoding="utf-8", errors="replace")

@@ -45,15 +45,7 @@ def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> d
     return kept | paths | quiet | {name: str(value) for name, value in place.items()} | dict(extra)
 
 
-def agent(node: int, nodes: int, port: int, *words: str) -> list[str]:
-    """The command line of the torchrun agent of one of these nodes, each with a rank."""
-    return [
-        sys.executable, "-m", "scripts.torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",
-        "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", "--rdzv-conf=timeout=60", *words,
-    ]  # fmt: skip
-
-
-def agent_environment(extra: Mapping[str, str]) -> dict[str, str]:
+def torchrun_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Without what torchrun sets itself."""
     own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: value for name, value in environment(0, 1, 0, extra).items() if name not in own}

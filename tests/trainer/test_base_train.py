@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -172,16 +173,43 @@ def test_no_data_is_refused(tmp_path: Path) -> None:
     assert "tokenizer" in result.err
 
 
-def test_torchrun_starts_it_too(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    environment = ranks.agent_environment(job.environment(0))
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    argv = [sys.executable, "-m", *torchrun, *job.argv(["--num-iterations", "2"])]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, env=environment, timeout=ranks.PATIENCE_SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(LINE.findall(done.stdout)) == 2
-    # Both ranks share a folder here: one writes the whole checkpoint, the other its own small part.
-    names = {path.name for path in job.checkpoints(0).iterdir()}
-    assert names >= {"model_000002.pt", "meta_000002.json", "optim_000002_rank0.pt", "optim_000002_rank1.pt"}
+def torchrun(node: int, nodes: int, port: int, *words: str) -> list[str]:
+    """The command that the plan prints, for one of these nodes on this machine."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1",
+        "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0", *words,
+    ]  # fmt: skip
+
+
+def test_torchrun_by_hand_trains_two_ranks_to_the_same_weights(tmp_path: Path) -> None:
+    flags = ["--num-iterations", str(STEPS)]
+    job, port = Job(tmp_path / "torchrun", 2), ranks.free_port()
+    agents = [
+        subprocess.Popen(
+            torchrun(rank, 2, port, *job.argv(flags)[:2], "--", *job.argv(flags)[2:]), text=True, cwd=ranks.TRAINER,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ranks.torchrun_environment(job.environment(rank)),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    done = [agent.communicate(timeout=ranks.PATIENCE_SECONDS) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], done
+    assert len(LINE.findall(done[0][0])) == STEPS
+    same = Job(tmp_path / "without", 2)
+    same.run(*flags)
+    assert job.final_digest() == same.final_digest()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_rank_below_torchrun_saves_when_its_agent_is_ended(tmp_path: Path, sent: signal.Signals) -> None:
+    job = Job(tmp_path, 1)
+    words = job.argv(["--num-iterations", "100000"])
+    agent = subprocess.Popen(
+        torchrun(0, 1, ranks.free_port(), *words[:2], "--", *words[2:]),
+        cwd=ranks.TRAINER, env=ranks.torchrun_environment(job.environment(0)),
+    )  # fmt: skip
+    job.wait_for_step(1)
+    agent.send_signal(sent)
+    ranks.wait_until(lambda: bool(job.events("end")))
+    assert job.events("end")[-1]["reason"] == "stopped"
+    assert list(job.checkpoints(0).glob("ckpt_*"))
+    agent.wait(ranks.PATIENCE_SECONDS)

@@ -4,7 +4,7 @@
 """Pretrain a base model, alone or as one of several ranks.
 
     python -m scripts.base_train --depth 4 --max-seq-len 512 --device-batch-size 2 --total-batch-size 2048
-    python -m scripts.torchrun --nproc-per-node 2 -m scripts.base_train -- --depth 4 ...
+    torchrun --nproc-per-node 2 -m scripts.base_train -- --depth 4 ...
 
 --help lists every flag. NANOCHAT_BASE_DIR and NANOCHAT_DATA_DIR set the folders.
 """

@@ -4,7 +4,7 @@
 """Fine-tune a base model on conversations, alone or as one of several ranks; then `python -m scripts.chat_cli` talks to it.
 
     python -m scripts.chat_sft --model-tag d4 --conversations talks.jsonl --num-iterations 100
-    python -m scripts.torchrun --nproc-per-node 2 -m scripts.chat_sft -- --model-tag d4 --conversations talks.jsonl ...
+    torchrun --nproc-per-node 2 -m scripts.chat_sft -- --model-tag d4 --conversations talks.jsonl ...
 
 Each line of the file is a conversation: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...].
 The loss counts only the assistant's tokens. Shape, batch and learning rates default to those of the base checkpoint. All ranks

@@ -1,12 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Builds a rank's command line from the plan's mappings, as the last step. To change the command, change the mappings."""
+"""Builds a rank's command and variables from the plan's mappings, as the last step. To change the command, change the mappings."""
 
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping
 
 from .plan import Node, Plan
 
@@ -26,30 +26,49 @@ def flag_words(flags: Mapping[str, object]) -> List[str]:
     return found
 
 
-def argv_of(plan: Plan, node: Node, generation: Optional[int] = None) -> List[str]:
-    """The command that starts a rank: a torchrun agent, which starts the trainer. Ranks of a later generation
-    meet under another name."""
-    scripts, trainer = os.path.join(node["tools_dir"], "scripts"), plan["trainer"]
-    # Ours is torchrun too, but ends with a sentence instead of a traceback.
-    agent = ["-m", "scripts.torchrun" if trainer["source"] == "ours" else "torch.distributed.run"]
-    # Without --, torchrun takes the trainer's flags for abbreviations of its own.
-    script = ["-m", trainer["script"], "--"]
-    if "join_flags" in node:
-        agent = [os.path.join(scripts, "torchrun.py")]
-        script = [os.path.join(scripts, "join.py"), "--", *flag_words(node["join_flags"]), trainer["script"]]
+def rank_argv(plan: Plan, node: Node) -> List[str]:
+    """The command that starts this host's rank, with the variables of `rank_environ`."""
+    return [*_python(node), *_script(plan, node)]
+
+
+def rank_environ(plan: Plan, node: Node, generation: int = 0) -> Dict[str, str]:
+    """The variables that torchrun sets for a rank."""
+    return {
+        "RANK": str(node["rank"]),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(plan["world"]),
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": str(plan["master"]["address"] or ""),
+        "MASTER_PORT": str(plan["master"]["port"]),
+        # A rank of an earlier generation that wakes up finds none of its names in this store.
+        "TORCHELASTIC_RUN_ID": f"generation-{generation}",
+    }
+
+
+def torchrun_argv(plan: Plan, node: Node) -> List[str]:
+    """The same rank started by hand with torchrun, which sets the variables itself."""
     return [
-        os.path.join(node["venv_dir"], "bin", "python"),
-        *agent,
+        *_python(node),
+        "-m",
+        "torch.distributed.run",
         f"--nnodes={plan['world']}",
         f"--node-rank={node['rank']}",
         "--nproc-per-node=1",
         f"--master-addr={plan['master']['address']}",
         f"--master-port={plan['master']['port']}",
-        f"--local-addr={node['address']}",
-        f"--rdzv-conf=timeout={plan['timeout_seconds']}",
-        # A rank of an earlier generation that wakes up finds none of its names in this store.
-        *([] if generation is None else [f"--rdzv-id=generation-{generation}"]),
         "--max-restarts=0",
-        *script,
-        *flag_words(node["flags"]),
+        *_script(plan, node, "--"),
     ]
+
+
+def _python(node: Node) -> List[str]:
+    return [os.path.join(node["venv_dir"], "bin", "python")]
+
+
+def _script(plan: Plan, node: Node, *before_flags: str) -> List[str]:
+    """The script and its flags. Without --, torchrun would take the flags for abbreviations of its own."""
+    script = plan["trainer"]["script"]
+    if "join_flags" in node:
+        join = os.path.join(node["tools_dir"], "scripts", "join.py")
+        return [join, *before_flags, *flag_words(node["join_flags"]), script, *flag_words(node["flags"])]
+    return ["-m", script, *before_flags, *flag_words(node["flags"])]

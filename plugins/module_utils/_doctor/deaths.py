@@ -62,7 +62,7 @@ def death_of(found: RankEvidence, rank: int) -> RankDeath:
 
 
 def was_killed(found: RankEvidence) -> bool:
-    """By SIGKILL; torchrun then exits with its own code and logs it."""
+    """By SIGKILL; a keeper or torchrun then exits with its own code and logs it."""
     run = found["run"]
     if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
         return True

@@ -38,5 +38,5 @@ def is_echo(text: str) -> bool:
 
 
 def says_killed(text: str) -> bool:
-    """Whether torchrun reports that SIGKILL killed its child."""
+    """Whether a keeper or torchrun reports that SIGKILL killed its rank."""
     return bool(KILLED.search(text))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The keeper of a run on one host: listens to the others, decides, and starts and ends this host's rank.
 
-The session runs it instead of torchrun, and it exits with the run. membership.py makes all decisions; this
+The session runs it, and it exits with the run. membership.py makes all decisions; this
 file provides a clock, a disk, the other keepers' messages and a process. Actions are logged, events go to
 members.jsonl, and the current state to members.json.
 """
@@ -258,7 +258,7 @@ class Keeper:
 
     def _asked(self, now: float) -> str:
         """Whether a user stops the run or removes this host, or the host shuts down."""
-        if self.own.word.state in states.OVER or self.own.after_ending in states.OVER:
+        if self.own.word.state in states.OVER:
             return ""
         if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
             state, why = states.STOPPED, "it was stopped"
@@ -270,6 +270,10 @@ class Keeper:
         elif os.getppid() != self.runner:
             state, why = states.AWAY, "the session of %s was killed" % self.host
         else:
+            return ""
+        # The user's stop also counts for a host that is just leaving; nothing else changes how it ends.
+        stops_leaving = state == states.STOPPED and self.own.after_ending == states.LEFT
+        if self.own.after_ending in states.OVER and not stops_leaving:
             return ""
         self.own, order = membership.asked_to_end(self.own, now, state, why)
         return order

@@ -17,7 +17,7 @@ def to_remember(own: OwnState) -> Dict[str, object]:
     word = own.word
     return {
         "promised": word.promised, "last": word.last, "deaths": own.deaths,
-        "left": word.left, "failed": word.failed,
+        "left": word.left, "failed": word.failed, "returned": word.returned,
     }  # fmt: skip
 
 
@@ -26,7 +26,8 @@ def awake(
 ) -> OwnState:
     """A keeper that starts with an earlier one's state from disk (as JSON).
 
-    returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile.
+    returned: its host was off, or its keeper for an unknown time, so the run may have been stopped meanwhile. An earlier keeper may have
+    learnt that, too, and not yet what became of the run.
     same_boot: the clock has run on since then; otherwise nobody knows how long ago the ranks died.
     ArithmeticError, LookupError, TypeError or ValueError if `kept` did not come from `to_remember`.
     """
@@ -34,7 +35,7 @@ def awake(
     left, failed = (tuple(map(str, kept[name])) for name in ("left", "failed"))
     word = Word(
         host, generation=last or None, promised=int(kept["promised"]), last=last or None, steps=steps, left=left, failed=failed,
-        missed=last.number if last else 0, returned=returned,
+        missed=last.number if last else 0, returned=returned or bool(kept.get("returned")),
     )  # fmt: skip
     died = [GenerationDeath(float(when), int(step), tuple(map(str, by))) for when, step, by in kept["deaths"]]
     return OwnState(word, since=now, deaths=tuple(died) if same_boot else ())

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Forks agents without restarting Python and PyTorch: the keeper's side of trainer/scripts/nursery.py."""
+"""Forks ranks without restarting Python and PyTorch: the keeper's side of trainer/scripts/nursery.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from .._kit import processes
 
-# Exit code of an agent whose nursery was killed or hangs.
+# Exit code of a rank whose nursery was killed or hangs.
 LOST = -int(signal.SIGKILL)
 TELL_SECONDS = 1.0
 
 
 class Nursery:
-    """A process that forks this host's agents, one at a time; `poll` and `wait` refer to the agent, like a Popen."""
+    """A process that forks this host's ranks, one at a time; `poll` and `wait` refer to the rank, like a Popen."""
 
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
@@ -37,7 +37,7 @@ class Nursery:
         return self._process.pid, processes.start_ticks(self._process.pid)
 
     def start(self, words: List[str], environ: Dict[str, str]) -> bool:
-        """Request an agent; False if impossible now."""
+        """Request a rank; False if impossible now."""
         if self._process.poll() is not None:
             return False
         try:
@@ -48,7 +48,7 @@ class Nursery:
         return True
 
     def poll(self) -> Optional[int]:
-        """The agent's exit code; None while it runs."""
+        """The rank's exit code; None while it runs."""
         if self._code is None:
             with contextlib.suppress(BlockingIOError, ConnectionResetError):
                 answer = self._link.recv(64)
@@ -58,7 +58,7 @@ class Nursery:
         return self._code
 
     def wait(self) -> int:
-        """The exit code of an ended agent; a nursery that does not report it is killed."""
+        """The exit code of an ended rank; a nursery that does not report it is killed."""
         until = time.monotonic() + TELL_SECONDS
         while self.poll() is None:
             if time.monotonic() > until:
@@ -68,5 +68,5 @@ class Nursery:
         return LOST if self._code is None else self._code
 
     def close(self) -> None:
-        """Let it exit after its agent."""
+        """Let it exit after its rank."""
         self._link.close()

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""This host's rank: its command in a generation, its start, and how it ended."""
+"""This host's rank: its command and variables in a generation, its start, and how it ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from typing import Dict, List, Optional, Sequence, Tuple, Union, cast
 
 from .._contract import keeper_states as states
-from .._contract.command_line import argv_of
+from .._contract.command_line import rank_argv, rank_environ
 from .._contract.document import Document, number
 from .._contract.plan import Node, Plan
 from .._contract.run_folder import APART, CHECKPOINTS
@@ -31,20 +32,18 @@ from . import membership
 from .nursery import Nursery
 
 TAIL_BYTES = 65536
-# After a rank has recorded its end, its agent would wait for the agents of hosts that may be gone.
-AGENT_SECONDS, STOPPED_AGENT_SECONDS = 3.0, 0.3
+EXIT_SECONDS = 10.0  # after a rank has recorded its end
 STOPPED_SECONDS = 6.0  # a rank stopped for this long is killed; a silent host is missing after the same time
 LOOK_SECONDS = 1.0  # no more time than this passes between two looks
-AGENT_MODULE = "torch.distributed.run"  # our own agent needs this too
 CHECKPOINT = re.compile(r"(?:model|meta|optim|ckpt)_(\d{6,})")
 HANG_UP = "hang-up-rank%d"  # asks a rank to close all its connections; read by the trainer
 CANNOT_START = 127  # a shell's exit code for it
-# Exit codes of an agent that has not met the others, or was asked to end: no failure of this host's rank.
-OF_OTHERS = (os.EX_UNAVAILABLE, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+# Exit codes of a rank that was asked to end before it had begun.
+ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
-def command(plan: Plan, host: str, generation: membership.Generation) -> List[str]:
-    """The planned command for this host's place in a generation. The batch stays; its rows are dealt again."""
+def command(plan: Plan, host: str, generation: membership.Generation) -> Tuple[List[str], Dict[str, str]]:
+    """The planned command and variables for this host's place in a generation. The batch stays; its rows are dealt again."""
     nodes = {node["host"]: node for node in plan["nodes"]}
     members = [nodes[member] for member in generation.members]
     shares = share_rows(sum(plan["training"]["rows"]), [float(node["rows"]) for node in members])
@@ -58,11 +57,11 @@ def command(plan: Plan, host: str, generation: membership.Generation) -> List[st
         flags["tracker"] = "none"
     there: Plan = {**plan, "world": len(members), "master": {**plan["master"], "address": members[0]["address"]}}
     node: Node = {**nodes[host], "rank": generation.members.index(host), "flags": flags}
-    return argv_of(there, node, generation.number)
+    return rank_argv(there, node), rank_environ(there, node, generation.number)
 
 
 class NeverStarted:
-    """Stands for an agent that could not be started."""
+    """Stands for a rank that could not be started."""
 
     def poll(self) -> int:
         return CANNOT_START
@@ -83,11 +82,11 @@ class LocalRank:
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
         self.process: Union[subprocess.Popen[bytes], Nursery, NeverStarted, None] = None
         self.nursery: Optional[Nursery] = None
-        self.started_at = self.ends_at = self.agent_ends_at = 0.0
+        self.started_at = self.ends_at = self.exits_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
-        self._code = 0  # the last agent's exit code
+        self._code = 0  # the last exit code
         self._unstartable = ""  # why no process could be made at the last start
         self._metrics_begin = 0  # where this start's events begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
@@ -108,28 +107,28 @@ class LocalRank:
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):
-                self.nursery = Nursery(python, [AGENT_MODULE, self.plan["trainer"]["script"]])
+                self.nursery = Nursery(python, [self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
 
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
-        self.ends_at = self.agent_ends_at = 0.0
+        self.ends_at = self.exits_at = 0.0
         self.order, self._out_of_time = "", False
         self._metrics_begin = self._size()
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
-        added = {"NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
-        argv, environ = command(self.plan, self.host, generation), {**os.environ, **added}
+        argv, variables = command(self.plan, self.host, generation)
+        added = {**variables, "NANOCHAT_PLACES": places, "NANOCHAT_GENERATION": str(generation.number)}
         self.started_at, self._unstartable = time.time(), self._exposed()
         if self._unstartable:
             self.process = NeverStarted()
             return
         try:
             self.process = self._from_nursery(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
-                argv, stdin=subprocess.DEVNULL, env=environ
+                argv, stdin=subprocess.DEVNULL, env={**os.environ, **added}
             )
         except OSError as error:
             self.process = NeverStarted()
@@ -142,7 +141,7 @@ class LocalRank:
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
     def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
-        """An agent from the nursery, unless that was killed or cannot run here."""
+        """A rank from the nursery, unless that was killed or cannot run here."""
         if self.nursery is None or argv[1] != "-m":
             return None
         if self.nursery.start(argv[1:], added):
@@ -182,19 +181,15 @@ class LocalRank:
         self._kill_if_stopped(beat)
         if self._overdue(beat):
             self._out_of_time = True
-        elif self._agent_killed():
-            # The rank has heard of it, and saves.
-            self.end(membership.FINISH_STEP)
-            return None
         elif self.process.poll() is None:
             return None
         # A rank that has recorded its end has nothing left to save.
-        self.stuck = reaper.end(self.session, 0, term=0.0 if self.agent_ends_at else reaper.TERM_SECONDS)
+        self.stuck = reaper.end(self.session, 0, term=0.0 if self.exits_at else reaper.TERM_SECONDS)
         if self.stuck:
             return None
         code = self._code = self.process.wait()
         self.process = None
-        # If somebody else killed the agent, the rank's reaction does not matter.
+        self._tell_killed()
         reason = self._end_event().get("reason") if code == 0 or self._out_of_time else None
         known = {"finished": states.FINISHED, "stopped": states.STOPPED}
         return known.get(str(reason), states.FAILED)
@@ -212,19 +207,20 @@ class LocalRank:
         if self._stopped > STOPPED_SECONDS:
             reaper.send(one, signal.SIGKILL)
 
-    def _agent_killed(self) -> bool:
-        """Whether somebody killed the agent while its rank is still there."""
-        code = self.process.poll() if self.process is not None else None
-        return code is not None and code < 0 and bool(reaper.members(self.session))
+    def _tell_killed(self) -> None:
+        """Write into the log what a killed rank could not, in words that people search for."""
+        if self._code < 0:
+            with contextlib.suppress(OSError, ValueError):
+                words = (self.number, -self._code, signal.Signals(-self._code).name, self._code)
+                sys.stdout.write("keeper: rank %d was killed by signal %d (%s, exitcode: %d)\n" % words)
+                sys.stdout.flush()
 
     def _overdue(self, beat: Document) -> bool:
-        """Whether its time to end is up, or that of an agent without its rank."""
+        """Whether its time to end is up, or its time to exit after that."""
         now = time.monotonic()
-        if beat.get("phase") == "end" and self._of_this_start(beat):
-            stopped = self._end_event().get("reason") == "stopped"
-            limit = now + (STOPPED_AGENT_SECONDS if stopped else AGENT_SECONDS)
-            self.agent_ends_at = min(self.agent_ends_at or limit, limit)
-        return any(limit and now > limit for limit in (self.ends_at, self.agent_ends_at))
+        if not self.exits_at and beat.get("phase") == "end" and self._end_event():
+            self.exits_at = now + EXIT_SECONDS
+        return any(limit and now > limit for limit in (self.ends_at, self.exits_at))
 
     def _end_event(self) -> Document:
         """The last event of this start; a killed rank recorded none, and an earlier start's may be there."""
@@ -246,7 +242,7 @@ class LocalRank:
             if self._of_this_start(event):
                 return event.get("cause") not in LOSSES
         # It ended before it recorded anything: its Python is broken, memory was short, or it crashed while it was loaded.
-        return self._code not in OF_OTHERS
+        return self._code not in ASKED
 
     def failure(self) -> str:
         """How it failed, as far as known."""

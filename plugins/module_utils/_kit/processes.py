@@ -30,7 +30,7 @@ _LISTEN = "0A"
 PORT_CHECK = "nanochat-check"
 # The rehearsal's all-reduce, in a command line.
 GLOO_CHECK = "scripts.gloo_check"
-# Name of a rank forked by our torchrun; it has the agent's command line and environment.
+# Name of a rank; a forked one has the command line and environment of the process that forked it.
 RANK_NAME = "nanochat-rank"
 
 
@@ -45,7 +45,7 @@ class Process(NamedTuple):
     argv: tuple[str, ...]
     name: str
     marker: str | None = None
-    worker: bool = False  # has torchrun's variables for a worker, or a forked rank's name
+    worker: bool = False  # has torchrun's variables for a worker, or a rank's name
     run: str | None = None  # the run of that session
 
     @property
@@ -218,8 +218,9 @@ def _run_of(variables: dict[str, str], argv: Sequence[str] = ()) -> str | None:
     folder = variables.get("NANOCHAT_BASE_DIR", "").rstrip("/") if SESSION_VARIABLE in variables else ""
     if argv and argv[-1].endswith("/.keeper/keeper.py"):
         folder = folder or argv[-1].rpartition("/.keeper/")[0]
-    named = [word[len("--run=") :] for word in argv if word.startswith("--run=")] if "scripts.torchrun" in argv else []
-    return os.path.basename(folder) or (named[0] if named else None)
+    named = [word[len("--run=") :] for word in argv if word.startswith("--run=")]
+    is_ours = any(word.startswith("scripts.") for word in argv)
+    return os.path.basename(folder) or (named[0] if named and is_ours else None)
 
 
 def _variables(folder: str) -> dict[str, str]:

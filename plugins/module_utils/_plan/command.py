@@ -12,7 +12,8 @@ import re
 from typing import Any, Dict, Sequence
 
 from .._contract import politeness
-from .._contract.plan import VECTORS_VARIABLE, Keeper, Node
+from .._contract.command_line import rank_environ
+from .._contract.plan import VECTORS_VARIABLE, Keeper, Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Basis, Decided, Decision, all_decided
@@ -149,13 +150,13 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     return list(itertools.islice(free, hosts))
 
 
-def with_ports(run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
-    """A node with its ports; with keepers, its session runs the keeper instead of torchrun."""
+def in_session(plan: Plan, run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
+    """A node with its ports and what its session runs: the rank, or the keeper, which starts the rank."""
     shared = sum(other["address"] == node["address"] for other in before)
     port = keeper_ports(run, shared + 1)[shared]
     node = {**node, "owner_ports": [run.port, port]}
     if not basis.restarts.value:
-        return node
+        return {**node, "env": dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))}
     return {
         **node,
         "keeper_port": port,

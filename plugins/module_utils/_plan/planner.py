@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from .._contract.command_line import argv_of
+from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding
 from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
@@ -210,7 +210,7 @@ def document(inputs: Inputs) -> Plan:
     if keeper:
         plan["keeper"] = keeper
     nodes = plan["nodes"]
-    plan["nodes"] = [command.with_ports(run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
+    plan["nodes"] = [command.in_session(plan, run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
     plan["digest"] = digest_of(plan)
     return plan
 
@@ -331,7 +331,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     if guest := polite.guest_limits(host, decided):
         node["guest"] = guest
     node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, shares.capability_of(host))
-    node["argv"] = argv_of(plan, node)
+    node["argv"] = rank_argv(plan, node)
     return node
 
 

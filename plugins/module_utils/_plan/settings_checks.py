@@ -21,7 +21,16 @@ from .command import flag_names, flags_in
 from .decided import Basis
 from .hosts import Host
 
-TORCHRUN_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_ENV = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
 PLAN_ENV = (
     "NANOCHAT_BASE_DIR",
     "NANOCHAT_DATA_DIR",

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, Mapping, Optional, Sequence
 
 from .._contract import politeness
+from .._contract.command_line import torchrun_argv
 from .._contract.kind import VENV_BYTES
 from .._contract.plan import Plan
 from .._kit.words import bytes_text, columns, named, plural
 from . import stages
 from .data_set import times_read
 
+BY_HAND_COLUMNS = 74
 # A text read as many times is learnt by heart.
 BY_HEART = 20
 
@@ -39,7 +42,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
         ("network", [network_line(plan)]),
     ]
     lines += columns([("" if at else name, line) for name, own in rows for at, line in enumerate(own)], "")
-    lines += ["", *node_table(plan), "", *changes(plan)]
+    lines += ["", *node_table(plan), "", *changes(plan), "", *by_hand(plan)]
     return "\n".join(lines)
 
 
@@ -206,6 +209,19 @@ def changes(plan: Plan) -> list[str]:
             "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
         )
     return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]
+
+
+def by_hand(plan: Plan) -> list[str]:
+    """How to start the first host's rank without Ansible, wrapped for a terminal of 80 columns."""
+    node = plan["nodes"][0]
+    lines = [f"cd {shlex.quote(node['trainer_dir'])}; set -a; . {shlex.quote(node['run_dir'] + '/env')}", ""]
+    for word in map(shlex.quote, torchrun_argv(plan, node)):
+        if len(lines[-1]) + 1 + len(word) > BY_HAND_COLUMNS and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += word if not lines[-1].strip() else f" {word}"
+    others = " (the others have their own --node-rank and paths)" if len(plan["nodes"]) > 1 else ""
+    return [f"By hand, without Ansible, on {node['host']}{others}:", *(f"  {line}" for line in lines)]
 
 
 def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:

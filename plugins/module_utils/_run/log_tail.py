@@ -18,10 +18,7 @@ _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Except
 _HOLLOW = ("ChildFailedError", "SignalException", "KeyboardInterrupt")
 # torchrun ends the log with a box about the failed child, and lines of its logger.
 _RULER = re.compile(r"^(={8,}|-{8,})$")
-_AGENT = re.compile(
-    r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s"
-    r"|^torchrun: rank \d+ \(pid \d+\) ended with exit code"
-)
+_AGENT = re.compile(r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

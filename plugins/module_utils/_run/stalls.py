@@ -59,7 +59,7 @@ class Patience(NamedTuple):
 # The one table of timeouts. A step has a usual length; phases that use a disk or have no usual length get the plan's timeout
 # or three times that.
 PATIENCE: Dict[Optional[str], Patience] = {
-    # At the end agents wait for each other, without using CPU.
+    # At the end ranks wait for each other, without using CPU.
     **dict.fromkeys(("start", "rendezvous", "agree", "end"), Patience("start", "timeout")),
     **dict.fromkeys(("resume", "share"), Patience("timeout", "long")),
     "data": Patience("step", "long"),

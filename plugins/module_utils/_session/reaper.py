@@ -51,7 +51,7 @@ def members(session: SessionIdentity) -> dict[int, processes_utils.Process]:
 def gentle_targets(tree: dict[int, processes_utils.Process]) -> list[processes_utils.Process]:
     """Processes to ask first, so that those waiting for them see them exit by themselves.
 
-    These are torchrun's workers, if any: the agent above them would kill them before they saved,
+    These are the ranks, if any: torchrun's agent above them would kill them before they saved,
     and the helpers below them cannot save. Otherwise they are the leaves of the tree.
     """
     workers = [one for one in tree.values() if one.worker and not (one.ppid in tree and tree[one.ppid].worker)]

@@ -22,9 +22,9 @@ from typing import NoReturn
 
 from nanochat.join.collectives import Collectives
 from nanochat.join.script import Script, Stopped
-from nanochat.kit.common import UserError, base_dir, checkpoint_dir, read_ranks
+from nanochat.kit.common import UserError, base_dir, checkpoint_dir, name_process, read_ranks
 from nanochat.kit.settings import Settings, make_parser
-from nanochat.parallel.comm import Comm, connect, outlast_agents
+from nanochat.parallel.comm import Comm, connect
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.rules.ways import JOINED
@@ -57,6 +57,7 @@ def flags(description: str) -> argparse.ArgumentParser:
 def launch(description: str) -> int:
     """Run the script named on the command line; returns the process's exit code."""
     options = flags(description).parse_args()
+    name_process()
     settings, ranks = settings_of(options), read_ranks()
     journal, comm = Journal(settings, ranks), None
     try:
@@ -75,7 +76,6 @@ def launch(description: str) -> int:
         traceback.print_exc()
         return program.fail(journal, comm, error_of_script(options.script, error))
     journal.end(reason)
-    outlast_agents(comm)
     return 0
 
 

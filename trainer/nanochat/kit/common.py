@@ -20,6 +20,9 @@ from nanochat.rules.causes import Cause
 # Linux's names of instructions for native bfloat16 products (x86, then Arm).
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
+# The process name of a rank, by which the collection recognises one.
+RANK_NAME = "nanochat-rank"
+
 # The current environment; tests pass their own.
 ENVIRON: Mapping[str, str] = MappingProxyType(os.environ)
 
@@ -74,6 +77,12 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         # A shell's code for a command ended by Ctrl-C.
         return 130
+
+
+def name_process() -> None:
+    """Give this rank its name in ps and top."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
 
 
 def leave(code: int) -> NoReturn:

@@ -48,10 +48,6 @@ GLANCE_SECONDS = 1.0
 # A rank that is alive but busy with disk or evaluation gets this many times the timeout of a collective.
 PATIENCE = 20
 CHUNK_BYTES = 16 * 2**20
-# torchrun's agents count themselves here after their ranks have exited; how long rank 0 waits for the other
-# hosts' agents, and how much longer they may need the store.
-AGENTS_KEY = "torchelastic/agent/terminal_state/num_members"
-AGENTS_SECONDS, AGENTS_LEAVE_SECONDS = 10.0, 0.5
 
 T = TypeVar("T")
 
@@ -533,27 +529,6 @@ def _farewell(word: bytes) -> Failure:
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(value):
             return Failure(value[0], Cause(value[1]), value[2])
     return Failure("an unreadable message", Cause.BUG, [])
-
-
-def outlast_agents(comm: Comm) -> None:
-    """Rank 0's last act: its torchrun agent serves the store, and the other hosts' agents complain at length
-    if it disappears before they exit."""
-    others = int(ENVIRON.get("GROUP_WORLD_SIZE", "1")) - 1
-    if comm.rank or not others or comm.rendezvous is None or not _agent_serves(ENVIRON):
-        return
-    until = time.monotonic() + AGENTS_SECONDS
-    key = f"{ENVIRON.get('TORCHELASTIC_RUN_ID', '')}/{AGENTS_KEY}"
-    with contextlib.suppress(RuntimeError, dist.DistError):
-        while time.monotonic() < until:
-            if comm.ask(lambda store: _ended_agents(store, key), AGENTS_SECONDS) >= others:
-                time.sleep(AGENTS_LEAVE_SECONDS)
-                return
-            time.sleep(0.05)
-
-
-def _ended_agents(store: Store, key: str) -> int:
-    assert isinstance(store, PrefixStore)
-    return int(_value(store.underlying_store, key) or b"0")
 
 
 def _agent_serves(environ: Mapping[str, str]) -> bool:

@@ -15,11 +15,11 @@ import time
 import traceback
 from collections.abc import Callable
 
-from nanochat.kit.common import UserError, read_ranks
+from nanochat.kit.common import UserError, name_process, read_ranks
 from nanochat.kit.connections import all_ends
 from nanochat.kit.pacing import start_pacing
 from nanochat.kit.settings import Settings
-from nanochat.parallel.comm import Comm, CommError, connect, outlast_agents
+from nanochat.parallel.comm import Comm, CommError, connect
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run.loop import train
@@ -35,6 +35,7 @@ PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Callable[[Run], str] = train) -> int:
     """A whole run; returns the process's exit code."""
+    name_process()
     ranks = read_ranks()
     journal, comm, run = Journal(settings, ranks), None, None
     try:
@@ -60,7 +61,6 @@ def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Call
     except BaseException as error:
         return fail(journal, comm, unexpected(journal, error))
     journal.end(reason)
-    outlast_agents(comm)
     return 0
 
 
@@ -102,7 +102,7 @@ def stop_when_asked(run: Run) -> None:
 
     signal.signal(signal.SIGTERM, ask)
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        # If torchrun's agent is killed, its ranks would continue as unstoppable orphans: they save and exit.
+        # If what started it is killed, a rank would continue as an unstoppable orphan: it saves and exits.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, ask)
 

@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import argv_of, flag_words
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import (
+    flag_words,
+    rank_argv,
+    rank_environ,
+    torchrun_argv,
+)
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
 
 
@@ -24,5 +29,15 @@ def test_flags_become_words():
 def test_the_command_of_the_plan_is_made_from_the_rest_of_it():
     plan = planned()
     for node in plan["nodes"]:
-        assert argv_of(plan, {**node, "argv": []}) == node["argv"]
+        assert rank_argv(plan, {**node, "argv": []}) == node["argv"]
         assert all(isinstance(word, str) for word in node["argv"])
+
+
+def test_torchrun_starts_the_same_rank_by_hand():
+    for plan in (planned(), planned({"ddp_trainer_source": "/home/me/nanochat"})):
+        for node in plan["nodes"]:
+            words, environ = torchrun_argv(plan, node), rank_environ(plan, node)
+            cut = words.index("--max-restarts=0") + 1
+            # Without --, torchrun would take the flags for abbreviations of its own.
+            assert [words[0], *(word for word in words[cut:] if word != "--")] == node["argv"]
+            assert {f"--node-rank={environ['RANK']}", f"--nnodes={environ['WORLD_SIZE']}"} < set(words[:cut])

@@ -80,6 +80,7 @@ class Checks:
         self.begun = set()
         self.last = {}  # host -> the generation in which it was last
         self.stopped = set()  # where the user stopped the run
+        self.gave_up = set()  # hosts whose own errors ended it there
         self.everywhere = 0  # newest step that all members of a generation have saved
         self.parts = 2 * rules.least <= len(rules.hosts)  # parts may train apart
 
@@ -131,13 +132,15 @@ class Checks:
 
     def only_own_errors_end_it(self, host, hosts):
         """Lost hosts and signals never do, however many, nor do the errors of one host where the others are enough."""
-        if host.own.word.state != m.FAILED or host.crashes >= 3:
+        if host.own.word.state != m.FAILED:
+            return
+        if host.crashes >= 3:
+            self.gave_up.add(host.name)
             return
         crashed = [one for one in hosts.values() if one.crashes]
         several = len(crashed) > 1 and sum(one.crashes for one in crashed) >= 3
-        out = [name for name, one in hosts.items() if one.own.word.state == m.FAILED and one.crashes >= 3]
-        others = set(self.rules.hosts) - {*out, *host.own.word.left}
-        too_few = out and not may_train(self.rules, others, host.own.word.left)
+        others = set(self.rules.hosts) - {*self.gave_up, *host.own.word.left}
+        too_few = self.gave_up and not may_train(self.rules, others, host.own.word.left)
         assert several or too_few, "one host's errors ended the run for another"
 
     def only_a_user_stops_it(self, host, hosts):
@@ -211,14 +214,6 @@ class World:
     def a_rank_cannot_be_killed(self, host):
         host.unkillable_until = self.tick + self.random.randint(5, 40)
         return bool(host.rank)
-
-    def an_agent_died(self, host):
-        """Its rank goes on, and is told to end by the keeper."""
-        if not host.rank:
-            return False
-        host.crashes += 1
-        host.rank.code = -signal.SIGKILL
-        return True
 
     def a_keeper_died(self, host):
         return self.switch_off(host, self.random.randint(1, 15), was_off=self.random.random() < 0.3)
@@ -472,7 +467,7 @@ class World:
         if stop or over:
             self.events["ended in order"] += 1
             for host in ranks:
-                # An agent may wait for those of other hosts.
+                # It may hang while it exits.
                 host.rank.end(0 if self.random.random() < 0.7 else None, reason="finished" if over else "stopped")
 
     def hang(self, here, met, dead):
@@ -633,7 +628,7 @@ class World:
 
 OFTEN = {
     World.a_rank_died: 8, World.a_rank_was_told_to_end: 5, World.a_rank_was_frozen: 5, World.a_rank_cannot_be_killed: 3,
-    World.an_agent_died: 4, World.a_keeper_died: 8, World.a_keeper_was_told_to_end: 4, World.a_power_cut: 5, World.a_reboot: 8,
+    World.a_keeper_died: 8, World.a_keeper_was_told_to_end: 4, World.a_power_cut: 5, World.a_reboot: 8,
     World.a_late_network: 3, World.a_spoilt_memory: 2, World.a_new_disk: 2, World.a_freeze: 8, World.a_suspend: 8,
     World.a_full_disk: 4, World.a_jump_of_the_clock: 5, World.a_cut: 12, World.a_flap: 8, World.a_split: 4, World.a_repair: 30,
     World.a_leave: 4, World.a_join: 20, World.a_need_of_the_owner: 12, World.a_rank_cannot_start: 4,

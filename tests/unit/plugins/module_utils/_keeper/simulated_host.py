@@ -70,14 +70,14 @@ START = Lineage(None, 0, 0)
 
 
 class Process:
-    """An agent and its rank."""
+    """A rank."""
 
     pids = itertools.count(100)
 
     def __init__(self, host, generation):
         self.host, self.generation, self.pid, self.start = host, generation, next(self.pids), 0
-        self.code = None  # of the agent
-        self.alive = True  # the rank
+        self.code = None  # once it has exited
+        self.alive = True  # until its end
         self.told = self.stopped = False  # by SIGTERM, by SIGSTOP
         self.head = None  # what it has trained, once all ranks have met
         self.waits_since = host.observer.tick
@@ -88,13 +88,13 @@ class Process:
 
     wait = poll
 
-    def end(self, agent_code, **end):
-        """The rank ends, and (unless it hangs) its agent; end: what it records."""
+    def end(self, code, **end):
+        """It ends, and (unless it hangs: None) exits; end: what it records."""
         self.alive = False
         if end:
             self.host.write_event("end", **end)
             self.host.write_beat(self, "end")
-        self.code = agent_code if self.code is None else self.code
+        self.code = code if self.code is None else self.code
 
 
 class Host:
@@ -357,6 +357,7 @@ def simulated():
                 create=True,
                 time=HERE,
                 os=machine,
+                sys=types.SimpleNamespace(stdout=HERE),
                 open=HERE.open,
                 reaper=reaper,
                 processes=processes,
@@ -364,7 +365,7 @@ def simulated():
                 read_object=HERE.read_object,
                 write_whole=HERE.write_whole,
                 exposure=lambda path, owned: "",
-                command=lambda plan, host, generation: [generation],
+                command=lambda plan, host, generation: ([generation], {}),
                 read_events=lambda path: types.SimpleNamespace(events=[]),
                 stop_seconds=lambda *dummy: END_SECONDS,
                 rescue_seconds=lambda *dummy: END_SECONDS,

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keepers as processes on this machine, around a stand-in for torchrun that only counts."""
+"""Keepers as processes on this machine, around a stand-in for the trainer that only counts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from ansible_collections.nanochat.ddp.tests.integration.local import free_port
 ROOT = Path(__file__).resolve().parents[5]
 PATIENCE = 120
 SECRET = "s" * 40
-CHANGED = ("--nnodes", "--node-rank", "--rank-rows", "--head", "--tracker")
+CHANGED = ("--rank-rows", "--head", "--tracker")
 # Continues to count from its metrics, and ends like a trainer when asked to.
-TORCHRUN = """
+TRAINER = """
 import json, os, signal, sys, time
-rank, asked = int(next(word[-1] for word in sys.argv if word.startswith("--node-rank="))), []
+if __name__ != "__main__":
+    raise ImportError  # a nursery loads it first
+rank, asked = int(os.environ["RANK"]), []
 place = os.environ["NANOCHAT_PLACES"].split(",")[rank]
 signal.signal(signal.SIGTERM, lambda *dummy: asked.append(1))
 def say(**event):
@@ -45,7 +47,8 @@ def done():
         return -1
 step = done()
 now = time.time()
-say(kind="start", step=step, argv=sys.argv, opening={"began": now, "met": now})
+meets = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")]
+say(kind="start", step=step, argv=sys.argv, meets=meets, opening={"began": now, "met": now})
 if os.path.exists("sick"):
     os._exit(9)
 while step < 100000:
@@ -68,7 +71,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
     for place in ("fake/scripts", "venv/bin"):
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
-    (folder / "fake/scripts/torchrun.py").write_text(TORCHRUN)
+    (folder / "fake/scripts/base_train.py").write_text(TRAINER)
     (folder / "fake/scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
     (folder / "venv/bin/python").symlink_to(sys.executable)
     return {"venv_dir": str(folder / "venv"), "tools_dir": str(folder / "fake")}
@@ -194,8 +197,10 @@ def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
     os.kill(hosts.trainer("laptop"), signal.SIGKILL)
     hosts.wait("a second start on both", lambda: all(len(hosts.events(h, "start")) == 2 for h in ("desktop", "laptop")))
     hosts.wait_for_training("desktop", "desktop", "laptop")
-    argv = hosts.events("laptop", "start")[1]["argv"]
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--rank-rows=4,4"} < set(argv)
+    start = hosts.events("laptop", "start")[1]
+    assert "--rank-rows=4,4" in start["argv"]
+    assert start["meets"] == ["1", "2", "127.0.0.1", f"generation-{hosts.state('laptop')['generation']}"]
+    assert "keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)" in (hosts.folder / "laptop.log").read_text()
     # A user's stop ends both keepers, and nothing starts again.
     hosts.stop("desktop")
     hosts.stop("laptop")
@@ -215,8 +220,7 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
 def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
     hosts.train_together()
     # As a shutdown does it: all processes at once.
-    agent = hosts.trainer("desktop")
-    for pid in (hosts.running["desktop"].pid, agent):
+    for pid in (hosts.running["desktop"].pid, hosts.trainer("desktop")):
         os.kill(pid, signal.SIGTERM)
     assert hosts.running["desktop"].wait(PATIENCE) == record.COME_BACK
     assert hosts.events("desktop", "end")[-1]["reason"] == "stopped"
@@ -231,9 +235,9 @@ def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     hosts.start("laptop", below=[sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"])
     hosts.wait_for_training("laptop", "desktop", "laptop")
     keeper_pid = children(hosts.running["laptop"].pid)[0]
-    agent = below(keeper_pid)[-1]
+    rank = below(keeper_pid)[-1]
     hosts.running["laptop"].kill()
-    hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, agent)))
+    hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, rank)))
     assert (hosts.state("laptop")["state"], hosts.state("laptop")["why"]) == (
         states.AWAY,
         "the session of laptop was killed",
@@ -275,9 +279,9 @@ def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
     hosts.running["desktop"].kill()
     hosts.running["desktop"].wait()
     hosts.wait_for_training("laptop", "laptop")
-    argv = hosts.events("laptop", "start")[-1]["argv"]
-    changed = {word for word in argv if word.startswith(CHANGED)}
-    assert changed == {"--nnodes=1", "--node-rank=0", "--rank-rows=8", "--tracker=none"}
+    start = hosts.events("laptop", "start")[-1]
+    assert {word for word in start["argv"] if word.startswith(CHANGED)} == {"--rank-rows=8", "--tracker=none"}
+    assert start["meets"][:2] == ["0", "1"]
     hosts.start("desktop", again=True)
     hosts.wait_for_training("desktop", "desktop", "laptop")
     assert hosts.events("laptop", "end")[-1]["reason"] == "stopped"
@@ -423,8 +427,7 @@ def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: 
 
 def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
     hosts.train_together(min_hosts=2)
-    nursery, agent = below(hosts.running["laptop"].pid)
-    for pid in (nursery, agent):
+    for pid in below(hosts.running["laptop"].pid):
         os.kill(pid, signal.SIGKILL)
     hosts.wait("another generation", lambda: hosts.state("laptop")["generation"] > 1)
     hosts.wait_for_training("laptop", "desktop", "laptop")

@@ -75,12 +75,12 @@ def test_a_process_whose_environment_is_not_ours_to_read_has_no_marker(proc):
     assert found.marker is None and found.worker is False
 
 
-def test_a_rank_that_was_forked_from_its_agent_is_known_by_the_name_that_the_trainer_gives_it(proc):
-    """It has the environment of the agent, which is not a worker."""
-    trainer = Path(__file__).resolve().parents[5] / "trainer/scripts/torchrun.py"
+def test_a_forked_rank_is_known_by_the_name_that_the_trainer_gives_it(proc):
+    """It has the environment of its parent, which is no rank."""
+    trainer = Path(__file__).resolve().parents[5] / "trainer/nanochat/kit/common.py"
     assert f'RANK_NAME = "{processes.RANK_NAME}"' in trainer.read_text(encoding="utf-8")
-    for pid, name in [(7, "pt_elastic"), (8, processes.RANK_NAME)]:
-        proc.add(pid, name=name, argv=(b"python", b"-m", b"scripts.torchrun"), environ=b"NANOCHAT_DDP_SESSION=ab\0")
+    for pid, name in [(7, "python"), (8, processes.RANK_NAME)]:
+        proc.add(pid, name=name, argv=(b"python", b"-m", b"scripts.nursery"), environ=b"NANOCHAT_DDP_SESSION=ab\0")
     assert {pid: one.worker for pid, one in processes.processes(proc.path).items()} == {7: False, 8: True}
 
 
@@ -124,7 +124,7 @@ def test_field_06_whoever_holds_a_port_is_named(proc):
 @pytest.mark.parametrize(
     ("argv", "run"),
     [
-        (("python", "-m", "scripts.torchrun", "--nnodes=2", "--", "--run=books"), "books"),
+        (("python", "-m", "scripts.base_train", "--depth=4", "--run=books"), "books"),
         (("/x/python", "-B", "/home/anna/nanochat-ddp/runs/books/.keeper/keeper.py"), "books"),
         (("python", "-m", "other", "--run=books"), None),
     ],

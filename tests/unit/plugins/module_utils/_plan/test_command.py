@@ -22,10 +22,9 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 def test_the_command_is_complete():
     one, two = planned()["nodes"]
-    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.torchrun"]
-    assert one["argv"][one["argv"].index("scripts.base_train") - 1] == "-m"
-    assert "--node-rank=0" in one["argv"] and "--node-rank=1" in two["argv"]
-    assert "--master-addr=192.168.1.10" in one["argv"] and "--master-addr=192.168.1.10" in two["argv"]
+    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.base_train"]
+    assert (one["env"]["RANK"], two["env"]["RANK"]) == ("0", "1")
+    assert one["env"]["MASTER_ADDR"] == two["env"]["MASTER_ADDR"] == "192.168.1.10"
     assert flag(one, "total-batch-size") == 2048 and flag(one, "timeout-seconds") == 300
     assert flag(one, "resume") is True and flag(one, "rank-rows") is None
     assert all(isinstance(word, str) for word in one["argv"])
@@ -42,7 +41,7 @@ def test_field_08_both_environments_name_the_same_variables():
 
 def test_field_09_the_ranks_differ_only_in_what_is_their_own():
     one, two = planned()["nodes"]
-    own = ("--node-rank", "--local-addr", "--run-dir")
+    own = ("--run-dir",)
     assert [w for w in one["argv"][1:] if not w.startswith(own)] == [
         w for w in two["argv"][1:] if not w.startswith(own)
     ]
@@ -65,11 +64,9 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     plan = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})
     words = plan["nodes"][1]["argv"]
     tools = "/home/xiaoxin/nanochat-ddp/tools/scripts"
-    at = words.index(f"{tools}/join.py")
-    assert words[:2] == ["/home/xiaoxin/nanochat-ddp/venv/bin/python", f"{tools}/torchrun.py"]
+    assert words[:2] == ["/home/xiaoxin/nanochat-ddp/venv/bin/python", f"{tools}/join.py"]
     end = words.index("scripts.base_train")
-    assert words[at + 1 : end] == [
-        "--",
+    assert words[2:end] == [
         "--run-dir=/home/xiaoxin/nanochat-ddp/runs/d4",
         "--timeout-seconds=300",
         "--sync=bf16",
@@ -95,11 +92,6 @@ def test_further_arguments_come_last():
     assert all(entry["argv"][-2:] == ["--warmup-steps=5", "--matrix-lr=0.01"] for entry in outcome.plan["nodes"])
     (problem,) = refusal(hosts({"ddp_extra_args": ["--warmup-steps=5", "0.01"]}))
     assert problem == "ddp_extra_args holds '0.01', which follows no flag; write --name=value."
-
-
-def test_torchrun_keeps_its_hands_off_the_trainers_flags():
-    argv = planned()["nodes"][0]["argv"]
-    assert argv[argv.index("scripts.base_train") + 1] == "--"
 
 
 def test_secrets_are_named_and_never_shown():

@@ -40,7 +40,7 @@ def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
     one = plan["nodes"][0]
     argv = one["argv"]
     assert (plan["run"], one["run_dir"]) == ("d4-sft", "/home/lzw/nanochat-ddp/runs/d4-sft")
-    assert argv[argv.index("--") - 1] == "scripts.chat_sft" and plan["training"]["iterations"] == 200
+    assert argv[1:3] == ["-m", "scripts.chat_sft"] and plan["training"]["iterations"] == 200
     assert "--base-checkpoints=/home/lzw/nanochat-ddp/runs/d4/base_checkpoints/d4" in argv
     assert "--conversations=/home/lzw/nanochat-ddp/runs/d4-sft/conversations.jsonl" in argv
     assert "--resume" in argv and not any(word.startswith("--model-step") for word in argv)
@@ -134,7 +134,7 @@ def test_a_checkout_fine_tunes_with_its_own_script():
     plan = make_plan(known, here=THERE).plan
     one = plan["nodes"][0]
     argv = one["argv"]
-    own, flags = argv[argv.index("--") + 1 : argv.index(script)], argv[argv.index(script) + 1 :]
+    own, flags = argv[2 : argv.index(script)], argv[argv.index(script) + 1 :]
     assert (plan["run"], plan["training"]["resume"], plan["training"]["sync"]) == ("d4-sft", False, "exact")
     runs = "/home/lzw/nanochat-ddp/runs"
     assert f"--base-checkpoints={runs}/d4/base_checkpoints/d4" in own and "--resume" not in own
