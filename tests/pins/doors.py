@@ -273,7 +273,7 @@ _HOST = (
     " stage trainer expected share end_reason end_cause end_blames error cause exit_code signal revived died_of"
     " phase membership newest_run problem"
 )
-_MEMBERSHIP = "state generation members why waits hears away repeated gave_way kept"
+_MEMBERSHIP = "state generation members why waits hears away repeated gave_way"
 # In the plays below the hosts are folders of this machine, or at a port where nobody listens.
 _VARIABLES = {
     "ansible_connection": "{{ 'ssh' if inventory_hostname in pin_off else 'local' }}",

@@ -25,13 +25,6 @@ KINDS: Dict[str, Kind] = {
         "If its keeper runs, it rejoins automatically; otherwise: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
         (35,),
     ),
-    "trained-apart": Kind(
-        WARNING,
-        "Two parts of the run train separately",
-        "The network between them is cut, and ddp_min_hosts allows each to continue alone.",
-        "Repair the link. The part with more steps then continues; the other's checkpoints stay in the folder apart of its run folder.",
-        (35,),
-    ),
     "rank-waits": Kind(
         WARNING,
         "No rank trains, and keepers wait for hosts",

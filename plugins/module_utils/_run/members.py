@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypedDict, cast
 
 from .._contract.document import Document, items, number, section, text, whole, words
 from .._contract.keeper_states import ENDING, GAVE_WAY, IDLE, LOST, RESTING, STATES, TRAINING
-from .._contract.run_folder import APART, MEMBER_EVENTS, MEMBERS
-from .._kit.files import paths_in, read_object
+from .._contract.run_folder import MEMBER_EVENTS, MEMBERS
+from .._kit.files import read_object
 from .metrics import Event, finite, json_lines, read_tail
 
 TAIL_BYTES = 1 << 18
@@ -39,20 +38,11 @@ class AwayHost(TypedDict):
 
 
 class GaveWay(TypedDict):
-    """Steps of the losing part of a split, which do not count."""
+    """This host set its checkpoints aside, because another part of a split run had made more steps."""
 
     time: float
     host: str
-    since: int
-    until: int
     why: str
-
-
-class Kept(TypedDict):
-    """A folder with checkpoints of discarded steps."""
-
-    path: str
-    checkpoint: Optional[int]
 
 
 class LastWord(NamedTuple):
@@ -77,8 +67,7 @@ class Membership(TypedDict):
     grace: float  # seconds that it gives a missing host
     away: List[AwayHost]  # hosts that left
     repeated: int  # steps repeated after restarts
-    gave_way: List[GaveWay]  # its own steps that were discarded for those of another part of the run
-    kept: List[Kept]  # where the checkpoints of such steps are
+    gave_way: List[GaveWay]
 
 
 def read_membership(
@@ -106,8 +95,7 @@ def read_membership(
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
         "away": [cast(AwayHost, one._asdict()) for one in absences(events)],
         "repeated": steps_repeated(metrics),
-        "gave_way": steps_given_up(events),
-        "kept": kept_apart(run_dir),
+        "gave_way": set_aside(events),
     }
 
 
@@ -160,31 +148,13 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
     return sorted([*found, *away.values()], key=lambda one: one.left)
 
 
-def steps_given_up(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
+def set_aside(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
     """The times at which this keeper yielded to another part of the run."""
-    found: List[GaveWay] = []
-    members: Set[str] = set()
-    begun = 0
-    for event in events:
-        present = set(words(event, "members"))
-        if event.get("what") == TRAINING and present != members:
-            members, begun = present, number(event, "steps")
-        elif event.get("what") == GAVE_WAY:
-            host, why = str(event.get("host")), str(event.get("why") or "")
-            until = max(begun, number(event, "steps"))
-            found.append({"time": float(event["time"]), "host": host, "since": begun, "until": until, "why": why})
-    return found
-
-
-def kept_apart(run_dir: str) -> List[Kept]:
-    """Folders with the checkpoints of discarded steps on this host."""
-    paths = [path for path in paths_in(os.path.join(run_dir, APART)) if os.path.isdir(path)]
-    return [{"path": path, "checkpoint": max(_steps_in(path), default=None)} for path in paths]
-
-
-def _steps_in(folder: str) -> List[int]:
-    files = (name for dummy, folders, names in os.walk(folder) for name in names)
-    return [int(found.group(1)) for found in (re.match(r"meta_(\d+)\.json$", name) for name in files) if found]
+    return [
+        {"time": float(event["time"]), "host": str(event.get("host")), "why": str(event.get("why") or "")}
+        for event in events
+        if event.get("what") == GAVE_WAY
+    ]
 
 
 def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:

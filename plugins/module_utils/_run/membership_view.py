@@ -51,29 +51,15 @@ def trains(host: str, runs: Runs) -> bool:
     return runs[host].get("state") in (None, RUNNING) and any(host in part.members for part in parts(runs))
 
 
-def apart_since(runs: Runs) -> Optional[int]:
-    """The step since which parts train separately, as far as their keepers know."""
-    found = parts(runs)
-    steps = [
-        int(away["step"])
-        for part in found
-        for host in part.members
-        for away in (keepers(runs).get(host) or {}).get("away") or []
-        if away["back"] is None and away["step"] is not None and any(away["host"] in other.members for other in found)
-    ]
-    return min(steps, default=None) if len(found) > 1 else None
-
-
 def apart_text(runs: Runs) -> str:
     """Text if several models are being trained."""
-    found, since = parts(runs), apart_since(runs)
+    found = parts(runs)
     if len(found) < 2:
         return ""
     each = " and ".join("%s (%d steps)" % (", ".join(part.members), part.done) for part in found)
-    from_where = "" if since is None else ", since step %s" % since
     return (
-        "%s train apart%s: two models. Once they can reach each other again, the one with more steps continues; the other's "
-        "checkpoints stay in the folder apart of its run folder." % (each, from_where)
+        "%s train apart: two models. Once they reach each other again, the one with more steps continues; the other is set aside."
+        % each
     )
 
 
@@ -217,20 +203,14 @@ MOST_ABSENCES = 6  # the newest ones are shown
 
 
 def history(runs: Runs) -> List[str]:
-    """Absences, repeated steps, and what a split set aside: a line for each host whose part had fewer steps."""
+    """Absences, repeated steps, and what a split set aside."""
     texts: List[str] = []
     records = {host: run["membership"] for host, run in runs.items() if run.get("membership")}
     if records and len(parts(runs)) < 2:
         newest = max(records.values(), key=lambda one: (one["state"] == TRAINING, one["generation"] or 0))
         texts += [absence_text(one) for one in newest.get("away") or []][-MOST_ABSENCES:]
         texts += ["steps repeated after restarts: %d" % newest["repeated"]] if newest.get("repeated") else []
-    for host, keeper in records.items():
-        aside = [gave_way_text(one) for one in keeper.get("gave_way") or []]
-        kept = ", ".join(one["path"] for one in keeper.get("kept") or [])
-        if aside or kept:
-            texts.append(
-                "; ".join(aside or ["steps of %s were set aside" % host]) + ("; they are in %s" % kept if kept else "")
-            )
+    texts += [gave_way_text(one) for keeper in records.values() for one in keeper.get("gave_way") or []]
     return texts
 
 
@@ -243,10 +223,5 @@ def absence_text(one: Mapping[str, Any]) -> str:
 
 def gave_way_text(one: Mapping[str, Any]) -> str:
     """A host's steps do not count, because another part of the run had more."""
-    return "%s yielded at %s: its %d steps from %d to %d were set aside, because others had made more" % (
-        one["host"],
-        clock_text(float(one["time"])),
-        one["until"] - one["since"],
-        one["since"],
-        one["until"],
-    )
+    why = "; %s" % one["why"] if one["why"] else ""
+    return "%s yielded at %s, because others had made more steps%s" % (one["host"], clock_text(float(one["time"])), why)

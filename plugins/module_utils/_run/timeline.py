@@ -12,7 +12,7 @@ from .._contract.document import words
 from .._contract.keeper_states import FAILED, OVER, TRAINING
 from .._kit.words import bytes_text, plural, seconds_text
 from .collected import CollectedRank, CollectedRun
-from .members import absences, last_word, steps_given_up, steps_repeated
+from .members import absences, last_word, set_aside, steps_repeated
 from .membership_view import gave_way_text
 from .metrics import Event, finite
 
@@ -151,8 +151,8 @@ def membership(run: CollectedRun) -> List[Happening]:
                 seen.add(generation)
                 add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % generation)
     for rank in run.ranks:
-        for gone in steps_given_up(rank.members):
-            add(gone["time"], gone["host"], "warning", "%s (%s)" % (gave_way_text(gone), gone["why"]))
+        for gone in set_aside(rank.members):
+            add(gone["time"], gone["host"], "warning", gave_way_text(gone))
         said = last_word(rank.members)
         if said and said.state in OVER and said.why:
             at = max(finite(event.get("time")) or 0.0 for event in rank.members)

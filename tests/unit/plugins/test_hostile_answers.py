@@ -148,10 +148,8 @@ MORE = {
     "session_age": 30.0,
     "rank": 1,
 }
-LOST = {"time": 1.7e9, "host": "evil", "since": 3, "until": 7, "why": "others had more"}
-KEPT = keeper(
-    "training", 2, "good", "evil", away=[away("good", step=4)], gave_way=[LOST], kept=[{"path": "/a", "checkpoint": 4}]
-)
+LOST = {"time": 1.7e9, "host": "evil", "why": "others had more"}
+KEPT = keeper("training", 2, "good", "evil", away=[away("good", step=4)], gave_way=[LOST])
 RUNS = [
     run_of(None, **MORE),
     run_of(KEPT, **MORE),

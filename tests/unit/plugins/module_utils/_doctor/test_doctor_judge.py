@@ -395,8 +395,8 @@ def test_two_healthy_parts_are_told_as_such():
     desktop = rank("laptop", {"done": 2200, **together("desktop", away=[away("laptop", step=1900)])})
     laptop = rank("desktop", {"done": 2212, **together("laptop", away=[away("desktop", step=1900)])})
     told = verdict(desktop, laptop)
-    assert (told["code"], told["severity"]) == ("trained-apart", "warning")
-    assert "desktop (2200 steps) and laptop (2212 steps) train apart, since step 1900" in told["seen"]
+    assert (told["code"], told["severity"]) == ("rank-away", "warning")
+    assert "desktop (2200 steps) and laptop (2212 steps) train apart: two models" in told["seen"]
 
 
 ENDED_KEEPER = {

@@ -21,7 +21,7 @@ def keeper(state: str = "training", generation: int = 2, *members: str, **more: 
         "hosts": ["desktop", "laptop"],
         "grace": 30.0,
     }
-    kept: dict[str, Any] = {"away": [], "repeated": 0, "gave_way": [], "kept": []}
+    kept: dict[str, Any] = {"away": [], "repeated": 0, "gave_way": []}
     return {"state": state, "generation": generation, "members": list(members), **usual, **kept, **more}
 
 

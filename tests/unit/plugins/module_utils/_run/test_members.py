@@ -8,11 +8,10 @@ import json
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     absences,
-    kept_apart,
     read_members,
     read_membership,
     rests_since,
-    steps_given_up,
+    set_aside,
     steps_repeated,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.membership_view import lines
@@ -58,23 +57,9 @@ def test_who_is_lost_is_named_where_another_rank_only_died_of_it():
     assert absences(story) == [("laptop", 20.0, "laptop is not heard any more", None, None)]
 
 
-def test_which_steps_were_given_up():
-    def at(time, what, steps, *members):
-        return {**event(time, what, *members, why="3 files"), "steps": steps, "host": "desktop"}
-
-    story = [
-        at(1.0, "training", 0, "desktop", "laptop"), at(2.0, "training", 1900, "desktop"), at(3.0, "idle", 2000),
-        at(4.0, "training", 1950, "desktop"), at(5.0, "gave way", 2330, "desktop"), at(6.0, "training", 2350, "desktop", "laptop"),
-    ]  # fmt: skip
-    assert steps_given_up(story) == [{"time": 5.0, "host": "desktop", "since": 1900, "until": 2330, "why": "3 files"}]
-    assert absences(story) == [("laptop", 2.0, "", 6.0, 1900)]
-
-
-def test_the_folders_of_what_gave_way_are_found(tmp_path):
-    assert kept_apart(str(tmp_path)) == []
-    (tmp_path / "apart/generation-5").mkdir(parents=True)
-    (tmp_path / "apart/generation-5/meta_002300.json").touch()
-    assert kept_apart(str(tmp_path)) == [{"path": f"{tmp_path}/apart/generation-5", "checkpoint": 2300}]
+def test_a_host_that_yielded_is_known_with_the_reason_that_its_keeper_gave():
+    story = [event(4.0, "training", "desktop"), {**event(5.0, "gave way", "desktop", why="3 files"), "host": "desktop"}]
+    assert set_aside(story) == [{"time": 5.0, "host": "desktop", "why": "3 files"}]
 
 
 def test_the_reason_of_a_state_is_not_that_of_a_later_event(tmp_path):

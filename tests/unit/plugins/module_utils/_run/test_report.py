@@ -234,7 +234,7 @@ def test_two_parts_and_the_one_that_gave_way_are_among_what_happened(run: Path) 
         "generation 1: node1, node2", "generation 29: node1", "generation 40: node2",
     ]  # fmt: skip
     (yielded,) = (text for text in texts if "yielded" in text)
-    assert "its 10 steps from 9 to 19 were set aside" in yielded and "(4 files in apart)" in yielded
+    assert yielded.endswith("because others had made more steps; 4 files in apart")
 
 
 def test_many_checkpoints_are_one_line_between_other_things(tmp_path: Path) -> None:
