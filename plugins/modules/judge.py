@@ -272,7 +272,7 @@ links:
   returned: O(of=preflight)
   type: list
   elements: dict
-  sample: [{host: desktop, peer: laptop, nic: enp4s0, latency_ms: 0.21, bandwidth_mbit: 941.0, duplex_mbit: 935.0, mtu: 1500, clock_offset: 0.002}]
+  sample: [{host: desktop, peer: laptop, nic: enp4s0, latency_ms: 0.21, bandwidth_mbit: 941.0, duplex_mbit: 935.0, mtu: 1500}]
 decision:
   description: V(start) or V(keep).
   returned: success and O(of=launch)

@@ -31,10 +31,16 @@ KINDS: Dict[str, Kind] = {
     ),
     "address-refused": Kind(
         ERROR,
-        "The other hosts cannot reach a host at the address that is set",
-        "Every rank connects to every other rank at the address in the plan.",
-        "Set ddp_nic or ddp_address of that host to an interface on the shared network.",
+        "A host has no address at which the others reach it",
+        "Every rank connects to every other rank at the address in the plan, by IPv4 or all by IPv6; Gloo looks for its interface by name.",
+        "Set ddp_nic or ddp_address of that host to an interface on the shared network that is up.",
         (3, 4),
+        (
+            "Unable to find address for",
+            "Cannot assign requested address",
+            "Address family not supported",
+            "Invalid argument",
+        ),
     ),
     "venv-refused": Kind(
         ERROR,
@@ -95,20 +101,6 @@ KINDS: Dict[str, Kind] = {
         "If the hosts share a direct network, set ddp_nic to its interface.",
         (3, 5),
     ),
-    "nic-route-overlay": Kind(
-        INFO,
-        "The route to the peers is an overlay; training goes around it",
-        "You log in through an overlay such as Tailscale; training uses the direct network, which is faster.",
-        "No action needed. ddp_nic and ddp_address override the choice.",
-        (3, 5),
-    ),
-    "polite-low": Kind(
-        INFO,
-        "Training yields to other programs on a host",
-        "Somebody is logged in graphically there, so ddp_polite=auto comes to low: idle priority for processors and disk, and the first "
-        "to be killed if memory runs out. A run keeps the value it started with.",
-        "No action needed. ddp_polite=off trains at normal priority; ddp_polite=guest also leaves while the machine is needed.",
-    ),
     "guest-blind": Kind(
         INFO,
         "A guest cannot see everything that it could leave for",
@@ -118,15 +110,8 @@ KINDS: Dict[str, Kind] = {
     "trainer-commit": Kind(
         INFO,
         "The commit of the trainer's repository",
-        "The controller clones a git URL once; later runs use the same clone.",
-        "No action needed. -e trainer_update=true fetches the newest commit, URL#COMMIT selects one.",
-        (21,),
-    ),
-    "trainer-behind": Kind(
-        WARNING,
-        "The trainer's repository has a newer commit than the one in use",
         "The controller clones a git URL once, so that a resumed run uses the same code.",
-        "Add -e trainer_update=true once to use the newer one, or pin the current one (URL#COMMIT).",
+        "No action needed. Add -e trainer_update=true once to use the newest commit, or select one (URL#COMMIT).",
         (21,),
     ),
     "python-made": Kind(
@@ -138,8 +123,9 @@ KINDS: Dict[str, Kind] = {
     ),
     "no-compiler": Kind(
         INFO,
-        "A host has no C compiler",
-        "With one, the trainer computes what lies between matrix products with C kernels, which are faster than PyTorch's operations.",
+        "A host has no C compiler that works",
+        "With one, the trainer computes what lies between matrix products with C kernels, which are faster than PyTorch's operations; the "
+        "results are the same.",
         "No action needed. Install gcc there, or let a Python package compile (ddp_kernels=zig).",
     ),
     "threads-over-cores": Kind(

@@ -41,13 +41,6 @@ KINDS: Dict[str, Kind] = {
             "DistNetworkError",
         ),
     ),
-    "port-to-be-opened": Kind(
-        INFO,
-        "A port is closed; the network step will open it",
-        "The active firewall is a supported one, and the play may change it.",
-        "No action needed: the network step opens it to the peers only.",
-        (1,),
-    ),
     "no-sudo": Kind(
         ERROR,
         "The owner of a host must open its firewall",
@@ -64,14 +57,6 @@ KINDS: Dict[str, Kind] = {
         "router between them.",
         (1, 3, 5, 19),
         ("No route to host", "Network is unreachable", "Connect timeout"),
-    ),
-    "peer-not-listening": Kind(
-        ERROR,
-        "A host cannot listen on its address in the plan",
-        "The others would find nothing to connect to.",
-        "Set ddp_address or ddp_nic of that host to an address that it has.",
-        (3, 4),
-        ("Cannot assign requested address", "Unable to find address for"),
     ),
     "port-held": Kind(
         ERROR,
@@ -96,22 +81,6 @@ KINDS: Dict[str, Kind] = {
         "No action needed for this job. By hand, use addresses, or remove the 127.0.1.1 line from /etc/hosts.",
         (4,),
         ("remote=[127.0.0.1]", "remote=[127.0.1.1]", "Connection refused, remote=[::1]"),
-    ),
-    "ip-family-mix": Kind(
-        ERROR,
-        "Some hosts have IPv4 addresses in the plan and others IPv6",
-        "IPv4 and IPv6 addresses cannot connect to each other.",
-        "Set ddp_address of every host to the same kind of address.",
-        (4,),
-        ("Address family not supported", "Invalid argument"),
-    ),
-    "nic-down": Kind(
-        ERROR,
-        "The network interface in the plan is down or missing",
-        "Gloo looks for it by name and fails at once, or waits for packets that cannot leave.",
-        "Plug it in or bring it up (sudo ip link set NIC up), or set ddp_nic of that host to another one.",
-        (3,),
-        ("Unable to find address for",),
     ),
     "route-differs": Kind(
         WARNING,
@@ -147,23 +116,10 @@ KINDS: Dict[str, Kind] = {
     "link-slow": Kind(
         WARNING,
         "A link is slow for exchanging gradients",
-        "Every step sends each rank's gradients over it.",
-        "Use a cable and a gigabit switch; ddp_sync=int4 sends an eighth as much, a larger ddp_total_batch sends less often. Or "
-        "train on one host.",
+        "Every step sends each rank's gradients over it, in several round trips that each cost its delay.",
+        "Use a cable and a gigabit switch, or disable Wi-Fi power saving (iw dev NIC set power_save off); ddp_sync=int4 sends an eighth as "
+        "much, a larger ddp_total_batch sends less often. Or train on one host.",
         (3, 16, 25),
-    ),
-    "link-delay": Kind(
-        WARNING,
-        "Round trips to a peer are slow",
-        "A step needs several dependent round trips, and each costs this delay. Wi-Fi power saving causes such delays.",
-        "Use a cable, or disable Wi-Fi power saving (iw dev NIC set power_save off).",
-        (25,),
-    ),
-    "clock-skew": Kind(
-        WARNING,
-        "The clocks of two hosts differ",
-        "The ranks' logs and metrics do not line up, and certificates may be rejected.",
-        "Enable network time: sudo timedatectl set-ntp true",
     ),
     "torch-differs": Kind(
         ERROR,
@@ -217,34 +173,20 @@ KINDS: Dict[str, Kind] = {
         (18,),
         ("No space left on device",),
     ),
-    "folder-read-only": Kind(
+    "folder-refused": Kind(
         ERROR,
-        "The base folder cannot be written",
-        "A job keeps all its files there.",
-        "Set ddp_base_dir to a folder that this user can write to.",
+        "A folder on a host cannot be used",
+        "A job keeps all its files in the base folder and runs programs from there, again and again: this user must be able to write and "
+        "run them there, and nobody else to change them.",
+        "Set ddp_base_dir to a folder of this host's own that only this user can write to.",
         (24,),
-        ("Permission denied", "Read-only file system"),
-    ),
-    "folder-exposed": Kind(
-        ERROR,
-        "Other users may change what is in the base folder",
-        "The job runs programs from there, again and again: who can replace them runs commands as the job's user.",
-        "Type this command there, or set ddp_base_dir to a folder that only this user can write to.",
-    ),
-    "folder-noexec": Kind(
-        ERROR,
-        "The base folder's file system does not allow running programs",
-        "PyTorch's libraries are installed below it and could not be loaded.",
-        "Set ddp_venv_dir to a folder on a file system mounted without noexec.",
-        (),
-        ("failed to map segment from shared object", "Operation not permitted"),
-    ),
-    "folder-shared": Kind(
-        ERROR,
-        "Two nodes use the same folder",
-        "They would overwrite each other's files.",
-        "Give each host a ddp_base_dir of its own.",
-        (24,),
+        (
+            "Permission denied",
+            "Read-only file system",
+            "failed to map segment from shared object",
+            "Operation not permitted",
+            "dd: unrecognized operand",
+        ),
     ),
     "no-tmux": Kind(
         ERROR,
@@ -253,14 +195,6 @@ KINDS: Dict[str, Kind] = {
         "Ask its owner to install it: sudo apt-get install tmux (or dnf, pacman, apk).",
         (12,),
         ("tmux: command not found",),
-    ),
-    "transfer-stuck": Kind(
-        ERROR,
-        "Ansible cannot copy files to a host",
-        "Ansible's folder there has a space in its path, and the login shell prints something. Either alone does no harm.",
-        "Set ansible_remote_tmp of that host to a path without spaces, or make the shell's start-up file print only in interactive shells.",
-        (),
-        ("dd: unrecognized operand",),
     ),
     "python-too-old": Kind(
         ERROR,
@@ -308,24 +242,6 @@ KINDS: Dict[str, Kind] = {
         "or cut off for a moment: run the playbook again.",
         (1, 3, 19, 21),
         ("Gloo connectFullMesh failed", "DistNetworkError", "Connection closed by peer"),
-    ),
-    "gloo-not-tried": Kind(
-        INFO,
-        "No all-reduce was tried",
-        "The trainer is not installed on every host yet, or a closed port would only make it wait.",
-        "No action needed: train.yml installs the trainer, opens the ports and tries this before it starts.",
-    ),
-    "step-not-measured": Kind(
-        INFO,
-        "A training step could not be measured",
-        "The speed cannot be predicted without it.",
-        "The message says why; training itself may still work.",
-    ),
-    "kernels-not-built": Kind(
-        INFO,
-        "The C kernels could not be built",
-        "Without them the trainer computes with PyTorch's operations, which gives the same results and takes longer.",
-        "No action needed. Repair the C compiler there, or let a Python package compile (ddp_kernels=zig).",
     ),
     "run-in-progress": Kind(
         INFO,

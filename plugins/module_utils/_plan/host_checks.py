@@ -23,6 +23,7 @@ from .others import other_training, port_held
 ARCHITECTURES = ("x86_64", "aarch64")
 # Memory that the system needs to stay alive.
 MEMORY_SHARE = 0.92
+CLOSE_IT = "Type this command there, or set it to a folder that only this user can write to."
 ANOTHER_DISK = "Nothing there can be kept from the other users of that host; if it has any, use a disk of Linux."
 
 
@@ -102,7 +103,7 @@ def file_transfer(host: Host) -> Iterator[Finding]:
             f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: {own}, or let the shell's startup file "
             "print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
         )
-        yield finding("transfer-stuck", host.name, seen, remedy=remedy)
+        yield finding("folder-refused", host.name, seen, remedy=remedy)
 
 
 def python(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
@@ -127,9 +128,14 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
     if not disk["writable"]:
         user = host.fact("host", "user")
         seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
-        yield finding("folder-read-only", host.name, seen)
+        yield finding("folder-refused", host.name, seen, remedy="Set it to a folder that this user can write to.")
     if disk.get("exposed"):
-        yield finding("folder-exposed", host.name, f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}")
+        yield finding(
+            "folder-refused",
+            host.name,
+            f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}",
+            remedy=CLOSE_IT,
+        )
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
     need = needed_bytes(host, node) * len(sharing)
     if disk["writable"] and need > disk["free"]:
@@ -146,7 +152,7 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
                 where = f"both see the same folder {base} on {disk['source']}"
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
             remedy = "Give each its own, for example by including {{ inventory_hostname }}."
-            yield finding("folder-shared", host.name, seen, remedy=remedy)
+            yield finding("folder-refused", host.name, seen, remedy=remedy)
 
 
 def modes(host: Host, node: Node) -> Iterator[Finding]:
@@ -156,7 +162,7 @@ def modes(host: Host, node: Node) -> Iterator[Finding]:
         seen = (
             f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
         )
-        yield finding("folder-exposed", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
+        yield finding("folder-refused", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
 
 
 def needed_bytes(host: Host, node: Node) -> int:

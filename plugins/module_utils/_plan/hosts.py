@@ -190,11 +190,11 @@ class EndpointChooser:
         known = ", ".join(each) or "none"
         if nic is None:
             seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
-            self.refuse("nic-down", host.name, seen, "Set ddp_nic to one of them.")
+            self.refuse("address-refused", host.name, seen, "Set ddp_nic to one of them.")
         elif not nic["up"] or not interfaces(nic):
             state = "has no address" if nic["up"] else "is down"
             seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
-            self.refuse("nic-down", host.name, seen)
+            self.refuse("address-refused", host.name, seen)
             return None
         return nic
 
@@ -229,9 +229,6 @@ class EndpointChooser:
                 refused = refused or nic
         shared = self.shared_nic(host) or self.only_nic(host)
         if shared is not None:
-            if refused is not None:
-                seen = f"the route to the peers takes {refused['name']} ({refused['kind']})"
-                self.note("nic-route-overlay", host.name, f"{seen}; training takes {shared['name']} instead")
             return shared
         if refused is not None:
             seen = f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}"
@@ -240,7 +237,7 @@ class EndpointChooser:
         else:
             has = self.addresses_in_words(host)
             seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
-            self.refuse("nic-down", host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
+            self.refuse("address-refused", host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
         return None
 
     @staticmethod
@@ -310,7 +307,7 @@ class EndpointChooser:
         four = [name for name in addresses if name not in six]
         if six and four:
             seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
-            self.refuse("ip-family-mix", six[0], seen)
+            self.refuse("address-refused", six[0], seen)
         others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
         for name, address in addresses.items() if others else []:
             if is_loopback(address):

@@ -64,13 +64,9 @@ def _is_set(settings: HostSettings, name: str) -> bool:
 
 
 def findings(hosts: Sequence[Host], basis: Basis) -> Iterator[Finding]:
-    """Hosts made low by auto, and facts that guests cannot read."""
+    """Facts that guests cannot read."""
     for host in hosts:
-        decision = decide(host, basis)
-        if decision.by == HOSTS:
-            seen = f"{decision.why}, so training yields to all other programs there"
-            yield finding("polite-low", host.name, seen)
         blind = host.fact("usage", "blind") or []
-        if decision.value == GUEST and blind:
+        if decide(host, basis).value == GUEST and blind:
             seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
             yield finding("guest-blind", host.name, seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
+from .._contract.kind import WARNING
 from .._contract.plan import Plan
 from .._contract.settings_table import RunSettings
 from .._kit.words import plural
@@ -50,7 +51,7 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
     seen = f"ddp_trainer_source is {source}"
     if used and newest and used != newest:
         seen += f", and the controller uses its commit {used}; the repository now has {newest}"
-        yield finding("trainer-behind", "", seen)
+        yield finding("trainer-commit", "", seen, severity=WARNING)
     elif used:
         yield finding("trainer-commit", "", f"{seen}, at commit {used}")
 

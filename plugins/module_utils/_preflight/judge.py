@@ -13,12 +13,10 @@ from .._plan.hosts import is_loopback
 from .._plan.others import port_held
 from .evidence import PreflightEvidence
 from .links import judge_links
-from .peer_check import closed_ports
 from .setup import public
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
-CLOCK_SECONDS = 5.0
 LOW_FILES = 256
 LOW_PROCESSES = 512
 LONG_RUN = 7 * 24 * 3600
@@ -43,7 +41,7 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
             continue
         for look in (interface, address_names, leftovers, load, limits, folder):
             found += look(evidence, host)
-    for compare in (families, holders, clocks, cpus, software, data, all_reduce):
+    for compare in (holders, cpus, software, data, all_reduce):
         found += compare(evidence)
     found += judge_links(evidence)
     return in_order(found)
@@ -76,9 +74,9 @@ def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     name = evidence.node(host)["nic"]
     nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
     if name and nics and name not in nics:
-        yield finding("nic-down", host, f"{name} does not exist; {host} has {', '.join(nics)}")
+        yield finding("address-refused", host, f"{name} does not exist; {host} has {', '.join(nics)}")
     elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
-        yield finding("nic-down", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
+        yield finding("address-refused", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
 
 
 def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
@@ -158,19 +156,11 @@ def limits(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
     if evidence.fact(host, "disk", "noexec"):
         seen = f"{evidence.fact(host, 'disk', 'parent')} is on a file system mounted with noexec"
-        yield finding("folder-noexec", host, seen)
+        remedy = "Set ddp_venv_dir to a folder on a file system mounted without noexec."
+        yield finding("folder-refused", host, seen, remedy=remedy)
 
 
 # All hosts together
-
-
-def families(evidence: PreflightEvidence) -> Iterable[Finding]:
-    if any(entry["code"] == "ip-family-mix" for entry in evidence.plan_findings):
-        return  # the plan has reported it
-    kinds = {node["host"]: 6 if ":" in node["address"] else 4 for node in evidence.plan["nodes"] if node["address"]}
-    if len(set(kinds.values())) > 1:
-        seen = ", ".join(f"{host} by IPv{kind}" for host, kind in kinds.items())
-        yield finding("ip-family-mix", evidence.plan["master"]["host"], seen)
 
 
 def tried_port(evidence: PreflightEvidence) -> bool:
@@ -184,17 +174,6 @@ def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
         if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
             continue
         yield port_held(master["host"], "ddp_port", {**holder, "session": holder.get("marker")})
-
-
-def clocks(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Clock offsets to the master, as measured by the pairs."""
-    master = evidence.plan["master"]["host"]
-    for link in (evidence.tries.get(master) or {}).get("links") or []:
-        offset = link.get("clock_offset")
-        if offset is not None and abs(offset) >= CLOCK_SECONDS:
-            way = "ahead of" if offset > 0 else "behind"
-            seen = f"its clock is {abs(offset):.0f} s {way} that of {master}"
-            yield finding("clock-skew", link["host"], seen, peer=master)
 
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -252,18 +231,9 @@ def differs_from_master(
 
 def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The all-reduce."""
-    missing = [node["host"] for node in evidence.plan["nodes"] if not evidence.gloo.get(node["host"])]
     if evidence.running:
         yield finding("run-in-progress", "", f"the run {evidence.plan['run']} is in progress")
-    elif missing:
-        # Before the network step it is not expected: the rehearsal comes later.
-        if len(evidence.plan["nodes"]) > 1 and not evidence.before_network:
-            # The all-reduce needs all hosts, so it is skipped if one of them lacks its Python.
-            missing = [host for host in missing if not evidence.fact(host, "python", "venv", "torch")] or missing
-            why = f"no trainer's Python on {', '.join(missing)} yet"
-            if any(closed_ports(link["ports"]) for dummy, link in evidence.links()) or list(holders(evidence)):
-                why = "a port between the hosts is closed or in use"
-            yield finding("gloo-not-tried", ", ".join(missing), why)
+    if any(not evidence.gloo.get(node["host"]) for node in evidence.plan["nodes"]):
         return
     for host, result in evidence.gloo.items():
         if not result.get("ok"):

@@ -43,7 +43,7 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
         if tried.get("error"):
-            found.append(finding("peer-not-listening", host, str(tried["error"])))
+            found.append(finding("address-refused", host, str(tried["error"])))
         for link in tried.get("links") or []:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
@@ -69,9 +69,8 @@ def ports(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     elif firewall.get("commands"):
         seen += f"; {firewall['backend']} is active on {pair.peer}"
         if evidence.before_network and evidence.plan["manage_firewall"]:
-            code = "port-to-be-opened"
-        else:
-            code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
+            return  # the plan says that the network step opens it
+        code, remedy = "port-blocked", opening_remedy(evidence, pair.peer, firewall)
     else:
         code = "peer-unreachable" if len(pair.closed) == len(pair.link["ports"]) else "port-blocked"
         remedy = hidden_firewall_remedy(evidence, pair.peer, firewall) if firewall.get("if_closed") else None
@@ -200,4 +199,4 @@ def rate_and_delay(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
     if rate and rate < SLOW_MBIT:
         yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer}: {rate:.0f} Mbit/s", pair.peer)
     if late and late > LATE_MS:
-        yield finding("link-delay", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)
+        yield finding("link-slow", pair.host, f"from {pair.host} to {pair.peer} and back: {late:.1f} ms", pair.peer)

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
-from .peer_responder import CHUNK, GREETING, sockaddr
+from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
 
 if TYPE_CHECKING:
     from .._contract.values import Duration, Rate
@@ -23,7 +23,6 @@ IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
 IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, IPV6_MTU = 23, 2, 24
 
 PINGS = 15
-ANSWER_BYTES = 21  # "OK", a space, the responder's clock in 17 digits, a line end
 PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
@@ -74,7 +73,6 @@ class LinkTry(TypedDict):
     address: str
     ports: list[PortTry]
     latency_ms: Duration | None  # median round trip
-    clock_offset: float | None  # seconds by which the peer's clock is ahead of ours
     bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
     duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
     mtu: int | None  # the path MTU according to the kernel
@@ -121,20 +119,11 @@ def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0)
     return sock
 
 
-def ask(sock: socket.socket, token: str, service: str) -> float:
-    """Request a service; returns the clock offset in seconds. Any other answer comes from a stranger."""
-    begin = time.time()
+def ask(sock: socket.socket, token: str, service: str) -> None:
+    """Request a service. Any other answer comes from a stranger."""
     sock.sendall(f"{GREETING} {token} {service}\n".encode())
-    reply = _exactly(sock, ANSWER_BYTES)
-    end = time.time()
-    try:
-        word, clock = reply.decode("ascii").split()
-        offset = float(clock) - (begin + end) / 2
-    except (UnicodeError, ValueError):
-        word, offset = "", 0.0
-    if word != "OK":
+    if _exactly(sock, len(ANSWER)) != ANSWER:
         raise Stranger(0, "another program answers there")
-    return offset
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -161,10 +150,10 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
     return {"port": port, "reachable": not error, "error": error, "words": words, "milliseconds": milliseconds}
 
 
-def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, float]:
-    """(median round trip in milliseconds, the peer's clock offset in seconds)."""
+def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
+    """The median round trip in milliseconds."""
     with connect(source, peer.address, port, timeout) as sock:
-        offset = ask(sock, peer.token, "echo")
+        ask(sock, peer.token, "echo")
         trips = []
         for number in range(PINGS):
             begin = time.monotonic()
@@ -172,7 +161,7 @@ def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[
             if len(_exactly(sock, 8)) < 8:
                 break
             trips.append(time.monotonic() - begin)
-    return (round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0), round(offset, 3)
+    return round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0
 
 
 def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> tuple[float, int]:
@@ -266,7 +255,6 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
         "address": peer.address,
         "ports": ports,
         "latency_ms": None,
-        "clock_offset": None,
         "bandwidth_mbit": None,
         "duplex_mbit": None,
         "mtu": None,
@@ -279,7 +267,7 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
     usable = usable_port(link)
     if usable is not None:
         try:
-            link["latency_ms"], link["clock_offset"] = latency(source, peer, usable, limits.timeout)
+            link["latency_ms"] = latency(source, peer, usable, limits.timeout)
         except OSError as error:
             link["error"] = f"round trips: {error.strerror or error}"
     return link

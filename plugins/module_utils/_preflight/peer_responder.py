@@ -27,6 +27,7 @@ from .._contract.document import Document
 from .._kit.processes import PORT_CHECK, ListeningSocket, alive, is_check, port_holders, start_ticks
 
 GREETING = "NANOCHAT-DDP-CHECK"
+ANSWER = b"OK\n"
 CHUNK = 1 << 16
 PATIENCE = 10.0  # seconds that a connection may be idle
 LINE = 200  # maximum bytes of a request
@@ -242,7 +243,7 @@ def answer(connection: socket.socket, token: str) -> None:
             if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
             Clients.last = time.monotonic()
-            connection.sendall(f"OK {time.time():017.6f}\n".encode())
+            connection.sendall(ANSWER)
             if words[2] == "echo":
                 _echo(connection)
             elif words[2] == "sink":

@@ -14,7 +14,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.decode import decode
 from ...module_utils._contract.findings import Finding, finding
-from ...module_utils._contract.kind import ERROR
+from ...module_utils._contract.kind import ERROR, INFO
 from ...module_utils._contract.plan import Plan
 from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable
@@ -190,7 +190,11 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Hosts on which measuring a step failed."""
     results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
     failed = {host: program_answer(result) for host, result in results.items() if result.get("rc")}
-    return [finding("step-not-measured", host, str(told["error"])) for host, told in failed.items() if "error" in told]
+    return [
+        finding("evidence-missing", host, f"a training step could not be measured: {told['error']}", severity=INFO)
+        for host, told in failed.items()
+        if "error" in told
+    ]
 
 
 def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:
@@ -201,13 +205,13 @@ def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Findin
         why = piece(seen, host, "measured").get("no_kernels_because")
         can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
         if why and can:
-            found.append(finding("kernels-not-built", host, str(why)))
+            found.append(finding("no-compiler", host, f"the C kernels could not be built: {why}"))
     return found
 
 
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu", "clock_offset")
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu")
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]

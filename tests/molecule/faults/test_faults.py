@@ -514,7 +514,7 @@ def test_field_24_a_folder_that_the_user_may_not_write_is_told(lab, short_plan, 
     }
     _document, played = lab.plan(ddp_base_dir="/root/nanochat")
     assert played.code != 0 and "/root" in played.output
-    found("one path for two users, which only one of them may write", "folder-read-only", played.seconds, "plan")
+    found("one path for two users, which only one of them may write", "folder-refused", played.seconds, "plan")
 
 
 def test_a_run_without_faults_gives_no_finding(lab):

@@ -428,7 +428,6 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
         "address": "192.168.1.10",
         "ports": [port],
         "latency_ms": 0.3,
-        "clock_offset": 2.0,
         "bandwidth_mbit": 800.0,
         "mtu": 1500,
     }

@@ -13,7 +13,7 @@ NODES = [
 ]
 SERVERS = {node["host"]: {"server": {"host": "x", "address": "198.51.100.1", "port": 40000}} for node in NODES}
 LINK = {
-    "address": "192.0.2.9", "ports": [], "latency_ms": 1.0, "clock_offset": 0.0, "duplex_mbit": None, "mtu": 1500, "full_size": None,
+    "address": "192.0.2.9", "ports": [], "latency_ms": 1.0, "duplex_mbit": None, "mtu": 1500, "full_size": None,
     "passing_size": None, "error": "", "nic": None, "gateway": None,
 }  # fmt: skip
 

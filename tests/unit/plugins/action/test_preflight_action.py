@@ -107,7 +107,11 @@ def test_a_step_that_could_not_be_measured_is_told():
     seen["laptop"]["step"] = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}
     seen["desktop"]["step"] = {"rc": 0, "stdout": "{}"}
     [one] = preflight.unmeasured(options(known, seen)["plan"], seen)
-    assert (one["code"], one["host"], one["seen"]) == ("step-not-measured", "laptop", "depth is wrong")
+    assert (one["code"], one["host"], one["seen"]) == (
+        "evidence-missing",
+        "laptop",
+        "a training step could not be measured: depth is wrong",
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_kernels_that_could_not_be_built_are_one_finding(setting, compiler, foun
     seen["laptop"]["measured"] = {"no_kernels_because": "the build was ended by signal 4"}
     unbuilt = preflight.unbuilt(preflight.gather(options(known, seen)), seen)
     assert [one["host"] for one in unbuilt] == found
-    assert all(one["seen"] == "the build was ended by signal 4" for one in unbuilt)
+    assert all(one["seen"] == "the C kernels could not be built: the build was ended by signal 4" for one in unbuilt)
 
 
 def test_an_impossible_link_is_its_hosts_error():

@@ -54,7 +54,6 @@ def test_a_way_that_is_open_is_measured(run_module, listening, address):
     assert link["bandwidth_mbit"] > 1
     assert link["duplex_mbit"] > 1
     assert 0 < link["latency_ms"] < 1000
-    assert abs(link["clock_offset"]) < 1
     assert link["full_size"] is True
     assert link["mtu"] >= 1280
 

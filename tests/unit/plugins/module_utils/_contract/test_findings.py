@@ -47,8 +47,11 @@ def test_every_code_that_is_used_is_in_the_registry_with_what_to_do():
 def test_a_refusal_says_what_was_seen_and_what_to_do():
     own = finding("disk-short", "laptop", "laptop has 3 GB free", remedy="Use another disk.")
     assert sentence(own) == "laptop has 3 GB free; use another disk."
-    usual = finding("folder-read-only", "laptop", "it cannot be written")
-    assert sentence(usual) == "it cannot be written; set ddp_base_dir to a folder that this user can write to."
+    usual = finding("folder-refused", "laptop", "it cannot be written")
+    assert (
+        sentence(usual)
+        == "it cannot be written; set ddp_base_dir to a folder of this host's own that only this user can write to."
+    )
     # The sentence about a setting already says what it must be.
     setting = finding("setting-refused", "", "ddp_depth is x; it must be a whole number")
     assert sentence(setting) == "ddp_depth is x; it must be a whole number."

@@ -101,7 +101,7 @@ def test_all_problems_of_all_hosts_are_told_at_once():
     with pytest.raises(PlanError) as caught:
         make_plan(hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": small}))
     assert [(found["code"], found["host"]) for found in caught.value.findings] == [
-        ("nic-down", "laptop"),
+        ("address-refused", "laptop"),
         ("no-tmux", "desktop"),
         ("memory-short", "laptop"),
     ]

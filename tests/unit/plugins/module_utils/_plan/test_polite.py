@@ -27,9 +27,6 @@ def polite(plan):
 def test_training_yields_where_somebody_is_logged_in_graphically():
     outcome = make_plan(hosts(two=SEEN))
     assert polite(outcome.plan) == ["off", "low"]
-    assert [(one["host"], one["seen"]) for one in outcome.findings] == [
-        ("laptop", "xiaoxin is logged in graphically, so training yields to all other programs there")
-    ]
     assert "yields to other programs on laptop" in render(outcome.plan)
 
 

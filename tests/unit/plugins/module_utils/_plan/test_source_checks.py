@@ -266,7 +266,7 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
     subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
     for source in (f"file://{bare}", f"file://{bare}#main"):
         (one,) = told(source)
-        assert one[0] == "trainer-behind" and first[:10] in one[1]
+        assert one[0] == "trainer-commit" and first[:10] in one[1]
         assert one[1].endswith(f"the repository now has {second[:10]}")
     assert [code for code, dummy in told(f"file://{bare}#{first}")] == ["trainer-commit"]
     # A repository that is gone keeps nobody from training with what was cloned.
