@@ -82,7 +82,7 @@ def of_keepers(case: Case) -> Optional[Finding]:
         if not str(verdict["code"]).startswith("healthy"):
             return verdict
     if len(found) > 1:
-        return finding("rank-away", found[-1].members[0], apart_text(runs))
+        return finding("rank-away", found[-1].members[0], apart_text(runs), remedy="Repair the link between them.")
     away = [host for host in case.by_rank() if host not in members]
     if not away:
         return None

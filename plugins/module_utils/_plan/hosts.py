@@ -194,7 +194,12 @@ class EndpointChooser:
         elif not nic["up"] or not interfaces(nic):
             state = "has no address" if nic["up"] else "is down"
             seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
-            self.refuse("address-refused", host.name, seen)
+            self.refuse(
+                "address-refused",
+                host.name,
+                seen,
+                f"Bring it up (sudo ip link set {name} up), or set ddp_nic to another one.",
+            )
             return None
         return nic
 

@@ -191,7 +191,13 @@ def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
     failed = {host: program_answer(result) for host, result in results.items() if result.get("rc")}
     return [
-        finding("evidence-missing", host, f"a training step could not be measured: {told['error']}", severity=INFO)
+        finding(
+            "evidence-missing",
+            host,
+            f"a training step could not be measured: {told['error']}",
+            severity=INFO,
+            remedy="Without it the speed cannot be predicted; training itself may still work.",
+        )
         for host, told in failed.items()
         if "error" in told
     ]
