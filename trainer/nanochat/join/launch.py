@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from nanochat.join.collectives import Collectives
-from nanochat.join.script import Script, Stopped
+from nanochat.join.script import Script
+from nanochat.join.world import World
 from nanochat.kit.common import UserError, base_dir, checkpoint_dir, name_process, read_ranks
 from nanochat.kit.settings import Settings, make_parser
 from nanochat.parallel.comm import Comm, connect
@@ -112,8 +112,8 @@ def is_given(options: argparse.Namespace, *names: str) -> bool:
 
 def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Journal) -> str:
     """Run the script; returns why it ended."""
-    collectives = Collectives(comm, options.sync)
-    script = Script(comm, journal, collectives, options.keep_checkpoints)
+    world = World(comm)
+    script = Script(world, journal, options.sync, options.keep_checkpoints)
     script.training = lineage.wanted(journal.folder)
     arguments = [*options.arguments, *resume_flags(options, settings, comm, script)]
     script.training = resume.name_training(comm, script.training)
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Jo
         arguments += base_model_flags(options, comm, script)
     make_room()
     script.install()
-    collectives.install()
+    world.install()
     # Before the checkout's scripts import them.
     for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
         with contextlib.suppress(ImportError):
@@ -129,10 +129,8 @@ def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Jo
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
     try:
         call(options.script, arguments)
-    except Stopped as stopped:
-        journal.say(str(stopped))
     finally:
-        collectives.uninstall()
+        world.uninstall()
     if script.unsaved is not None:
         raise script.unsaved
     return "stopped" if script.stopping else "finished"

@@ -1,241 +1,150 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes a checkout's own optimizer train together: its update rules, our exchange of gradients.
+"""Makes a checkout's own optimizer train together: its update rules, our exchanges.
 
-The optimizer is a torch.optim.Optimizer whose groups have a kind. AdamW groups are updated completely on every rank, in an
-apparent world of one, from averaged gradients; for embedding tables, only rows touched by a
-rank's tokens are sent. Muon groups are split by the optimizer itself, through our collectives. An optimizer
-without kinds exchanges everything that it asks for.
-
-With int8 the gradients are packed as in our own trainer, for Muon's matrices and other large ones; the optimizer itself
-gathers weights, which must arrive unchanged. Rounding errors are not saved: a resumed run starts without them.
-
-What it saves and loads has the layout of optim_file.py, with the parts of all ranks.
+It takes itself for the only rank. Every rank updates AdamW's groups from the averaged gradients. Of each Muon group it is shown only
+the matrices that this rank updates; the updated ones are then sent to all. What is saved is the file of a single rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat.join.collectives import Collectives, Work, in_blocks
+from nanochat.join.exchange import Exchange
+from nanochat.join.world import World
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import count
-from nanochat.rules.ways import BLOCK
-from nanochat.run.optim_file import ADAMW, MUON, OptimizerLayout, Unusable
+from nanochat.run.optim_file import MUON, OURS_KEY, OptimizerLayout, Unusable
 
 SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"
 Json = dict[str, Any]
 
 
-class Touched:
-    """Rows of the embedding tables read since the last step."""
+class JoinedOptimizer:
+    """The script's optimizer: a torch.optim.Optimizer whose groups have a kind, "muon" or another."""
 
-    def __init__(self) -> None:
-        self.ids: dict[Tensor, list[Tensor]] = {}
+    def __init__(self, optimizer: Any, world: World, sync: str) -> None:
+        self.optimizer, self.world = optimizer, world
+        self.exchange, self.rank, self.ranks = Exchange(world.comm, sync), world.comm.rank, world.comm.world
+        self._step, self._state_dict = optimizer.step, optimizer.state_dict
+        self._load_state_dict = optimizer.load_state_dict
 
-    def install(self) -> None:
-        """Hook every torch.nn.Embedding."""
-        forward, ids = torch.nn.Embedding.forward, self.ids
+    @property
+    def groups(self) -> list[Json]:
+        found: list[Json] = self.optimizer.param_groups
+        return found
 
-        def watched(module: torch.nn.Embedding, input: Tensor) -> Tensor:
-            if torch.is_grad_enabled() and module.weight.requires_grad:
-                # A copy: loaders reuse the memory for the next batch.
-                ids.setdefault(module.weight, []).append(input.detach().flatten().to(torch.int32, copy=True))
-            return forward(module, input)
+    @property
+    def muon(self) -> list[Json]:
+        return [group for group in self.groups if group.get("kind") == "muon"]
 
-        torch.nn.Embedding.forward = watched  # type: ignore[method-assign, assignment]
-
-    def forget(self, parameters: Iterable[Tensor]) -> None:
-        """Forget what was read: the step is done."""
-        for parameter in parameters:
-            self.ids.pop(parameter, None)
-
-    def take(self, tables: Sequence[Tensor]) -> Tensor:
-        """Token ids read since the last call, from all tables, with repetitions."""
-        taken = [self.ids.pop(table) for table in tables if table in self.ids]
-        longest = max(taken, key=lambda parts: sum(len(part) for part in parts))
-        alike = all(len(parts) == len(longest) and all(map(torch.equal, parts, longest)) for parts in taken)
-        chosen = longest if alike else [part for parts in taken for part in parts]
-        return torch.cat(chosen)
-
-
-class Joined:
-    """One optimizer of the script."""
-
-    def __init__(self, optimizer: Any, collectives: Collectives, touched: Touched) -> None:
-        self.optimizer, self.collectives, self.comm = optimizer, collectives, collectives.comm
-        self.touched = touched
-        self.kinds = all(group.get("kind") in ("adamw", "muon") for group in optimizer.param_groups)
-        self.original: dict[str, Callable[..., Any]] = {
-            name: getattr(optimizer, name) for name in ("step", "state_dict", "load_state_dict")
-        }
-        self._read = 0  # rows that a rank reads per step
+    def owned(self, group: Json) -> list[list[Any]]:
+        """A Muon group's matrices, by the rank that updates them."""
+        return [group["params"][rank :: self.ranks] for rank in range(self.ranks)]
 
     # -- a step
 
-    def step(self, pack: Tensor) -> Tensor:
-        """One update; `pack`: numbers to sum over the ranks."""
-        groups = self.optimizer.param_groups
-        self.collectives.start_step(self)
-        if not self.kinds:
-            total = self._sum_small([pack])[0]
-            self.original["step"]()
-            # Nobody asked which rows were touched.
-            self.touched.forget(p for group in groups for p in group["params"])
-            return total
-        adamw = [group for group in groups if group["kind"] == "adamw"]
-        total = self._average([p for group in adamw for p in group["params"] if p.grad is not None], pack)
-        try:
-            self.optimizer.param_groups = [group for group in groups if group["kind"] == "muon"]
-            if self.optimizer.param_groups:
-                self.original["step"]()
-            self.optimizer.param_groups = adamw
-            with self.collectives.world_of_one():
-                self.original["step"]()
-        finally:
-            self.optimizer.param_groups = groups
-        return total
-
     @torch.no_grad()
-    def _average(self, parameters: Sequence[Any], pack: Tensor) -> Tensor:
-        """Average every gradient over the ranks."""
-        tables = [p for p in parameters if p in self.touched.ids]
-        large = [p for p in parameters if p.numel() >= SMALL and p not in self.touched.ids]
-        small = [p for p in parameters if p.numel() < SMALL and p not in self.touched.ids]
-        shares = [self._start_large(p.grad) for p in large]
-        if tables:
-            self._average_rows(tables)
-        gathers = [self._start_gather(*share) for share in shares]
-        totals = self._sum_small([pack, *(p.grad for p in small)])
-        for p, total in zip(small, totals[1:], strict=True):
-            p.grad.copy_(total / self.comm.world)
-        for p, (work, flat) in zip(large, gathers, strict=True):
-            work.wait()
-            p.grad.copy_(flat[: p.grad.numel()].view_as(p.grad))
+    def step(self, pack: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """One update; pack: numbers to sum over the ranks; tables: the embeddings' weights."""
+        self.exchange.begin_step()
+        shared = [group for group in self.groups if group.get("kind") != "muon"]
+        gradients = [(p, p.grad) for group in shared for p in group["params"] if p.grad is not None]
+        rows = [grad for p, grad in gradients if any(p is table for table in tables)]
+        others = [grad for p, grad in gradients if not any(p is table for table in tables)]
+        small = [grad for grad in others if grad.numel() < SMALL]
+        means = [self.exchange.scatter([_stacked(group, own) for own in self.owned(group)]) for group in self.muon]
+        finish = self.exchange.average([grad for grad in others if grad.numel() >= SMALL])
+        if rows:
+            self.exchange.average_rows(rows)
+        for group, mean in zip(self.muon, means, strict=True):
+            own = self.owned(group)[self.rank]
+            for p, grad in zip(own, mean().split(group["params"][0].size(0)), strict=False):
+                p.grad = grad.to(p.dtype)
+        finish()
+        totals = self.exchange.sum_small([pack, *small])
+        for grad, total in zip(small, totals[1:], strict=True):
+            grad.copy_(total / self.ranks)
+        self._update(
+            [*({**g, "params": self.owned(g)[self.rank]} for g in self.muon if self.owned(g)[self.rank]), *shared]
+        )
         return totals[0]
 
-    def _sum_small(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """In one piece, and in rank order."""
-        flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
-        total = torch.zeros_like(flat)
-        for part in self._from_all(flat):
-            total += part
-        return [
-            one.view(tensor.shape)
-            for one, tensor in zip(total.split([tensor.numel() for tensor in tensors]), tensors, strict=True)
-        ]
-
-    def _start_large(self, gradient: Tensor) -> tuple[Work, Tensor]:
-        """Send every rank its share of a gradient."""
-        unit = BLOCK * self.comm.world
-        flat = torch.zeros(-(-gradient.numel() // unit) * unit)
-        flat[: gradient.numel()] = gradient.detach().flatten()
-        shares = in_blocks(flat, self.comm.world)
-        share = torch.empty_like(shares[0])
-        return self.collectives.sum_shares(shares, share, mean=True), share
-
-    def _start_gather(self, work: Work, share: Tensor) -> tuple[Work, Tensor]:
-        """Send our summed share to all; rounding is the same everywhere."""
-        work.wait()
-        flat = torch.empty(share.numel() * self.comm.world)
-        return self.collectives.share_out(share, in_blocks(flat, self.comm.world)), flat
-
-    def _average_rows(self, tables: Sequence[Any]) -> None:
-        """The rows touched by any rank; all others are zero everywhere."""
-        comm, wire = self.comm, self.collectives.row_wire.dtype
-        mine = self.touched.take(tables)
-        self._read = self._read or self._agreed(len(mine))
-        if len(mine) != self._read:
-            raise UserError(
-                f"{comm.name} read {len(mine)} tokens in this step, and {self._read} in the first one; "
-                "rows cannot be exchanged in steps of different size."
-            )
-        rows = [torch.unique(ids).long() for ids in self._from_all(mine)]
-        union = torch.unique(torch.cat(rows))
-        places = [torch.searchsorted(union, one) for one in rows]
-        under_way = []
-        for table in tables:
-            parts = [torch.empty(len(one), table.size(1), dtype=wire) for one in rows]
-            parts[comm.rank] = table.grad[rows[comm.rank]].to(wire)
-            under_way.append((table, parts, self.collectives.gather(parts, parts[comm.rank])))
-        for table, parts, work in under_way:
-            work.wait()
-            total = torch.zeros(len(union), table.size(1))
-            for place, part in zip(places, parts, strict=True):
-                total.index_add_(0, place, part.float())
-            table.grad.index_copy_(0, union, total.div_(comm.world).to(table.grad.dtype))
-
-    def _from_all(self, mine: Tensor) -> list[Tensor]:
-        """Each rank's tensor of this shape."""
-        parts = [torch.empty_like(mine) for dummy in range(self.comm.world)]
-        parts[self.comm.rank] = mine
-        self.collectives.gather(parts, mine).wait()
-        return parts
-
-    def _agreed(self, tokens: int) -> int:
-        counts = self.comm.exchange("the tokens of a step", tokens, fits=count())
-        if len(set(counts)) > 1:
-            listed = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(counts))
-            raise UserError(
-                f"the ranks read different numbers of tokens in a step ({listed}); start every rank with the same "
-                "--device-batch-size."
-            )
-        return tokens
+    def _update(self, visible: list[Json]) -> None:
+        """The optimizer's own step with these groups; then every rank gets all matrices."""
+        groups = self.groups
+        try:
+            self.optimizer.param_groups = visible
+            with self.world.of_one():
+                self._step()
+        finally:
+            self.optimizer.param_groups = groups
+        arriving = []
+        for group in self.muon:
+            parts = [_stacked(group, own, weights=True) for own in self.owned(group)]
+            arriving.append((group, parts, self.exchange.gather(parts[self.rank], parts, exact=True)))
+        for group, parts, receive in arriving:
+            receive()
+            for own, part in zip(self.owned(group), parts, strict=True):
+                for p, weights in zip(own, part.split(group["params"][0].size(0)), strict=False):
+                    p.copy_(weights)
 
     # -- saving and loading
 
-    def _layout(self) -> tuple[OptimizerLayout, list[Any]]:
-        groups: list[dict[str, Any]] = []
-        parameters: list[Any] = []
-        for group in self.optimizer.param_groups:
-            names = [str(len(parameters) + n) for n in range(len(group["params"]))]
-            parameters += group["params"]
-            groups.append({**group, "params": names})
-        shapes = {str(n): p.shape for n, p in enumerate(parameters)}
-        return OptimizerLayout(groups, shapes, self.comm.world), parameters
-
     def state_dict(self) -> Json:
-        """torch's state dict for this rank, with the other ranks' parts; all ranks call it together."""
-        if not self.kinds:
-            found: Json = self.original["state_dict"]()
-            return found
-        layout, parameters = self._layout()
-        states = self.optimizer.state
-        adamw, muon, steps = {}, {}, 0
-        for name in layout.adamw:
-            p = parameters[int(name)]
-            adamw[name] = {key: states[p][key] for key in ADAMW}
-            steps = int(states[p]["step"])
-        for names in layout.muon:
-            # Each rank has a part of the matrices.
-            state = states[parameters[int(names[0])]]
-            stacked = {key: torch.cat(self._from_all(state[key])) for key in MUON}
-            for n, name in enumerate(names):
-                muon[name] = {key: value[n] for key, value in stacked.items()}
-        return layout.file({"steps": steps, "adamw": adamw, "muon": muon}, self.comm.rank)
+        """torch's state dict of a single rank; all ranks call it together."""
+        state, before = self.optimizer.state, dict(self.optimizer.state)
+        for group in self.muon:
+            whole = self._whole(group)
+            for own in self.owned(group)[self.rank][:1]:
+                state.pop(own)
+            state[group["params"][0]] = whole
+        try:
+            return {**self._state_dict(), OURS_KEY: {"others": {}}}
+        finally:
+            state.clear()
+            state.update(before)
+
+    def _whole(self, group: Json) -> dict[str, Tensor]:
+        """A Muon group's state from all ranks, in the group's order."""
+        owned, whole = self.owned(group), {}
+        for key, shape in zip(MUON, muon_shapes(group["params"][0]), strict=True):
+            mine = self.optimizer.state[owned[self.rank][0]][key] if owned[self.rank] else torch.empty(0)
+            sizes = [len(own) * shape.numel() for own in owned]
+            whole[key] = torch.empty(len(group["params"]), *shape)
+            for rank, part in enumerate(self.exchange.from_all(mine.float(), sizes)):
+                whole[key][rank :: self.ranks] = part.view(-1, *shape)
+        return whole
 
     def load_state_dict(self, found: Json) -> None:
-        """From this rank's file, or from all files of a checkpoint ({FILES_KEY: {rank: file}})."""
-        files = found.get(FILES_KEY, {self.comm.rank: found})
-        if not self.kinds:
-            self.original["load_state_dict"](files[self.comm.rank])
-            return
-        layout, _parameters = self._layout()
+        """From all files of a checkpoint, of any number of ranks ({FILES_KEY: {rank: file}}), or from one of a single rank."""
+        files = found.get(FILES_KEY, {0: found})
+        numbers = {p: n for n, p in enumerate(p for group in self.groups for p in group["params"])}
+        named = [{**group, "params": [str(numbers[p]) for p in group["params"]]} for group in self.groups]
+        layout = OptimizerLayout(named, {str(n): p.shape for p, n in numbers.items()}, 1)
         try:
-            state = layout.state(files)
+            loaded = layout.file(layout.state(files), 0, complete=False)["state"]
         except Unusable as why:
             raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
-        shards: list[dict[int, dict[str, Any]]] = [{} for dummy in range(self.comm.world)]
-        for names in layout.muon:
-            layout.split_muon(names, state["muon"], shards)
-        mine = shards[self.comm.rank]
-        for name, moments in state["adamw"].items():
-            mine[int(name)] = {"step": state["steps"], **moments}
-        groups = next(iter(files.values()))["param_groups"]
-        self.original["load_state_dict"]({"state": mine, "param_groups": groups})
+        for group in self.muon:
+            whole = loaded.pop(numbers[group["params"][0]])
+            for own in self.owned(group)[self.rank][:1]:
+                loaded[numbers[own]] = {key: value[self.rank :: self.ranks].clone() for key, value in whole.items()}
+        self._load_state_dict({"state": loaded, "param_groups": next(iter(files.values()))["param_groups"]})
+
+
+def muon_shapes(matrix: Tensor) -> tuple[torch.Size, torch.Size]:
+    """The shapes of a matrix's state, in the order of MUON."""
+    rows, columns = matrix.shape
+    return matrix.shape, torch.Size((rows, 1) if rows >= columns else (1, columns))
+
+
+def _stacked(group: Mapping[str, Any], own: Sequence[Any], weights: bool = False) -> Tensor:
+    """Some of a group's matrices, or their gradients, below each other."""
+    parts = [(p.detach() if weights else p.grad).float() for p in own]
+    return torch.cat([*parts, torch.empty(0, group["params"][0].size(1))])

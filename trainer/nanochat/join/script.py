@@ -3,13 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A running checkout script: its variables, and the wrappers around its optimizer, evaluation and checkpoints.
 
-nanochat's scripts keep their loop's state in module variables (step, num_iterations, args, orig_model, ...), which we
-read. For a script without them we count the steps, and it cannot be stopped before its last one.
+nanochat's scripts keep their loop's state in module variables (step, num_iterations, args, orig_model, ...), which we read.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import secrets
 import sys
@@ -21,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.join.collectives import Collectives
-from nanochat.join.optimizer import FILES_KEY, Joined, Touched
+from nanochat.join.optimizer import FILES_KEY, JoinedOptimizer
+from nanochat.join.world import World
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import matching
 from nanochat.parallel.agreement import check_identical, start_alike
-from nanochat.parallel.comm import Comm
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
@@ -40,17 +37,13 @@ from nanochat.run.state import TrainingProgress
 
 LEFT_OUT_AT_A_STOP = ("eval_every", "core_metric_every", "sample_every", "chatcore_every")
 EVERY = (*LEFT_OUT_AT_A_STOP, "save_every")
-SAVE_PARAMETERS = ["checkpoint_dir", "step", "model_data", "optimizer_data", "meta_data", "rank"]
-STATE_PARAMETERS = ["source", "device", "rank", "model_tag", "step"]
-LOAD_PARAMETERS = ["checkpoint_dir", "step", "device", "load_optimizer", "rank"]
 
 
 class Script:
     """The script of one rank."""
 
-    def __init__(self, comm: Comm, journal: Journal, collectives: Collectives, keep: int) -> None:
-        self.comm, self.journal, self.collectives, self.keep = comm, journal, collectives, keep
-        self.touched = Touched()
+    def __init__(self, world: World, journal: Journal, sync: str, keep: int) -> None:
+        self.world, self.comm, self.journal, self.sync, self.keep = world, world.comm, journal, sync, keep
         self.progress = TrainingProgress()  # of this process: its steps and smoothed loss
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
@@ -62,9 +55,8 @@ class Script:
         # The checkpoint of another run that it continues: folder and step.
         self.base: tuple[Path, int] | None = None
         self.losses: list[Tensor] = []
-        self.losses_known = False
         self.begun = time.perf_counter()
-        self.optimizers: list[Joined] = []
+        self.optimizer: JoinedOptimizer | None = None
 
     # -- its variables
 
@@ -80,7 +72,12 @@ class Script:
     @property
     def step(self) -> int:
         step = self.variables.get("step")
-        return step if isinstance(step, int) else self.progress.step + (self.resumed_from or 0)
+        if not isinstance(step, int) or not isinstance(self.model, torch.nn.Module):
+            raise UserError(
+                "this script has no variables step and model as nanochat's base_train and chat_sft have them, so its ranks cannot be "
+                "joined; use those, or ddp_trainer_source=ours."
+            )
+        return step
 
     @property
     def steps(self) -> int:
@@ -89,18 +86,17 @@ class Script:
         return count if isinstance(count, int) and count > 0 else 0
 
     @property
+    def model(self) -> Any:
+        return self.variables.get("orig_model", self.variables.get("model"))
+
+    @property
     def weights(self) -> dict[str, Tensor]:
-        model = self.variables.get("orig_model", self.variables.get("model"))
-        if isinstance(model, torch.nn.Module):
-            return {name.removeprefix("_orig_mod."): p.detach() for name, p in model.named_parameters()}
-        groups = [group for joined in self.optimizers for group in joined.optimizer.param_groups]
-        return {str(n): p.detach() for n, p in enumerate(p for group in groups for p in group["params"])}
+        return {name.removeprefix("_orig_mod."): p.detach() for name, p in self.model.named_parameters()}
 
     # -- wrappers
 
     def install(self) -> None:
         """Before the script starts: wrap torch itself."""
-        self.touched.install()
         script, make = self, torch.optim.Optimizer.__init__
         backward: Callable[..., None] = Tensor.backward
 
@@ -118,44 +114,28 @@ class Script:
         torch.compile = lambda model=None, *dummy, **options: model if model is not None else (lambda one: one)  # type: ignore[assignment]
 
     def wrap(self, module: Any) -> None:
-        """Replace the functions of a checkout's module whose signatures we know."""
-        known: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
-            "save_checkpoint": (SAVE_PARAMETERS, lambda dummy: self.save),
-            "load_checkpoint": (LOAD_PARAMETERS, self.load),
-            "load_optimizer_state": (STATE_PARAMETERS, self.load_state),
-            "evaluate_bpb": ([], self.evaluate),
+        """Replace the functions of a checkout's module that save, load and evaluate."""
+        known: dict[str, Callable[[Any], Any]] = {
+            "save_checkpoint": lambda dummy: self.save,
+            "load_checkpoint": self.load,
+            "load_optimizer_state": self.load_state,
+            "evaluate_bpb": self.evaluate,
         }
-        for name, (parameters, replacement) in known.items():
-            found = getattr(module, name, None)
-            if found is None:
-                continue
-            if list(inspect.signature(found).parameters)[: len(parameters)] != parameters:
-                raise UserError(
-                    f"{module.__name__}.{name} of this checkout does not begin with the parameters {', '.join(parameters)}, so its "
-                    "ranks cannot be joined; use another commit, or ddp_trainer_source=ours."
-                )
-            setattr(module, name, replacement(found))
+        for name, replacement in known.items():
+            if hasattr(module, name):
+                setattr(module, name, replacement(getattr(module, name)))
 
     def join(self, optimizer: Any) -> None:
-        """Make an optimizer train together with the other ranks'."""
-        joined = Joined(optimizer, self.collectives, self.touched)
-        self.optimizers.append(joined)
-        step = self.train_step if len(self.optimizers) == 1 else self.further_step
-        optimizer.step = lambda *dummy: step(joined)
+        """Make the script's optimizer train together with the other ranks'."""
+        self.optimizer = joined = JoinedOptimizer(optimizer, self.world, self.sync)
+        optimizer.step = lambda *dummy: self.train_step(joined)
         optimizer.state_dict, optimizer.load_state_dict = joined.state_dict, joined.load_state_dict
-        groups = [p.detach() for group in optimizer.param_groups for p in group["params"]]
-        start_alike(self.comm, {f"{len(self.optimizers)} {n}": p for n, p in enumerate(groups)})
-        if not joined.kinds:
-            self.journal.say("The optimizer's groups have no kind, so all tensors are sent whole")
+        parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+        start_alike(self.comm, {str(n): p for n, p in enumerate(parameters)})
 
     # -- a step
 
-    def further_step(self, joined: Joined) -> None:
-        """A step of an additional optimizer."""
-        joined.step(torch.zeros(1))
-        self.collectives.patient = True
-
-    def train_step(self, joined: Joined) -> None:
+    def train_step(self, optimizer: JoinedOptimizer) -> None:
         """One optimizer step over all ranks."""
         comm, step = self.comm, self.step
         passed = time.perf_counter() - self.begun
@@ -165,24 +145,22 @@ class Script:
             # One rank alone may have written samples for long.
             comm.barrier("the beginning of the step")
         comm.enter("sync", step)
-        self.losses_known = bool(self.losses)
-        loss = torch.stack(self.losses).sum() if self.losses else torch.zeros(())
+        pack = torch.tensor([float(torch.stack(self.losses).sum()), float(self.stop_asked)])
         self.losses.clear()
-        pack = torch.tensor([float(loss), float(self.stop_asked)])
-        total = joined.step(pack).tolist()
-        if self.losses_known and not math.isfinite(total[0]):
+        tables = [one.weight for one in self.model.modules() if isinstance(one, torch.nn.Embedding)]
+        total = optimizer.step(pack, tables).tolist()
+        if not math.isfinite(total[0]):
             raise self._non_finite_loss(total[0])
         if self.unproven is not None:
             checkpoints.prune(self.unproven, self.keep, self.saved)
             self.unproven = None
-        self._record(total[0] / comm.world, passed)
+        self._record(optimizer, total[0] / comm.world, passed)
         self.progress.step += 1
         if self.progress.step in (1, 2):
             self._prove(step + 1, f"after step {step + 1}")
         if total[1] and not self.stopping:
             self._end_soon(step)
         comm.enter("forward_backward", step + 1)
-        self.collectives.patient = True
         self.begun = time.perf_counter()
 
     def _non_finite_loss(self, loss: float) -> UserError:
@@ -197,10 +175,8 @@ class Script:
         )  # fmt: skip
 
     def _first_step(self) -> None:
-        model: Any = self.variables.get("orig_model", self.variables.get("model"))
         config = self.variables.get("model_config_kwargs") or {}
-        counts = model.num_scaling_params() if hasattr(model, "num_scaling_params") else {}
-        counts = counts if isinstance(counts, dict) else {}
+        counts = self.model.num_scaling_params() if hasattr(self.model, "num_scaling_params") else {}
         self.journal.heartbeat.steps = self.steps
         drawn, fits = secrets.token_hex(8), matching("[0-9a-f]{16}")
         attempt = self.comm.exchange("the name of this attempt", drawn, patient=True, fits=fits)[0]
@@ -216,10 +192,10 @@ class Script:
             training=self.training,
         )  # fmt: skip
 
-    def _record(self, loss: float, passed: float) -> None:
+    def _record(self, optimizer: JoinedOptimizer, loss: float, passed: float) -> None:
         seconds = time.perf_counter() - self.begun
         smooth = self.progress.add_loss(loss)
-        group = self.optimizers[0].optimizer.param_groups[0]
+        group = optimizer.groups[0]
         batch = self.variables.get("total_batch_size", self.setting("total_batch_size", 0))
         place = self.variables.get("dataloader_state_dict") or {}
         wait, sent = self.comm.take_counters()
@@ -247,11 +223,8 @@ class Script:
                 setattr(holder, name, -1)
             elif name in variables:
                 variables[name] = -1
-        knows_steps = isinstance(variables.get("step"), int) and isinstance(variables.get("num_iterations"), int)
-        if not knows_steps and "last_step" not in variables:
-            raise Stopped(f"Stopping after step {step} without a checkpoint, because this script's loop is unknown")
         self.journal.say(f"Stopping after step {step}, saving a checkpoint")
-        if knows_steps:
+        if isinstance(variables.get("num_iterations"), int):
             variables["num_iterations"] = step + 1
         else:
             variables["last_step"] = True
@@ -332,7 +305,3 @@ def optimizer_files(folder: Path, step: int) -> dict[int, Any]:
         if OptimizerLayout.is_complete(files[rank]):
             return {rank: files[rank]}
     return files
-
-
-class Stopped(Exception):
-    """The script was stopped early."""

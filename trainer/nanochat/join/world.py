@@ -1,0 +1,73 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a script written for NCCL calls in torch.distributed, on top of our connection: it is made once, and says who is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nanochat.parallel.comm import Comm
+
+NAMES = ("all_reduce", "barrier", "get_rank", "get_world_size", "init_process_group", "destroy_process_group")
+
+
+class World:
+    """The replacements; within `of_one` they are those of a single rank."""
+
+    def __init__(self, comm: Comm) -> None:
+        # Also for a single rank: scripts below torchrun assume that they are one of several.
+        self.comm, self.alone = comm, comm.world == 1
+        self._originals = {name: getattr(dist, name) for name in NAMES}
+
+    def install(self) -> None:
+        """Put them where scripts look them up by name."""
+        for name in NAMES:
+            setattr(dist, name, getattr(self, name))
+
+    def uninstall(self) -> None:
+        for name, original in self._originals.items():
+            setattr(dist, name, original)
+
+    @contextlib.contextmanager
+    def of_one(self) -> Iterator[None]:
+        before, self.alone = self.alone, True
+        try:
+            yield
+        finally:
+            self.alone = before
+
+    def get_rank(self, group: Any = None) -> int:
+        return 0 if self.alone else self.comm.rank
+
+    def get_world_size(self, group: Any = None) -> int:
+        return 1 if self.alone else self.comm.world
+
+    def init_process_group(self, *dummy: Any, **options: Any) -> None:
+        """It already exists."""
+
+    def destroy_process_group(self, *dummy: Any) -> None:
+        """It is still needed for a joint end."""
+
+    def barrier(self, *dummy: Any, **options: Any) -> None:
+        if not self.alone:
+            self.comm.barrier("the evaluation on all ranks")
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *dummy: Any, **options: Any) -> None:
+        """Gloo has no average, and one rank may evaluate for much longer than a step takes."""
+        if self.alone:
+            return
+        self.barrier()
+        plain = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
+        start = self._originals["all_reduce"]
+        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: start(tensor, plain, async_op=True)))
+        self.comm.bytes_sent += 2 * (self.comm.world - 1) * tensor.nbytes // self.comm.world
+        if op == dist.ReduceOp.AVG:
+            with torch.no_grad():
+                tensor.div_(self.comm.world)
