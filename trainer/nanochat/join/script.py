@@ -56,7 +56,6 @@ class Script:
         self.base: tuple[Path, int] | None = None
         self.losses: list[Tensor] = []
         self.begun = time.perf_counter()
-        self.optimizer: JoinedOptimizer | None = None
 
     # -- its variables
 
@@ -127,7 +126,7 @@ class Script:
 
     def join(self, optimizer: Any) -> None:
         """Make the script's optimizer train together with the other ranks'."""
-        self.optimizer = joined = JoinedOptimizer(optimizer, self.world, self.sync)
+        joined = JoinedOptimizer(optimizer, self.world, self.sync)
         optimizer.step = lambda *dummy: self.train_step(joined)
         optimizer.state_dict, optimizer.load_state_dict = joined.state_dict, joined.load_state_dict
         parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
