@@ -26,22 +26,9 @@ main() {
     fi
     ansible-playbook train.yml -i inventory -e ddp_fresh=true "$@" || code=$?
     [ "$code" = 0 ] || exit "$code"
-    samples $run
+    printf "\n"
+    "$CACHE/trainer-venv/bin/python" tools/demo_result.py "$CACHE/node1/runs/$run"
     next_steps $run
-}
-
-# samples RUN: the first and the last text that the model made of one prompt while it trained.
-samples() {
-    python - "runs/$1/node1/metrics-rank0.jsonl" <<'PROGRAM'
-import json, sys
-events = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
-samples = [event for event in events if event["kind"] == "sample"]
-chosen = [event for event in samples if event["prompt"] == samples[-1]["prompt"]]
-if chosen:
-    print("\nWhat it made of a prompt, first and last")
-for event in dict.fromkeys(map(json.dumps, chosen[:1] + chosen[-1:])):
-    print("  step {step}: {text!r}".format(**json.loads(event)))
-PROGRAM
 }
 
 next_steps() {

@@ -153,3 +153,21 @@ def test_from_the_command_line_an_error_is_one_line_and_no_traceback(tmp_path: P
     done = subprocess.run(command, cwd=TRAINER, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --from none: neither a file nor a folder.\n"
+
+
+def test_of_python_files_only_the_prose_is_taken(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "library"
+    (folder / "test").mkdir(parents=True)
+    said = "Return the larger of two numbers, or the first one if they are equal to each other."
+    for n in range(4):
+        (folder / f"m{n}.py").write_text(
+            f'def f{n}(a, b):\n    """{said}\n\n    See number {n} of them."""\n    return "{"x=1;" * 40}"\n'
+        )
+    (folder / "test" / "t.py").write_text(f'"""{said} Not this."""\n')
+    (folder / "broken.py").write_text("def (:\n")
+    (folder / "notes.txt").write_text("def stays(): as it is\n")
+    assert run(make_shards, "--from", folder, "--out", tmp_path / "out", "--shards", 2, "--prose").code == 0
+    texts = [text for path in sorted((tmp_path / "out").iterdir()) for text in pq.read_table(path)["text"].to_pylist()]
+    assert sorted(texts) == sorted(
+        ["def stays(): as it is\n", *(f"{said}\n\nSee number {n} of them." for n in range(4))]
+    )

@@ -8,14 +8,17 @@
 Every readable text file becomes a document; long ones are split at line ends, so that their parts can be mixed. The shards carry
 a mark: our trainer reads each of their tokens once per epoch (other trainers begin each row with a document, and drop the rest of
 those that are longer). Documents are ordered by their digests, so the same texts give the same shards
-in any folder, and training and validation are sampled alike. The last shard is validation.
+in any folder, and training and validation are sampled alike. The last shard is validation. With --prose, of Python files only the
+longer texts in them count: docstrings and help, which are English on every machine.
 The output folder appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
+import inspect
 import os
 import shutil
 import sys
@@ -32,6 +35,11 @@ from nanochat.kit.settings import check_least
 
 # Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
+# For --prose: tests have more text than the rest, but hardly any prose.
+TESTS = ("test", "tests", "idlelib")
+LEAST_PROSE = 60  # characters
+# Letters and spaces in prose; tables and samples of code have fewer.
+PROSE_LETTERS = 0.85
 # Ranks share a shard by row groups, so a shard should have many.
 FEWEST_GROUPS = 16
 
@@ -46,7 +54,7 @@ class ReadTexts(NamedTuple):
     unreadable: int
 
 
-def list_files(sources: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Sequence[str] = PACKAGES) -> list[Path]:
     """Every regular file under the sources, without hidden files and outside links."""
     files: list[Path] = []
     for source in sources:
@@ -55,16 +63,16 @@ def list_files(sources: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
             continue
         if not source.is_dir():
             raise UserError(f"--from {source}: neither a file nor a folder.")
-        files.extend(path for path in _walk(source) if not suffixes or path.suffix in suffixes)
+        files.extend(path for path in _walk(source, left_out) if not suffixes or path.suffix in suffixes)
     return files
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, left_out: Sequence[str]) -> Iterator[Path]:
     def stop(error: OSError) -> None:
         raise UserError(f"cannot read {error.filename}: {error.strerror}.") from None
 
     for root, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in PACKAGES)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         paths = (Path(root, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
@@ -80,7 +88,22 @@ def cut(text: str, longest: int) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def read_documents(files: Sequence[Path], longest: int) -> ReadTexts:
+def prose(program: str) -> str:
+    """The longer texts in a Python program."""
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    texts = [inspect.cleandoc(text) for text in constants if isinstance(text, str) and len(text) >= LEAST_PROSE]
+    return "\n\n".join(text for text in texts if is_prose(text))
+
+
+def is_prose(text: str) -> bool:
+    return sum(character.isalpha() or character.isspace() for character in text) > PROSE_LETTERS * len(text)
+
+
+def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> ReadTexts:
     """The texts of all files, in an order that depends only on their content."""
     documents: list[str] = []
     binary = empty = unreadable = 0
@@ -95,6 +118,8 @@ def read_documents(files: Sequence[Path], longest: int) -> ReadTexts:
         except UnicodeDecodeError:
             binary += 1
             continue
+        if only_prose and path.suffix == ".py":
+            text = prose(text)
         if "\0" in text:
             binary += 1
         elif not text.strip():
@@ -127,6 +152,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--doc-chars", type=int, default=10_000, help="split longer files into documents of this length"
     )
     parser.add_argument("--suffix", nargs="*", default=[], help="only files with these endings (default: all)")
+    parser.add_argument("--prose", action="store_true", help="of Python files only docstrings and help")
     args = parser.parse_args(argv)
     check_least(args, shards=2, docs_per_group=1, doc_chars=1)
     return args
@@ -138,7 +164,8 @@ def make(args: argparse.Namespace) -> ReadTexts:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is not empty; use a new folder, or remove this one first.")
     suffixes = [suffix if suffix.startswith(".") else "." + suffix for suffix in args.suffix]
-    found = read_documents(list_files(args.sources, suffixes), args.doc_chars)
+    left_out = (*PACKAGES, *TESTS) if args.prose else PACKAGES
+    found = read_documents(list_files(args.sources, suffixes, left_out), args.doc_chars, args.prose)
     if len(found.documents) < args.shards:
         raise UserError(
             f"{' '.join(map(str, args.sources))} gave {len(found.documents)} document(s) from {found.files} file(s), "

@@ -86,7 +86,11 @@ class DataContents(TypedDict):
     names: Optional[List[str]]  # files of a url; the last shard is validation
 
 
-class Data(DataContents):
+class _Prose(TypedDict, total=False):
+    prose: bool  # the default text: of Python files only the longer texts in them
+
+
+class Data(DataContents, _Prose):
     """The data set and its source host."""
 
     id: str

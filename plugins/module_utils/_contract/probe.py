@@ -114,7 +114,6 @@ class Pythons(TypedDict):
     version: Version
     candidates: List[Python]
     library: AbsolutePath
-    library_bytes: Optional[int]  # size of its files
 
 
 class VenvFacts(TypedDict):

@@ -16,6 +16,8 @@ from .._contract.plan import Data, DataContents, Plan
 from .._contract.settings_table import LAST_SHARD, RunSettings
 from .hosts import Host, home_expanded
 
+# Bytes of the default text, the prose in a Python's library, which differs little between versions.
+PROSE_BYTES = 1_800_000
 # Mean bytes of a token: they grow with the logarithm of the vocabulary.
 BYTES_PER_DOUBLING, BYTES_LESS = 0.4, 1.6
 # Sources for which a named host's own files count.
@@ -53,7 +55,18 @@ def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], 
     known = _deployed(run, hosts, made_on, contents)
     identifier = known.get("id") or _identifier(run, contents)
     at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
-    return {"id": identifier, **contents, "host": at.name, "paths": _paths(source, contents["paths"], at)}
+    return {
+        "id": identifier,
+        **contents,
+        "host": at.name,
+        "paths": _paths(source, contents["paths"], at),
+        "prose": is_default_text(contents),
+    }
+
+
+def is_default_text(contents: DataContents) -> bool:
+    """Whether nobody has named a text, so that it is the prose in a Python's library."""
+    return contents["source"] == "text" and not contents["paths"]
 
 
 def text_bytes(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Optional[int]:
@@ -62,7 +75,7 @@ def text_bytes(run: RunSettings, hosts: Sequence[Host], plan: Plan) -> Optional[
     if plan["data"]["source"] != "text":
         return None
     (at,) = [host for host in hosts if host.name == plan["data"]["host"]]
-    sizes = [at.fact("folders", path, "text_bytes") for path in run.data_paths] or [at.fact("python", "library_bytes")]
+    sizes = [at.fact("folders", path, "text_bytes") for path in run.data_paths] or [PROSE_BYTES]
     return None if None in sizes else sum(sizes)
 
 
@@ -77,7 +90,8 @@ def times_read(plan: Plan, size: Optional[int]) -> Optional[float]:
 
 def _identifier(run: RunSettings, contents: DataContents) -> str:
     named = {"host": run.data_host} if contents["source"] in ON_A_HOST and run.data_host else {}
-    return f"{contents['source']}-{digest_of({**contents, **named})[:8]}"
+    marked = {"prose": True} if is_default_text(contents) else {}
+    return f"{contents['source']}-{digest_of({**contents, **named, **marked})[:8]}"
 
 
 def _paths(source: str, paths: Sequence[str], at: Host) -> list[str]:
@@ -97,9 +111,8 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
         known = host.fact("run", "lineage", "data") or host.fact("base_run", "lineage", "data") or {}
         same = all(known.get(key) == contents[key] for key in ("source", "url", "shards", "vocab_size"))
         last = contents["names"][-1] if contents["names"] else None
-        is_text = contents["source"] == "text" and not contents["paths"]
         other = contents["source"] in ON_A_HOST and run.data_host not in (None, known.get("host"))
-        same = same and known.get("last") == last and (is_text or known.get("paths") == paths)
+        same = same and known.get("last") == last and (is_default_text(contents) or known.get("paths") == paths)
         if same and not (other and known.get("host") in present):
             return dict(known)
     return {}

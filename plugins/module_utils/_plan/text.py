@@ -79,7 +79,8 @@ def reading_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
         return []
     often = f"{times:.2g}" if times < 10 else human(round(times))
     heart = ": it will learn it by heart" if times >= BY_HEART else ""
-    return [f"{plural(plan['training']['iterations'], 'step')} read your text about {often} times{heart}"]
+    whose = "the" if plan["data"].get("prose") else "your"
+    return [f"{plural(plan['training']['iterations'], 'step')} read {whose} text about {often} times{heart}"]
 
 
 def about(training: Mapping[str, Any]) -> str:
@@ -153,7 +154,7 @@ def data_line(plan: Plan) -> str:
     data = plan["data"]
     shards = f"shards in {', '.join(data['paths'])}"
     origin = {
-        "text": f"text in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
+        "text": f"{'the English' if data.get('prose') else 'text'} in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
         "url": f"{data['url']}",
         "host": f"{shards} on {data['host']}",
         "controller": f"{shards} on the controller",

@@ -21,7 +21,7 @@ from .._kit.processes import user_name
 from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
 from .machine import cpu, disk, ephemeral, host, limits, memory
 from .network import Find, Run, names_and_routes, nics
-from .sources import folder_facts, text_bytes
+from .sources import folder_facts
 from .usage import facts as usage_facts
 
 PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
@@ -143,7 +143,6 @@ def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
         "version": "%d.%d.%d" % sys.version_info[:3],
         "candidates": candidates,
         "library": library,
-        "library_bytes": text_bytes(library),
     }
 
 

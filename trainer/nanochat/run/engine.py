@@ -18,12 +18,12 @@ from nanochat.model.gpt import GPT, KVCache, ModelConfig
 from nanochat.run import checkpoint_manager
 
 STOPS = ("<|bos|>", "<|assistant_end|>")
-# Prompts for --sample-every: simple, with answers that are easy to check.
+# Prompts for --sample-every: simple, with answers that are easy to check, and beginnings of any text.
 SAMPLE_PROMPTS = (
     "The capital of Italy is",
     "Water boils at a temperature of",
     "The opposite of small is",
-    "After Tuesday and Wednesday comes",
+    "If the",
     "Two plus three equals",
     "Once upon a time",
 )

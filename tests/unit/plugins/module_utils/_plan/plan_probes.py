@@ -59,7 +59,6 @@ def probe(
             "version": "3.11.2",
             "candidates": [{"executable": "/usr/bin/python3.11", "version": "3.11.2"}],
             "library": "/usr/lib/python3.11",
-            "library_bytes": 24_000_000,
             "venv": {"path": f"{home}/nanochat-ddp/venv", "exists": False, "torch": None, "stamp": None},
         },
         "cpu": {

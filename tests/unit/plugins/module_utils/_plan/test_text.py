@@ -96,15 +96,42 @@ def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
     ],
 )
 def test_the_text_says_how_many_times_the_steps_read_an_own_text(size, steps, said):
-    settings = {"ddp_data_source": "text", "ddp_total_batch": 4096, "ddp_iterations": steps, "ddp_vocab_size": 4096}
+    settings = {
+        "ddp_data_source": "text",
+        "ddp_data_paths": ["/books"],
+        "ddp_total_batch": 4096,
+        "ddp_iterations": steps,
+        "ddp_vocab_size": 4096,
+    }
     known = hosts(settings)
     for one in known:
-        one["probe"]["python"]["library_bytes"] = size
+        one["probe"]["folders"] = {
+            "/books": {
+                "path": "/books",
+                "kind": "folder",
+                "readable": True,
+                "shards": 0,
+                "tokenizer": False,
+                "files": True,
+                "text_bytes": size,
+                "trainer": False,
+            }
+        }
     outcome = make_plan(known)
     shown = render(outcome.plan, outcome.text_bytes)
     assert [line.strip() for line in shown.splitlines() if "read your text" in line] == ([said] if said else [])
     # A text that grows is no reason to begin again.
-    assert outcome.plan == make_plan(hosts(settings)).plan
+    known[0]["probe"]["folders"]["/books"]["text_bytes"] = 7
+    assert outcome.plan == make_plan(known).plan
+
+
+def test_the_default_text_is_the_english_in_a_pythons_library():
+    outcome = make_plan(hosts({"ddp_iterations": 700, "ddp_total_batch": 1024}))
+    shown = render(outcome.plan, outcome.text_bytes)
+    assert (
+        "from the English in /usr/lib/python3.11 on desktop" in shown
+        and "700 steps read the text about 1.9 times" in shown
+    )
 
 
 def test_field_25_the_text_says_who_is_on_the_radio():
