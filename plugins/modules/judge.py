@@ -110,10 +110,10 @@ options:
         stored count, from C(ddp_probe).
     type: dict
   show:
-    description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(budget) is only the table of the
-      models within a budget.
+    description: What to print; by default V(none) with O(of=plan) and V(text) with O(of=preflight). V(whole) also has the command that
+      starts a rank by hand, V(budget) is only the table of the models within a budget.
     type: str
-    choices: [text, json, none, budget]
+    choices: [text, whole, json, none, budget]
   file:
     description:
       - File on the controller to store as JSON the plan, its findings and its decisions (O(of=plan)), or findings, prediction and links

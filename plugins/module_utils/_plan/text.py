@@ -42,7 +42,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
         ("network", [network_line(plan)]),
     ]
     lines += columns([("" if at else name, line) for name, own in rows for at, line in enumerate(own)], "")
-    lines += ["", *node_table(plan), "", *changes(plan), "", *by_hand(plan)]
+    lines += ["", *node_table(plan), "", *changes(plan)]
     return "\n".join(lines)
 
 
@@ -212,17 +212,17 @@ def changes(plan: Plan) -> list[str]:
     return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]
 
 
-def by_hand(plan: Plan) -> list[str]:
+def by_hand(plan: Plan) -> str:
     """How to start the first host's rank without Ansible, wrapped for a terminal of 80 columns."""
     node = plan["nodes"][0]
-    lines = [f"cd {shlex.quote(node['trainer_dir'])}; set -a; . {shlex.quote(node['run_dir'] + '/env')}", ""]
+    lines = [f"cd {shlex.quote(node['trainer_dir'])}", f"set -a; . {shlex.quote(node['run_dir'] + '/env')}", ""]
     for word in map(shlex.quote, torchrun_argv(plan, node)):
         if len(lines[-1]) + 1 + len(word) > BY_HAND_COLUMNS and lines[-1].strip():
             lines[-1] += " \\"
             lines.append("  ")
         lines[-1] += word if not lines[-1].strip() else f" {word}"
-    others = " (the others have their own --node-rank and paths)" if len(plan["nodes"]) > 1 else ""
-    return [f"By hand, without Ansible, on {node['host']}{others}:", *(f"  {line}" for line in lines)]
+    others = ["The other hosts have their own --node-rank and paths."] if len(plan["nodes"]) > 1 else []
+    return "\n".join([f"By hand, without Ansible, on {node['host']}:", *(f"  {line}" for line in lines), *others])
 
 
 def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:

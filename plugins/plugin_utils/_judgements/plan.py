@@ -27,7 +27,7 @@ from ...module_utils._plan import budget
 from ...module_utils._plan.planner import make_plan
 from ...module_utils._plan.questions import PlanError, controller_questions, controller_settings, questions
 from ...module_utils._plan.so_far import so_far
-from ...module_utils._plan.text import render, render_findings
+from ...module_utils._plan.text import by_hand, render, render_findings
 from ...module_utils._probe.sources import Here, look
 from .. import _configuration
 from .. import _conversations as conversations
@@ -41,7 +41,7 @@ TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
 OPTIONS: Options = {
     **TOLERANT,
     "measured": {"type": "dict", "default": {}},
-    "show": {"type": "str", "choices": [*SHOWN, "budget"], "default": "none"},
+    "show": {"type": "str", "choices": [*SHOWN, "whole", "budget"], "default": "none"},
     "file": {"type": "path"},
 }
 
@@ -94,7 +94,8 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     document = json.dumps(told, indent=2) + "\n"
     if task.options["show"] == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    show(task.options["show"], document, text, outcome.findings)
+    whole = f"{text}\n\n{by_hand(outcome.plan)}" if task.options["show"] == "whole" else text
+    show(task.options["show"], document, whole, outcome.findings)
     return {
         "changed": write(task.options["file"], document, task.check),
         **told,
@@ -127,7 +128,7 @@ def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
     """Print the plan for people, or as JSON for programs."""
     if how == "json":
         display.display(document)
-    elif how == "text":
+    elif how in ("text", "whole"):
         display.display(printable(f"\n{text}\n"))
         # The collection's display shows findings by itself.
         if findings and not _configuration.display_is_ours():

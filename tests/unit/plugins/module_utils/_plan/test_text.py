@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import torchrun_argv
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render, render_findings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_hand, render, render_findings
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     nic,
@@ -138,3 +140,18 @@ def test_field_25_the_text_says_who_is_on_the_radio():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
     outcome = make_plan(hosts(two=seen))
     assert "WARNING nic-wifi laptop: wlp3s0 is a Wi-Fi interface." in render_findings(outcome.findings)
+
+
+def test_the_command_by_hand_fits_a_terminal_and_is_what_torchrun_takes():
+    plan = make_plan(hosts({})).plan
+    told = by_hand(plan)
+    assert max(map(len, told.splitlines())) <= 80
+    head, enter, prepare, *command, others = told.splitlines()
+    assert (head, others) == (
+        "By hand, without Ansible, on desktop:",
+        "The other hosts have their own --node-rank and paths.",
+    )
+    assert (
+        enter == "  cd /home/lzw/nanochat-ddp/trainer" and prepare == "  set -a; . /home/lzw/nanochat-ddp/runs/d4/env"
+    )
+    assert shlex.split(" ".join(line.rstrip("\\") for line in command)) == torchrun_argv(plan, plan["nodes"][0])
