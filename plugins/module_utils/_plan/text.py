@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from typing import Any, Mapping, Optional, Sequence
 
 from .._contract import politeness
@@ -44,6 +45,46 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
     lines += columns([("" if at else name, line) for name, own in rows for at, line in enumerate(own)], "")
     lines += ["", *node_table(plan), "", *changes(plan)]
     return "\n".join(lines)
+
+
+def brief(plan: Plan, text_bytes: Optional[int] = None) -> str:
+    """What matters most of it, which fits a screen of 80 by 24 for two hosts."""
+    model, training = plan["model"], plan["training"]
+    rows = [
+        ("model", [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"]),
+        ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
+        ("training", [
+            f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens",
+            *reading_lines(plan, text_bytes),
+            f"sync {sync(training)}, head {training['head']}, {saves(training)}",
+            *absence_lines(plan),
+            *polite_lines(plan),
+        ]),
+        ("trainer", trainer_lines(plan)),
+        ("data", [data_line(plan)]),
+    ]  # fmt: skip
+    lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
+    for name, own in rows:
+        lines += wrapped("\n".join(own), name.ljust(10))
+    lines += ["", *node_table(plan), ""]
+    where = [f"{node['host']}: {node['base_dir']} (about {bytes_text(node['disk_bytes'])})" for node in plan["nodes"]]
+    lines += wrapped("\n".join(["; ".join(where), *further_changes(plan)]), "changes   ")
+    return "\n".join([*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
+
+
+def wrapped(text: str, label: str) -> list[str]:
+    """Lines of at most 78 columns, the first after a label."""
+    parts = [
+        part for line in text.splitlines() for part in textwrap.wrap(line, 78 - len(label), break_long_words=False)
+    ]
+    return [f"{' ' * len(label) if at else label}{part}" for at, part in enumerate(parts)]
+
+
+def saves(training: Mapping[str, Any]) -> str:
+    """How often it saves."""
+    steps, minutes = training["save_every"], training["save_minutes"]
+    often = [plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0)
+    return f"saves every {' and every '.join(often)}" if often else "saves at the end"
 
 
 def model_lines(model: Mapping[str, Any]) -> list[str]:
@@ -182,9 +223,8 @@ def node_table(plan: Plan) -> list[str]:
 
 def changes(plan: Plan) -> list[str]:
     """Changes that later steps may make on the hosts."""
-    nodes, ports = plan["nodes"], plan["data_ports"]
     lines = []
-    for node in nodes:
+    for node in plan["nodes"]:
         own = node["venv_dir"].startswith(node["base_dir"] + "/")
         venv = "" if own else f", {node['venv_dir']}"
         user = f" as {node['user']}" if node["user"] else ""
@@ -192,6 +232,16 @@ def changes(plan: Plan) -> list[str]:
         lines.append(
             f"{node['host']}: files below {node['base_dir']}{disk}{venv}; tmux session {node['session']}{user}"
         )
+    return [
+        "Changes on the hosts (skipped where already in place):",
+        *(f"  {line}" for line in [*lines, *further_changes(plan)]),
+    ]
+
+
+def further_changes(plan: Plan) -> list[str]:
+    """Changes besides the run's own files and sessions."""
+    nodes, ports = plan["nodes"], plan["data_ports"]
+    lines = []
     roots = [node["host"] for node in nodes if node["user"] == "root"]
     if roots:
         lines.append(f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another")
@@ -209,7 +259,7 @@ def changes(plan: Plan) -> list[str]:
         lines.append(
             "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
         )
-    return ["Changes on the hosts (skipped where already in place):", *(f"  {line}" for line in lines)]
+    return lines
 
 
 def by_hand(plan: Plan) -> str:

@@ -27,7 +27,7 @@ from ...module_utils._plan import budget
 from ...module_utils._plan.planner import make_plan
 from ...module_utils._plan.questions import PlanError, controller_questions, controller_settings, questions
 from ...module_utils._plan.so_far import so_far
-from ...module_utils._plan.text import by_hand, render, render_findings
+from ...module_utils._plan.text import brief, by_hand, render, render_findings
 from ...module_utils._probe.sources import Here, look
 from .. import _configuration
 from .. import _conversations as conversations
@@ -89,12 +89,13 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     outcome = make_plan(hosts, tolerant, here, task.options["measured"], clock)
     fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
     text = "\n\n".join([render(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
+    short = "\n\n".join([brief(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
     probes = {host["name"]: host.get("probe") for host in hosts}
     told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
     if task.options["show"] == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    whole = f"{text}\n\n{by_hand(outcome.plan)}" if task.options["show"] == "whole" else text
+    whole = f"{text}\n\n{by_hand(outcome.plan)}" if task.options["show"] == "whole" else short
     show(task.options["show"], document, whole, outcome.findings)
     return {
         "changed": write(task.options["file"], document, task.check),

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import torchrun_argv
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_hand, render, render_findings
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import brief, by_hand, render, render_findings
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
     nic,
@@ -155,3 +155,21 @@ def test_the_command_by_hand_fits_a_terminal_and_is_what_torchrun_takes():
         enter == "  cd /home/lzw/nanochat-ddp/trainer" and prepare == "  set -a; . /home/lzw/nanochat-ddp/runs/d4/env"
     )
     assert shlex.split(" ".join(line.rstrip("\\") for line in command)) == torchrun_argv(plan, plan["nodes"][0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"ddp_profile": "real"}, {"ddp_restarts": 3, "ddp_survive_reboot": True}])
+def test_a_plan_in_brief_fits_a_screen_and_says_what_changes(settings):
+    outcome = make_plan(hosts(settings))
+    lines = brief(outcome.plan, outcome.text_bytes).splitlines()
+    # The display adds its own line above and below, and indents by two; an address of the web is not broken.
+    assert len(lines) <= 22 and all(len(line) <= 78 or "https://" in line for line in lines)
+    told = " ".join(" ".join(lines).split())
+    for part in (
+        "desktop: /home/lzw/nanochat-ddp (about",
+        "1.6 GB of disk",
+        "active firewalls: port 29500",
+        "open to the peers only",
+        "may be away",
+    ):
+        assert part in told, part
+    assert ("start after a reboot" in told) is ("ddp_survive_reboot" in settings)
