@@ -48,7 +48,7 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
 
 
 def brief(plan: Plan, text_bytes: Optional[int] = None) -> str:
-    """What matters most of it, which fits a screen of 80 by 24 for two hosts."""
+    """The main figures of a plan, on a screen of 80 by 24 for two hosts."""
     model, training = plan["model"], plan["training"]
     rows = [
         ("model", [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"]),
@@ -61,7 +61,7 @@ def brief(plan: Plan, text_bytes: Optional[int] = None) -> str:
             *polite_lines(plan),
         ]),
         ("trainer", trainer_lines(plan)),
-        ("data", [data_line(plan)]),
+        ("data", [data_line(plan).replace(", the last for validation,", "")]),
     ]  # fmt: skip
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in rows:
@@ -84,7 +84,7 @@ def saves(training: Mapping[str, Any]) -> str:
     """How often it saves."""
     steps, minutes = training["save_every"], training["save_minutes"]
     often = [plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0)
-    return f"saves every {' and every '.join(often)}" if often else "saves at the end"
+    return f"saves every {' or '.join(often)}" if often else "saves at the end"
 
 
 def model_lines(model: Mapping[str, Any]) -> list[str]:
@@ -245,9 +245,7 @@ def further_changes(plan: Plan) -> list[str]:
     roots = [node["host"] for node in nodes if node["user"] == "root"]
     if roots:
         lines.append(f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another")
-    lines.append(
-        f"the trainer's Python, once on each machine: about {bytes_text(VENV_BYTES)} of disk in addition to the above"
-    )
+    lines.append(f"PyTorch, once on each machine: about {bytes_text(VENV_BYTES)} of disk more")
     if plan["manage_firewall"] and any(node["peers"] for node in nodes):
         meets = f"port {plan['master']['port']} of {plan['master']['host']}"
         if plan.get("keeper"):

@@ -76,7 +76,7 @@ def test_a_data_set_of_a_url_is_told_and_planned_by_it():
 
 def test_the_disk_that_the_python_takes_is_said():
     outcome = make_plan(hosts())
-    assert "once on each machine: about 1.6 GB of disk in addition" in render(outcome.plan)
+    assert "once on each machine: about 1.6 GB of disk more" in render(outcome.plan)
 
 
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
@@ -172,4 +172,4 @@ def test_a_plan_in_brief_fits_a_screen_and_says_what_changes(settings):
         "may be away",
     ):
         assert part in told, part
-    assert ("start after a reboot" in told) is ("ddp_survive_reboot" in settings)
+    assert ("start after a reboot" in told) is bool(settings)
