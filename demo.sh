@@ -33,10 +33,10 @@ main() {
 
 next_steps() {
     printf '\nNext, in %s:\n  export PATH=%s/bin:%s\n' "$ROOT" "$VENV" "\$PATH"
-    printf '  %-75s # %s\n' \
-        "ansible-playbook nanochat.ddp.chat -i inventory -e ddp_run=$1" "it continues what you type" \
-        "ansible-playbook train.yml -i inventory -e ddp_run=$1 -e ddp_stage=sft" "makes it answer" \
-        "ansible-playbook nanochat.ddp.status -i inventory" "one screen about the newest run" \
+    printf '  %-55s # %s\n' \
+        "ansible-playbook nanochat.ddp.chat -e ddp_run=$1" "it continues what you type" \
+        "ansible-playbook train.yml -e ddp_run=$1 -e ddp_stage=sft" "makes it answer" \
+        "ansible-playbook nanochat.ddp.status" "one screen about the newest run" \
         "./demo.sh --storm" "a rank is killed, a node freezes"
     printf 'The report is runs/%s/report.html; open it in a browser. Your own machines: docs/start.md.\n' "$1"
 }
