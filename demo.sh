@@ -33,12 +33,12 @@ main() {
 
 next_steps() {
     printf '\nNext, in %s:\n  export PATH=%s/bin:%s\n' "$ROOT" "$VENV" "\$PATH"
-    printf '  %-55s # %s\n' \
-        "ansible-playbook nanochat.ddp.chat -e ddp_run=$1" "it continues what you type" \
+    printf '  %-59s # %s\n' \
+        "ansible-playbook nanochat.ddp.chat -e ddp_run=$1" "it goes on with your text" \
         "ansible-playbook train.yml -e ddp_run=$1 -e ddp_stage=sft" "makes it answer" \
-        "ansible-playbook nanochat.ddp.status" "one screen about the newest run" \
+        "ansible-playbook nanochat.ddp.status" "one screen on the run" \
         "./demo.sh --storm" "a rank is killed, a node freezes"
-    printf 'The report is runs/%s/report.html; open it in a browser. Your own machines: docs/start.md.\n' "$1"
+    printf 'Open runs/%s/report.html in a browser. Your own machines: docs/start.md.\n' "$1"
 }
 
 main "$@"
