@@ -68,7 +68,9 @@ def slow_reasons(found: RankEvidence) -> List[str]:
         reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
     others, late = found.get("others") or [], (process.get("waits_for_core") or 0.0)
     taken = sum(one["cpu_share"] for one in others)
-    if others and (late > LATE or taken + max(cpu_share(found), 1.0) > (system.get("cpus") or 1)):
+    # A rank that neither uses a core nor waits for one is not slowed by who does.
+    wants_core = works(found) or process.get("waits_for_core") is None
+    if others and (late > LATE or (wants_core and taken + max(cpu_share(found), 1.0) > (system.get("cpus") or 1))):
         first = others[0]
         told = "pid %d of %s (%s) takes %.1f cores" % (
             first["pid"],

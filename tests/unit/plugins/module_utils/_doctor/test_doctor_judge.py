@@ -239,6 +239,14 @@ def test_field_17_who_waits_for_a_core_is_slow_however_many_share_it() -> None:
     assert verdict(rank("laptop"), rank("desktop", process=process, others=crowd))["code"] == "healthy"
 
 
+def test_a_rank_that_wants_no_core_is_stuck_however_busy_its_machine_is() -> None:
+    idle = {**IDLE, "waits_for_core": 0.0}
+    told = verdict(
+        WAITING, rank("desktop", {**BEHIND, "phase": "forward_backward", "busy": 0.0}, process=idle, others=[MAKE])
+    )
+    assert (told["code"], told["host"]) == ("rank-stuck", "laptop")
+
+
 @pytest.mark.parametrize("cause", [cause.value for cause in Cause])
 def test_the_trainers_causes_are_read_and_not_its_sentences(cause: str) -> None:
     blamed = {**crashed("qwertz"), "end_cause": cause, "end_blames": [1]}
