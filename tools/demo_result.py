@@ -43,7 +43,7 @@ def show_samples(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
         print(f'What it made of "{prompt}"')
     for at in sorted({0, len(samples) // 2, len(samples) - 1} if samples else ()):
         text = " ".join(samples[at]["text"].split())
-        print(textwrap.shorten(f"  step {samples[at]['step']}: {text}", COLUMNS, placeholder=" ..."))
+        print("  " + textwrap.shorten(f"step {samples[at]['step']}: {text}", COLUMNS - 2, placeholder=" ..."))
 
 
 def held_out(data_dir: Path) -> bytes:
