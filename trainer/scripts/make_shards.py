@@ -35,8 +35,8 @@ from nanochat.kit.settings import check_least
 
 # Packages installed inside Python's own library are many times its size and differ between machines.
 PACKAGES = ("site-packages", "dist-packages")
-# For --prose: tests have more text than the rest, but hardly any prose.
-TESTS = ("test", "tests", "idlelib")
+# For --prose: tests have more text than the rest, but hardly any prose, and compiled files none.
+TESTS = ("test", "tests", "idlelib", "__pycache__")
 LEAST_PROSE = 60  # characters
 # Letters and spaces in prose; tables and samples of code have fewer.
 PROSE_LETTERS = 0.85

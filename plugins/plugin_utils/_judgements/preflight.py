@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,12 +74,21 @@ def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> 
     elif how == "text":
         # The collection's display shows each result's findings by itself.
         told = display_is_ours()
-        parts = [links_text(evidence), "" if told else findings_text(document["findings"])]
+        # The rehearsal follows a preflight, which has shown them.
+        parts = [
+            "" if evidence.rehearsal else links_text(evidence),
+            "" if told else findings_text(document["findings"]),
+        ]
         if document["prediction"]:
-            parts.append(prediction_text(evidence.plan, document["prediction"]))
+            parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))
         text = "\n\n".join(part for part in parts if part)
         if text:
             display.display(printable(text) + "\n")
+
+
+def fitted(text: str) -> str:
+    """Its lines within 80 columns, of which the display takes two."""
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
 def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
