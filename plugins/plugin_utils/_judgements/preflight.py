@@ -87,7 +87,7 @@ def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> 
 
 
 def fitted(text: str) -> str:
-    """Its lines within 80 columns, of which the display takes two."""
+    """Its lines, two columns shorter than 80, since the display indents them."""
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 

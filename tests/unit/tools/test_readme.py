@@ -21,7 +21,7 @@ def commands(text: str) -> list[str]:
 
 
 def cells(text: str) -> list[list[str]]:
-    """What is the same in each row of all tables: commands, figures and marks."""
+    """Commands, figures and marks in each row of all tables."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return [re.findall(r"`[^`]+`|\d[\d.,]*(?: %| .?bit/s)?|✔|[-:]{3,}", row) for row in rows]
 
