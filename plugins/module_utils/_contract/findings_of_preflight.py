@@ -61,7 +61,7 @@ KINDS: Dict[str, Kind] = {
     "port-held": Kind(
         ERROR,
         "The rendezvous port is taken",
-        "Often an earlier attempt still holds it; torchrun would fail with EADDRINUSE, or join the wrong run.",
+        "Often an earlier attempt still holds it; ranks would fail with EADDRINUSE, or join the wrong run.",
         "Stop that process if nobody needs it, or set ddp_port to a free port.",
         (6,),
         ("EADDRINUSE", "Address already in use", "The server socket has failed to listen"),
