@@ -137,6 +137,8 @@ def planned(home: Path, *words: str, says: str = "") -> dict[str, Any]:
         json.dumps(more),
         *words,
         HOME=str(home),
+        # Otherwise the demo's run of this machine is that of the inventory.
+        NANOCHAT_DDP_HOME=str(home / "cache"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("earlier versions" in done.stderr, says in one_line(done.stderr)) == (bool(says), True)
