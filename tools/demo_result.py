@@ -29,12 +29,10 @@ def main(run_folder: Path) -> None:
     samples = [event for event in events if event["kind"] == "sample"]
     for prompt in PROMPTS:
         show_samples(prompt, [event for event in samples if event["prompt"] == prompt])
-    (data_dir,) = {
-        Path(n["data_dir"]) for n in json.loads((run_folder / "plan.json").read_text())["nodes"] if not n["rank"]
-    }
+    plan = json.loads((run_folder / "plan.json").read_text(encoding="utf-8"))
     bits = next((event["val_bpb"] for event in reversed(events) if event["kind"] == "eval"), None)
     if bits is not None:
-        print(textwrap.fill(compared(bits, held_out(data_dir)), COLUMNS))
+        print(textwrap.fill(compared(bits, held_out(Path(plan["nodes"][0]["data_dir"]))), COLUMNS))
 
 
 def show_samples(prompt: str, samples: Sequence[dict[str, Any]]) -> None:

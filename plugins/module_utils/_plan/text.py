@@ -49,19 +49,19 @@ def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
 
 def brief(plan: Plan, text_bytes: Optional[int] = None) -> str:
     """The main figures of a plan, on a screen of 80 by 24 for two hosts."""
-    model, training = plan["model"], plan["training"]
+    model, training, often = plan["model"], plan["training"], between_saves(plan["training"])
     rows = [
         ("model", [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"]),
         ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
         ("training", [
             f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens",
             *reading_lines(plan, text_bytes),
-            f"sync {sync(training)}, head {training['head']}, {saves(training)}",
+            f"sync {sync(training)}, head {training['head']}, saves {f'every {often}' if often else 'at the end'}",
             *absence_lines(plan),
             *polite_lines(plan),
         ]),
         ("trainer", trainer_lines(plan)),
-        ("data", [data_line(plan).replace(", the last for validation,", "")]),
+        ("data", [data_line(plan, "")]),
     ]  # fmt: skip
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in rows:
@@ -80,11 +80,10 @@ def wrapped(text: str, label: str) -> list[str]:
     return [f"{' ' * len(label) if at else label}{part}" for at, part in enumerate(parts)]
 
 
-def saves(training: Mapping[str, Any]) -> str:
-    """How often it saves."""
+def between_saves(training: Mapping[str, Any]) -> str:
+    """The steps and minutes between two saves; empty if there is only the last one."""
     steps, minutes = training["save_every"], training["save_minutes"]
-    often = [plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0)
-    return f"saves every {' or '.join(often)}" if often else "saves at the end"
+    return " or ".join([plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0))
 
 
 def model_lines(model: Mapping[str, Any]) -> list[str]:
@@ -136,9 +135,8 @@ def absence_lines(plan: Plan) -> list[str]:
     if len(names) < 2:
         return []
     spare = len(names) - keeper["min_hosts"] if keeper else 0
-    every, minutes = training["save_every"], training["save_minutes"]
-    saves = [plural(every, "step")] * (every > 0) + [plural(minutes, "minute")] * (minutes > 0)
-    since_save = f"up to {' or '.join(saves)}" if saves and training["resume"] else "all steps"
+    often = between_saves(training)
+    since_save = f"up to {often}" if often and training["resume"] else "all steps"
     if not keeper:
         return [f"no host may be away: the run ends; a restart repeats {since_save}"]
     if not spare:
@@ -191,7 +189,7 @@ def schedule(training: Mapping[str, Any]) -> str:
     return steps + minutes
 
 
-def data_line(plan: Plan) -> str:
+def data_line(plan: Plan, last: str = ", the last for validation,") -> str:
     data = plan["data"]
     shards = f"shards in {', '.join(data['paths'])}"
     origin = {
@@ -200,7 +198,7 @@ def data_line(plan: Plan) -> str:
         "host": f"{shards} on {data['host']}",
         "controller": f"{shards} on the controller",
     }[data["source"]]
-    return f"{data['id']}: {data['shards']} shards, the last for validation, from {origin}"
+    return f"{data['id']}: {data['shards']} shards{last} from {origin}"
 
 
 def network_line(plan: Plan) -> str:

@@ -29,7 +29,7 @@ class Exchange:
         self.comm = comm
         self.wire, self.row_wire = WIRES[sync][:2]
         self._tag = self._place = 0
-        self._errors: dict[tuple[int, int], Tensor] = {}  # rounding errors, by place in a step and rank
+        self._errors: dict[int, Tensor] = {}  # rounding errors, by place in a step
 
     def begin_step(self) -> None:
         self._place = 0
@@ -37,7 +37,7 @@ class Exchange:
     def scatter(self, shares: Sequence[Tensor]) -> Callable[[], Tensor]:
         """Send every rank its share of a gradient, all matrices of the same width. The result, when called, is the mean of ours."""
         wire = self._wire_of(shares[0])
-        written = [self._written(share, wire, rank) for rank, share in enumerate(shares)]
+        written = [self._written(share, wire) for share in shares]
         mine = shares[self.comm.rank]
         arriving = [torch.empty(wire.length(*mine.shape), dtype=wire.dtype) for dummy in shares]
         arriving[self.comm.rank] = written[self.comm.rank]
@@ -56,7 +56,7 @@ class Exchange:
         """Send our matrix to every rank; the result, when called, has received all into `into`. Ours is rounded as the others' are."""
         wire = FLOAT32 if exact else self._wire_of(mine)
         messages = [torch.empty(wire.length(*one.shape), dtype=wire.dtype) for one in into]
-        messages[self.comm.rank] = written = self._written(mine, wire, self.comm.rank)
+        messages[self.comm.rank] = written = self._written(mine, wire)
         pending = self._start([written] * self.comm.world, messages)
 
         def finish() -> None:
@@ -136,15 +136,14 @@ class Exchange:
         """The method's wire, or the one for rows if too few values would share a scale."""
         return self.wire if isinstance(self.wire, Plain) or not matrix.size(1) % LEAST_BLOCK else self.row_wire
 
-    def _written(self, values: Tensor, wire: Wire, rank: int) -> Tensor:
-        """The message for a matrix to a rank."""
+    def _written(self, values: Tensor, wire: Wire) -> Tensor:
+        """The message for a matrix."""
         self._place += 1
         values = values.detach().contiguous()
         if wire.exact:
             return values
         message = torch.empty(wire.length(*values.shape), dtype=wire.dtype)
-        errors = None
-        if not isinstance(wire, Plain):
-            errors = self._errors.setdefault((self._place, rank), torch.zeros_like(values))
-        wire.write(values, message, errors)
+        if not isinstance(wire, Plain) and self._place not in self._errors:
+            self._errors[self._place] = torch.zeros_like(values)
+        wire.write(values, message, self._errors.get(self._place))
         return message

@@ -18,7 +18,7 @@ from torch import Tensor
 from nanochat.join.exchange import Exchange
 from nanochat.join.world import World
 from nanochat.kit.common import UserError
-from nanochat.run.optim_file import MUON, OURS_KEY, OptimizerLayout, Unusable
+from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable, muon_shapes
 
 SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"
@@ -55,8 +55,9 @@ class JoinedOptimizer:
         self.exchange.begin_step()
         shared = [group for group in self.groups if group.get("kind") != "muon"]
         gradients = [(p, p.grad) for group in shared for p in group["params"] if p.grad is not None]
-        rows = [grad for p, grad in gradients if any(p is table for table in tables)]
-        others = [grad for p, grad in gradients if not any(p is table for table in tables)]
+        by_rows = set(map(id, tables))
+        rows = [grad for p, grad in gradients if id(p) in by_rows]
+        others = [grad for p, grad in gradients if id(p) not in by_rows]
         small = [grad for grad in others if grad.numel() < SMALL]
         means = [self.exchange.scatter([_stacked(group, own) for own in self.owned(group)]) for group in self.muon]
         finish = self.exchange.average([grad for grad in others if grad.numel() >= SMALL])
@@ -70,9 +71,8 @@ class JoinedOptimizer:
         totals = self.exchange.sum_small([pack, *small])
         for grad, total in zip(small, totals[1:], strict=True):
             grad.copy_(total / self.ranks)
-        self._update(
-            [*({**g, "params": self.owned(g)[self.rank]} for g in self.muon if self.owned(g)[self.rank]), *shared]
-        )
+        mine = [{**group, "params": self.owned(group)[self.rank]} for group in self.muon]
+        self._update([*(group for group in mine if group["params"]), *shared])
         return totals[0]
 
     def _update(self, visible: list[Json]) -> None:
@@ -86,7 +86,9 @@ class JoinedOptimizer:
             self.optimizer.param_groups = groups
         arriving = []
         for group in self.muon:
-            parts = [_stacked(group, own, weights=True) for own in self.owned(group)]
+            owned, (rows, columns) = self.owned(group), group["params"][0].shape
+            parts = [torch.empty(len(own) * rows, columns) for own in owned]
+            parts[self.rank] = _stacked(group, owned[self.rank], weights=True)
             arriving.append((group, parts, self.exchange.gather(parts[self.rank], parts, exact=True)))
         for group, parts, receive in arriving:
             receive()
@@ -113,7 +115,7 @@ class JoinedOptimizer:
     def _whole(self, group: Json) -> dict[str, Tensor]:
         """A Muon group's state from all ranks, in the group's order."""
         owned, whole = self.owned(group), {}
-        for key, shape in zip(MUON, muon_shapes(group["params"][0]), strict=True):
+        for key, shape in muon_shapes(group["params"][0].shape).items():
             mine = self.optimizer.state[owned[self.rank][0]][key] if owned[self.rank] else torch.empty(0)
             sizes = [len(own) * shape.numel() for own in owned]
             whole[key] = torch.empty(len(group["params"]), *shape)
@@ -136,12 +138,6 @@ class JoinedOptimizer:
             for own in self.owned(group)[self.rank][:1]:
                 loaded[numbers[own]] = {key: value[self.rank :: self.ranks].clone() for key, value in whole.items()}
         self._load_state_dict({"state": loaded, "param_groups": next(iter(files.values()))["param_groups"]})
-
-
-def muon_shapes(matrix: Tensor) -> tuple[torch.Size, torch.Size]:
-    """The shapes of a matrix's state, in the order of MUON."""
-    rows, columns = matrix.shape
-    return matrix.shape, torch.Size((rows, 1) if rows >= columns else (1, columns))
 
 
 def _stacked(group: Mapping[str, Any], own: Sequence[Any], weights: bool = False) -> Tensor:

@@ -106,11 +106,9 @@ class OptimizerLayout:
 
     def split_muon(self, names: Sequence[str], state: Mapping[str, Mapping[str, Tensor]], shards: list[Shard]) -> None:
         """Split one group's stacked state into as many parts as there are shards."""
-        rows, columns = self.shapes[names[0]]
-        shapes = {MUON[0]: (rows, columns), MUON[1]: (rows, 1) if rows >= columns else (1, columns)}
         each = -(-len(names) // len(shards))
-        for key in MUON:
-            stacked = torch.zeros(each * len(shards), *shapes[key])
+        for key, shape in muon_shapes(self.shapes[names[0]]).items():
+            stacked = torch.zeros(each * len(shards), *shape)
             for place, name in zip(stacked, names, strict=False):
                 if name in state:
                     place.copy_(state[name][key])
@@ -176,6 +174,12 @@ class OptimizerLayout:
             if momentum.shape != self.shapes[name]:
                 raise TypeError(name)
         return {name: {key: stacked[key][place] for key in MUON} for place, name in enumerate(names)}
+
+
+def muon_shapes(matrix: torch.Size) -> dict[str, torch.Size]:
+    """The shapes of what Muon keeps of a matrix."""
+    rows, columns = matrix
+    return {MUON[0]: matrix, MUON[1]: torch.Size((rows, 1) if rows >= columns else (1, columns))}
 
 
 def last_multiplier(groups: Sequence[Mapping[str, Any]]) -> float:
