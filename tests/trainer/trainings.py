@@ -11,6 +11,8 @@ from typing import Any
 
 import forked
 import ranks
+import torch
+from nanochat.run.checkpoint_manager import LOADER_KEY
 
 DATA = ranks.HERE / "golden" / "data"
 STEPS = 12
@@ -90,6 +92,12 @@ class Job:
 
     def losses(self) -> list[float]:
         return [event["loss"] for event in self.events("step")]
+
+    def routes(self) -> list[str]:
+        """The library of matrix products that each rank used, as the last checkpoint says."""
+        last = max(self.checkpoints(0).glob("optim_*_rank0.pt"))
+        loader = torch.load(last, weights_only=True)[LOADER_KEY]
+        return [rank["route"].split("+")[0] for rank in loader["ranks"]]
 
     def resumes_alike(self, *flags: str) -> None:
         """Resume from the last checkpoint but one; the weights must end as before."""
