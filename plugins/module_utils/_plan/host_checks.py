@@ -10,9 +10,10 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.kind import INFO, MADE_PYTHON, VENV_BYTES, WARNING
+from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan
 from .._contract.settings_table import AUTO
+from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
 from .._kit.words import NO_PYTHON, bytes_text, plain_reason

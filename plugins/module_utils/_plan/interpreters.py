@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence
 
-from .._contract.kind import MADE_PYTHON, PYTHONS
 from .._contract.plan import Interpreter
 from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
+from .._contract.versions import MADE_PYTHON, PYTHONS
 from .hosts import Host, home_expanded
 
 # The oldest Python that PyTorch runs on.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.kind import WARNING
+from .._contract.findings_table import WARNING
 from .._contract.plan import Plan
 from .._contract.settings_table import RunSettings
 from .._kit.words import plural

@@ -11,8 +11,8 @@ from typing import Any, Mapping, Optional, Sequence
 
 from .._contract import politeness
 from .._contract.command_line import torchrun_argv
-from .._contract.kind import VENV_BYTES
 from .._contract.plan import Plan
+from .._contract.versions import VENV_BYTES
 from .._kit.words import bytes_text, columns, named, plural
 from . import stages
 from .data_set import times_read
