@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import quicker
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import NetworkInterface
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     codes,
+    desktop,
+    findings_with,
     hosts,
+    laptop,
     nic,
     node,
-    one_machine,
     planned,
     refusal,
     route,
@@ -31,35 +35,21 @@ def alone_at(address):
     return {"nics": [nic("eth0", "wired", address)], "routes": [route("x", "eth0", address.partition("/")[0])]}
 
 
-def test_two_nodes_on_one_machine_use_loopback_and_share_the_cores():
-    outcome = make_plan(one_machine())
-    assert [(entry["nic"], entry["address"], entry["threads"]) for entry in outcome.plan["nodes"]] == [
-        ("lo", "127.0.0.1", 4)
-    ] * 2
-    assert all(entry["env"]["GLOO_SOCKET_IFNAME"] == "lo" and entry["peers"] == [] for entry in outcome.plan["nodes"])
-
-
-def test_a_rank_that_is_given_decides_the_master():
-    outcome = make_plan(hosts(two={"ddp_rank": 0}))
-    assert outcome.plan["master"]["host"] == "laptop"
-    assert [(entry["host"], entry["rank"]) for entry in outcome.plan["nodes"]] == [("laptop", 0), ("desktop", 1)]
-
-
 @pytest.mark.parametrize(
     ("taken", "other", "faster"),
     [
-        (("wifi", 400), ("wired", 100), True),  # a cable is steadier, whatever its speed
+        (("wifi", 400), ("wired", 100), True),
         (("wifi", 400), ("wifi", 800), True),
         (("wired", 1000), ("wired", 100), False),
         (("wired", 100), ("wired", 1000), True),
         (("wired", 100), ("wifi", 800), False),
-        (("wired", None), ("wired", 1000), False),
-        (("wired", 100), ("wired", None), False),
+        (("wired", 0), ("wired", 1000), False),
+        (("wired", 100), ("wired", 0), False),
     ],
 )
 def test_which_interface_would_be_quicker(taken, other, faster):
-    one, two = ({"kind": kind, "speed_mbit": speed} for kind, speed in (taken, other))
-    assert quicker(two, one) is faster
+    one, two = (NetworkInterface("eth0", kind, True, speed, ()) for kind, speed in (taken, other))
+    assert two.is_quicker(one) is faster
 
 
 def test_field_03_virtual_interfaces_are_not_taken_and_a_faster_one_is_named():
@@ -104,10 +94,6 @@ def test_without_names_the_common_network_decides():
     nowhere = {"peer": "default", "address": "203.0.113.1", "nic": None, "source": None}
     outcome = make_plan(hosts(one={"nics": cards, "routes": [nowhere]}))
     assert (node(outcome, "desktop")["nic"], node(outcome, "desktop")["address"]) == ("eno2", "192.168.1.10")
-
-
-def test_ipv6_alone_works():
-    assert planned({}, alone_at("fd00::5/64"), alone_at("fd00::6/64"))["master"]["address"] == "fd00::5"
 
 
 def test_containers_of_one_kernel_are_hosts_of_their_own():
@@ -155,3 +141,44 @@ def test_containers_of_one_kernel_are_hosts_of_their_own():
 def test_field_03_and_04_a_rank_interface_or_address_that_cannot_be_used_is_refused(one, two, sentence):
     problems = refusal(hosts({}, one, two))
     assert any(sentence in problem for problem in problems), problems
+
+
+# Pythons
+
+
+def pythons(*versions: str, used: str = "3.11.2") -> dict[str, Any]:
+    found = [{"executable": f"/usr/bin/python{v}", "version": f"{v}.1"} for v in versions]
+    return {"python": {**desktop()["python"], "version": used, "candidates": found}}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "taken"),
+    [
+        # One that all hosts have is preferred, of these the one that Ansible uses, unless that is too old for the trainer.
+        (pythons("3.12", "3.11", "3.10"), pythons("3.13", "3.11", "3.10"), ["3.11", "3.11"]),
+        (pythons("3.14", "3.12"), pythons("3.13"), ["3.12", "3.13"]),
+        (pythons("3.12", "3.11", used="3.12.1"), pythons("3.12", "3.11", used="3.12.1"), ["3.12", "3.12"]),
+        (pythons("3.12", "3.11", used="3.9.2"), pythons("3.12", "3.11", used="3.9.2"), ["3.11", "3.11"]),
+    ],
+)
+def test_which_python_is_taken_of_several(one, two, taken):
+    plan = planned({}, one, two)
+    assert [entry["python"] for entry in plan["nodes"]] == [f"/usr/bin/python{version}" for version in taken]
+
+
+def test_field_36_a_python_is_made_where_none_is_new_enough_unless_there_is_no_network():
+    old = {"python": {**laptop()["python"], "candidates": [], "version": "3.9.2"}}
+    (problem,) = refusal(hosts({"ddp_trainer_offline": True}, two=old))
+    said = "laptop has no Python of 3.10 or newer (its own is 3.9.2), which the trainer needs"
+    assert said in problem
+    first = make_plan(hosts(two=old))
+    made = "/home/xiaoxin/nanochat-ddp/python/current/bin/python3"
+    assert [node["python"] for node in first.plan["nodes"]] == ["/usr/bin/python3.11", made]
+    (told,) = findings_with(first, "python-made")
+    assert "uv installs 3.12 once below /home/xiaoxin/nanochat-ddp/python" in told["seen"]
+    # With the made one at hand the plan is the same.
+    old["python"]["candidates"] = [{"executable": made, "version": "3.12.9"}]
+    again = make_plan(hosts(two=old))
+    assert again.plan["digest"] == first.plan["digest"]
+    (told,) = findings_with(again, "python-made")
+    assert "the trainer uses 3.12, installed in" in told["seen"]
