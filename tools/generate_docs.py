@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings_table, settings_table  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import wanted  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import wanted  # noqa: E402
 
 
 def sections() -> Iterator[tuple[str, list[settings_table.Setting]]]:

@@ -71,3 +71,11 @@ def refusal_text(findings: Sequence[Finding]) -> str:
     return "\n".join(
         [f"{len(findings)} problems; nothing was changed:", *(f"- {sentence(found)}" for found in findings)]
     )
+
+
+class PlanError(ValueError):
+    """Why there is no plan: all problems, as findings."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__(refusal_text(self.findings))

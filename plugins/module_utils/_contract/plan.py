@@ -61,7 +61,6 @@ class Training(_Parts):
     head: str  # shared: each host has a part of the vocabulary; or whole
     head_open: bool  # whether another ddp_sync may have another head
     asked: Dict[str, str]  # the settings sync and head as the user wrote them
-    rebalance: bool  # shares follow the measured speeds during training
     matmul: str
     matmul_tried: List[str]
     eval_every: int
@@ -108,7 +107,7 @@ class Trainer(_Joined):
     script: str  # the module to start
     url: Optional[str]  # the path or URL of another trainer
     torch: str
-    index: str  # auto, default or a URL
+    index: str  # auto: of CPU builds first; default: only that of the host, with builds for CUDA
     python: str
     packages: List[str]  # the locks that the environment is made from
     offline: bool
