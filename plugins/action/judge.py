@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ansible.plugins.action import ActionBase
 
+from ..module_utils._contract.findings import PlanError
 from ..plugin_utils._judgements import hosts, plan, preflight, verdict
 from ..plugin_utils._judgements.evidence import OF_PLAN, JudgeTask, Options
 
@@ -47,4 +48,7 @@ class ActionModule(ActionBase):
         of = {"of": {"type": "str", "choices": list(JUDGEMENTS), "required": True}}
         options = self.validate_argument_spec({**of, **(judgement.options if judgement else {})})[1]
         task = JudgeTask(options, task_vars or {}, self._task.check_mode)
-        return {**result, "changed": False, **JUDGEMENTS[options["of"]].judge(task)}
+        try:
+            return {**result, "changed": False, **JUDGEMENTS[options["of"]].judge(task)}
+        except PlanError as error:
+            return {**result, "changed": False, "failed": True, "msg": str(error), "problems": error.findings}

@@ -12,14 +12,15 @@ from .._contract.findings_table import WARNING
 from .._contract.plan import Plan
 from .._contract.settings_table import RunSettings
 from .._kit.words import plural
-from .data_set import ON_A_HOST, hosts_with_data, maker_host
+from .data_set import ON_A_HOST, hosts_with_data
 from .hosts import Host, ranks
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     """The folders in the settings that this host should check."""
-    wanted = run.data_source in ON_A_HOST and maker_host(run, hosts, ranks(hosts)[0]) == name
-    return list(run.data_paths) if wanted else []
+    order = ranks(hosts)[0]
+    maker = run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name
+    return list(run.data_paths) if run.data_source in ON_A_HOST and maker == name else []
 
 
 def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:

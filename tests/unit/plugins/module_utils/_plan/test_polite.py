@@ -36,11 +36,6 @@ def test_a_login_does_not_change_a_run_that_goes_on():
     assert polite(planned(two={"run": {**run, "polite": {"laptop": "low"}}})) == ["off", "low"]
 
 
-@pytest.mark.parametrize(("value", "comes_to"), [("off", "off"), (False, "off"), ("low", "low")])
-def test_the_inventory_wins(value, comes_to):
-    assert polite(planned(two={**SEEN, "ddp_polite": value})) == ["off", comes_to]
-
-
 def test_a_guest_has_its_limits_in_the_plan():
     limits = {"ddp_hours": "22:00-07:00", "ddp_battery_limit": 40, "ddp_away_if": "pgrep -x game"}
     plan = planned(KEPT, two={**GUEST, **limits})
@@ -59,7 +54,6 @@ def test_what_a_guest_cannot_see_is_told_once():
     [
         ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
         ({"ddp_restarts": 3}, "but all 2 hosts are needed to train; set ddp_min_hosts to 1"),
-        ({"ddp_restarts": 3, "ddp_min_hosts": 2}, "but all 2 hosts are needed to train"),
         ({"ddp_resume": False}, "which needs ddp_resume"),
         ({"ddp_trainer_source": "/home/me/nanochat"}, "which needs the trainer of this collection"),
     ],
