@@ -34,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pieces import TRAINER, environment, events, free_port, run_module
+from pieces import ROOT, TRAINER, environment, events, free_port, run_module
 
-sys.path.insert(0, str(TRAINER))
+sys.path[:0] = [str(TRAINER), str(ROOT / "tools")]
 
 VOCABULARY, DOCUMENT_CHARACTERS = 1024, 2000
 # Which cores each rank may use.
@@ -179,6 +179,57 @@ def row(curves: Sequence[Curve]) -> dict[str, Any]:
     return figures
 
 
+def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """Seconds and bits per byte of each evaluation."""
+    evaluations = zip(*(curve.items() for curve in curves), strict=True)
+    return [
+        (statistics.mean(seconds), statistics.mean(bits))
+        for seconds, bits in (zip(*at, strict=True) for at in evaluations)
+    ]
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 60, 150, 30, 52
+# Shown of the bits per byte.
+LEAST, MOST = 2.0, 4.0
+
+
+def picture(curves: Mapping[str, Sequence[Curve]]) -> str:
+    """Both on two cores, with the means of all orders of the text, as an SVG."""
+    from performance_plot import STYLE, words
+
+    shown = {"c0": "ours", "other": "nanoGPT"}
+    means = {kind: mean(curves[f"{who}, two cores"]) for kind, who in shown.items()}
+    longest = max(points[-1][0] for points in means.values())
+
+    def across(seconds: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * seconds / longest
+
+    def down(bits: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (bits - LEAST) / (MOST - LEAST))
+
+    lines = [words(LEFT, 14, "bits per byte of the last tenth of tiny Shakespeare")]
+    lines.append(
+        words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "seconds of training on two cores", ' text-anchor="middle"')
+    )
+    for bits in (2.0, 2.5, 3.0, 3.5, 4.0):
+        lines.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(bits):.1f}" y2="{down(bits):.1f}"/>'
+        )
+        lines.append(words(LEFT - 8, down(bits) + 4, f"{bits:.1f}", ' text-anchor="end"'))
+    for seconds in range(0, int(longest) + 1, 10):
+        lines.append(words(across(seconds), HEIGHT - BOTTOM + 20, str(seconds), ' text-anchor="middle"'))
+    for kind, points in means.items():
+        seen = [(across(seconds), down(bits)) for seconds, bits in points if bits <= MOST]
+        lines.append(f'<g class="{kind}"><path d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in seen)}"/>')
+        lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in seen]
+        lines.append(
+            words(seen[-1][0] + 8, seen[-1][1] + 4, f"{shown[kind]}, {points[-1][1]:.2f}", ' class="name"') + "</g>"
+        )
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
+    title = "<title>How soon tiny Shakespeare is learnt on two cores, beside nanoGPT's example for CPUs</title>"
+    return "\n".join([begin, title, f"<style>{STYLE}</style>", *lines, "</svg>", ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds to learn a text, beside nanoGPT's own example for CPUs.")
     parser.add_argument("--text", type=Path, required=True)
@@ -204,6 +255,8 @@ def main() -> None:
             print(f"nanoGPT, {way}: {row(curves[f'nanoGPT, {way}'])}", file=sys.stderr, flush=True)
     if arguments.write:
         arguments.write.write_text(json.dumps(curves), encoding="utf-8")
+    if arguments.plot:
+        arguments.plot.write_text(picture(curves), encoding="utf-8")
     print(json.dumps({way: row(of_way) for way, of_way in curves.items()}))
 
 
