@@ -42,7 +42,7 @@ LIFETIME = 86400
 
 
 class ServerSettings(NamedTuple):
-    """What a server offers, to whom, and where it listens."""
+    """Files that a server offers, to whom, and where it listens."""
 
     host: str
     folder: str
