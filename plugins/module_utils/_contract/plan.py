@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, TypedDict
 
+from .probe import Folder
+
 VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
 
 
@@ -191,6 +193,24 @@ class ConversationFacts(Conversations):
     """Conversations as the controller reads them, with their errors."""
 
     problems: List[str]
+
+
+class Results(TypedDict):
+    """The folder for results."""
+
+    path: str
+    writable: bool
+
+
+class Here(TypedDict, total=False):
+    """The controller's answers to the plan."""
+
+    folders: Dict[str, Folder]
+    git: str  # why the repository cannot be cloned
+    commits: Dict[str, str]  # of the clone and of its repository
+    results: Results
+    conversations: ConversationFacts
+    held_out: ConversationFacts
 
 
 class _OfStage(TypedDict, total=False):

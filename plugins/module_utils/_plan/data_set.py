@@ -12,7 +12,7 @@ import math
 from typing import Any, Mapping, Optional, Sequence
 
 from .._contract.document import digest_of
-from .._contract.plan import Data, DataContents, Plan
+from .._contract.plan import Data, DataContents, Here, Plan
 from .._contract.settings_table import LAST_SHARD, RunSettings
 from .hosts import Host, home_expanded
 
@@ -29,12 +29,13 @@ def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
-def path_here(here: Mapping[str, Any], path: str) -> str:
+def path_here(here: Here, path: str) -> str:
     """Resolve a path of the controller, from its answers."""
-    return str(here.get("folders", {}).get(path, {}).get("path") or path)
+    known = here.get("folders", {}).get(path)
+    return known["path"] if known else path
 
 
-def document(run: RunSettings, by_rank: Sequence[Host], here: Mapping[str, Any]) -> Data:
+def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     """The plan's section."""
     source = run.data_source
     paths = {"url": [], "controller": [path_here(here, path) for path in run.data_paths]}

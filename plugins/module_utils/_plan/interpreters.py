@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
 from .._contract.plan import Interpreter
+from .._contract.probe import Python
 from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
 from .._contract.versions import MADE_PYTHON, PYTHONS
 from .hosts import Host, home_expanded
@@ -17,13 +18,13 @@ from .hosts import Host, home_expanded
 OLDEST_PYTHON = (3, 10)
 
 
-def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+def version_of(entry: Python) -> tuple[int, int]:
     """Major and minor version of an interpreter of the probe."""
     major, minor = str(entry["version"]).split(".")[:2]
     return int(major), int(minor)
 
 
-def pythons(host: Host) -> list[Mapping[str, Any]]:
+def pythons(host: Host) -> list[Python]:
     """The host's interpreters that are new enough."""
     return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= OLDEST_PYTHON]
 
@@ -51,7 +52,7 @@ def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Inter
     return {"python": None, "python_version": None}
 
 
-def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, int]:
+def preference(entry: Python, common: set[tuple[int, int]], used: str | None) -> tuple[bool, bool, bool, int]:
     """Sort key: common to all hosts, packages surely exist for it, used by Ansible there."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)

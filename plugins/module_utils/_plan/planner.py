@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
-from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
+from .._contract.plan import Controller, Given, Here, Node, Plan, Ports, Trainer, Training
 from .._contract.settings import Asked
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
@@ -64,13 +64,13 @@ class Inputs(NamedTuple):
     hosts: Sequence[Host]  # in the order of the inventory
     by_rank: Sequence[Host]
     endpoints: Mapping[str, Endpoint]
-    here: Mapping[str, Any]
+    here: Here
 
 
 def make_plan(
     hosts: Sequence[Given],
     tolerant: bool = False,
-    here: Mapping[str, Any] | None = None,
+    here: Here | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
     clock: budget.Clock = budget.NO_CLOCK,
 ) -> PlanOutcome:

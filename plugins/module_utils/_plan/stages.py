@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.plan import Conversations, Plan, Stage
+from .._contract.plan import Conversations, Here, Plan, Stage
 from .._contract.run_folder import CHECKPOINTS, CONVERSATIONS, HELD_OUT
 from .._contract.settings_table import RunSettings
 from .._rules import stages as rules
@@ -72,7 +72,7 @@ def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     return found
 
 
-def document(run: RunSettings, here: Mapping[str, Any], ours: bool) -> Stage | None:
+def document(run: RunSettings, here: Here, ours: bool) -> Stage | None:
     """The plan's section, None for a base model."""
     if run.stage == BASE:
         return None
@@ -91,13 +91,13 @@ def named(seen: Mapping[str, Any]) -> Conversations:
     return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
 
 
-def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
+def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Here) -> Iterator[Finding]:
     """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
     if stage == BASE:
         return
-    for setting, seen in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
-        for problem in (seen or {}).get("problems", []):
+    for setting, talks in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
+        for problem in talks["problems"] if talks else []:
             yield finding("conversations-broken", "", f"{setting}: {problem}")
     if any(host.fact("run", "checkpoints") for host in hosts):
         return

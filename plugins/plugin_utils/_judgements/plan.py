@@ -18,7 +18,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import Finding, PlanError, finding
-from ...module_utils._contract.plan import Given
+from ...module_utils._contract.plan import Given, Here
 from ...module_utils._contract.settings import is_unset
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
 from ...module_utils._kit.printable import printable
@@ -27,7 +27,7 @@ from ...module_utils._plan.planner import make_plan
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions
 from ...module_utils._plan.text import by_hand, render, render_findings
 from ...module_utils._plan.trainings import so_far
-from ...module_utils._probe.sources import Here, look
+from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
 from .evidence import SHOWN, JudgeTask, Options

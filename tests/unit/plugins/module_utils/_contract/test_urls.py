@@ -48,13 +48,6 @@ def test_no_setting_takes_them_and_no_message_shows_them(name):
     assert "secret@" not in str(why.value) and ":secret" not in str(why.value) and name in str(why.value)
 
 
-def test_hosts_that_differ_are_told_without_them():
-    one, two = {"ddp_trainer_source": WITH[1]}, {"ddp_trainer_source": "ours"}
-    with pytest.raises(PlanError) as why:
-        resolve([("desktop", one), ("laptop", two)])
-    assert "secret@" not in str(why.value)
-
-
 def test_a_secret_variable_may_hold_one():
     asked = resolve([("desktop", {"ddp_secret_env": {"HTTPS_PROXY": WITH[0]}})])
     assert asked.run.secret_env == {"HTTPS_PROXY": WITH[0]}

@@ -19,7 +19,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
-    lan,
     laptop,
     nic,
     refusal,
@@ -88,7 +87,9 @@ def test_odd_settings_together(run: dict[str, Any], one: dict[str, Any], two: di
     plan(hosts(run, one, two))
 
 
-NAMES = st.sampled_from(["desk", "off", "a b", "ünïcode", "日本", "..", "h" * 300, "{{ x }}", "10.0.0.1", "::1", "-x"])
+NAMES = st.sampled_from(
+    ["desk", "off", "a b", "a/b", "日本", "..", "h" * 300, "{{ x }}", "10.0.0.1", "::1", "-x", "a\nb"]
+)
 ADDRESSES = st.sampled_from(
     [
         "192.168.1.10/24", "192.168.1.10/24", "192.168.1.11/24", "10.0.0.1/8", "203.0.113.7/32", "169.254.1.1/16",
@@ -120,22 +121,6 @@ def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) 
         host: dict[str, Any] = {"name": name, "settings": {}, "probe": seen, "reach": None}
         known.append({**host, "probe": None, "error": "no route to host"} if is_down else host)
     plan(known)
-
-
-@pytest.mark.parametrize("name", ["a b", "ünïcode", "a/b", "..", "-x", "off", "a" * 300, "host:1", "{{ x }}", "a\nb"])
-def test_odd_names_of_hosts(name: str) -> None:
-    known = hosts()
-    known[1]["name"] = name
-    plan(known)
-
-
-def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
-    known = lan(200)
-    for host in known:
-        host["probe"]["routes"] = []
-    made = make_plan(known, tolerant=True).plan
-    assert made["world"] == 200 and len({node["address"] for node in made["nodes"]}) == 200
-    assert "h199" in render(made)
 
 
 @pytest.mark.parametrize(

@@ -193,14 +193,12 @@ def test_the_check_of_a_preflight_is_waited_for_and_not_killed(command):
     assert "Try again" in found["remedy"] and "kill" not in found["remedy"]
 
 
-def test_a_strangers_process_is_named_by_a_short_command():
-    found = port_held("alpha", "ddp_port", {**PROCESS, "command": "x" * 700})
-    assert len(found["seen"]) < 170 and "kill 1480 if nobody needs it" in found["remedy"]
-
-
 def test_other_training_of_ours_is_stopped_by_its_playbook():
     ours = {**PROCESS, "run": "books"}
     found = other_training("alpha", [ours, {**ours, "pid": 1481, "parent": 1480}])
     assert found["seen"] == "the run books of anna trains there (process 1480)"
     assert "ddp_run=books" in found["remedy"] and "stops only what it started" not in found["remedy"]
     assert "stops only what it started itself" in other_training("alpha", [ours, {**PROCESS, "pid": 2}])["remedy"]
+    # A stranger's process is named by a short command.
+    found = port_held("alpha", "ddp_port", {**PROCESS, "command": "x" * 700})
+    assert len(found["seen"]) < 170 and "kill 1480 if nobody needs it" in found["remedy"]

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    codes,
     hosts,
     planned,
     refusal,
@@ -17,36 +14,16 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 SEEN = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
 GUEST = {"ddp_polite": "guest"}
-KEPT = {"ddp_restarts": 3, "ddp_min_hosts": 1}
 
 
 def polite(plan):
     return [node["env"]["NANOCHAT_POLITE"] for node in plan["nodes"]]
 
 
-def test_training_yields_where_somebody_is_logged_in_graphically():
-    outcome = make_plan(hosts(two=SEEN))
-    assert polite(outcome.plan) == ["off", "low"]
-    assert "yields to other programs on laptop" in render(outcome.plan)
-
-
 def test_a_login_does_not_change_a_run_that_goes_on():
     run = {"exists": True, "session": None, "checkpoints": [], "polite": {"desktop": "off", "laptop": "off"}}
     assert polite(planned(two={**SEEN, "run": run})) == ["off", "off"]
     assert polite(planned(two={"run": {**run, "polite": {"laptop": "low"}}})) == ["off", "low"]
-
-
-def test_a_guest_has_its_limits_in_the_plan():
-    limits = {"ddp_hours": "22:00-07:00", "ddp_battery_limit": 40, "ddp_away_if": "pgrep -x game"}
-    plan = planned(KEPT, two={**GUEST, **limits})
-    assert ["guest" in node for node in plan["nodes"]] == [False, True]
-    assert plan["nodes"][1]["guest"] == {"hours": "22:00-07:00", "battery_limit": 40, "away_if": "pgrep -x game"}
-    assert "leaves while the machine is needed: laptop (22:00-07:00)" in render(plan)
-
-
-def test_what_a_guest_cannot_see_is_told_once():
-    blind = {"usage": {"graphical": [], "blind": ["who uses it (no logind)"]}}
-    assert codes(make_plan(hosts(KEPT, one=blind, two={**blind, **GUEST}))) == [("guest-blind", "laptop")]
 
 
 @pytest.mark.parametrize(
