@@ -137,20 +137,12 @@ class _Sometimes(TypedDict, total=False):
     join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
     keeper_port: int  # the keeper's port
     open_ports: List[int]  # to open on this host besides data_ports
-    owner_ports: List[
-        int
-    ]  # what its owner is asked to open without root: those of all profiles, so that one request is enough
+    # What its owner is asked to open without root: those of all profiles, so that one request is enough.
+    owner_ports: List[int]
     session_argv: List[str]  # what the session runs instead of argv: the keeper
 
 
-class Interpreter(TypedDict):
-    """A host's Python; None if none was found or its version is unknown."""
-
-    python: Optional[str]  # creates the venv
-    python_version: Optional[str]
-
-
-class Node(_Sometimes, Interpreter):
+class Node(_Sometimes):
     """One host's share of the run, including its keeper."""
 
     host: str  # inventory name
@@ -165,6 +157,8 @@ class Node(_Sometimes, Interpreter):
     trainer_dir: str  # working folder of argv
     tools_dir: str  # this collection's own trainer, in tools/ beside another one
     venv_dir: str
+    python: Optional[str]  # creates the venv; None if none was found
+    python_version: Optional[str]
     session: str
     threads: int
     cores: Optional[List[int]]  # processors that the rank is pinned to (NANOCHAT_CORES)

@@ -252,16 +252,12 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
     else:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
-        taken = with_steps_in_time(asked, taken, hosts, max(1.0, seconds))
+        # As many steps as the time allows; fewer tokens mean a smaller batch, which changes the step.
+        tokens = max(1.0, seconds) * taken.run.total_batch / (taken.together or 1.0)
+        taken = row_of(settings_by_laws(asked, taken.run.depth, len(hosts), tokens), hosts)
+        steps = max(1, int(max(1.0, seconds) / (taken.together or 1.0)))
+        taken = taken._replace(run=dataclasses.replace(taken.run, iterations=steps))
     return ModelChoice(rows, taken, why, seconds, measured)
-
-
-def with_steps_in_time(asked: Asked, row: Row, hosts: Sequence[Host], seconds: float) -> Row:
-    """The row with as many steps as the time allows; fewer tokens mean a smaller batch, which changes the step."""
-    tokens = seconds * row.run.total_batch / (row.together or 1.0)
-    again = row_of(settings_by_laws(asked, row.run.depth, len(hosts), tokens), hosts)
-    steps = max(1, int(seconds / (again.together or 1.0)))
-    return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 
 
 def with_model(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:

@@ -58,7 +58,9 @@ def connection_remedy(error: str, login: str) -> str:
     """The remedy for a failed connection."""
     if re.search(r"Host key verification failed|host key is known|REMOTE HOST IDENTIFICATION HAS CHANGED", error):
         key = "is not the one that this user knows" if "CHANGED" in error else "is unknown to this user"
-        return f"Its ssh host key {key}. Log in once by ssh from here, and compare the key: {login or 'ssh USER@HOST'}"
+        return (
+            f"Its ssh host key {key}. Log in once by ssh from here ({login or 'ssh USER@HOST'}), and compare the key."
+        )
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):

@@ -16,7 +16,6 @@ from .._contract.findings import Finding, finding
 from .._contract.probe import Route
 from .._contract.settings_table import HostSettings
 from .._kit.words import plural
-from .matmul_precision import with_precision
 
 USABLE = ("wired", "wifi")
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
@@ -50,10 +49,6 @@ class Host(NamedTuple):
     def has_begun(self) -> bool:
         """Whether this host has taken part in the resumed run."""
         return self.kept_fact("rows") is not None
-
-    def measured_with(self, matmul: str) -> Host:
-        """The host with only its measurements of this precision."""
-        return self._replace(measured=with_precision(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:

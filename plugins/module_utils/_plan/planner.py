@@ -36,6 +36,7 @@ from . import (
 )
 from .decided import Decided, decide, decide_batch_split, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
+from .matmul_precision import with_precision
 from .questions import is_git, of_controller, read
 
 FORMAT = 1
@@ -84,7 +85,7 @@ def make_plan(
     asked, here = read(hosts), here or {}
     known, training, base = hosts_and_trainings(asked, hosts, measured or {})
     matmul = decide_matmul(asked, known)
-    known = [host.measured_with(matmul.taken.value) for host in known]
+    known = [host._replace(measured=with_precision(host.measured, matmul.taken.value)) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
     run, shape = asked.run, model_size.shape_of(asked.run)
@@ -239,7 +240,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     run, decided, hosts = inputs.asked.run, inputs.decided, inputs.hosts
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
     own = inputs.endpoints[host.name]
-    made_with = interpreters.choose(host, hosts, base, run.trainer_offline)
+    python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
     peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
     rows = decided.rows[rank]
@@ -257,8 +258,8 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         # This collection's own trainer, whichever trainer is used.
         "tools_dir": os.path.join(base, "trainer" if decided.ours else "tools"),
         "venv_dir": home_expanded(host.settings.venv_dir or os.path.join(base, "venv"), host),
-        "python": made_with["python"],
-        "python_version": made_with["python_version"],
+        "python": python,
+        "python_version": version,
         "session": f"nanochat-{decided.name}-rank{rank}",
         "threads": shares.threads_of(host, hosts),
         "cores": shares.cores_of(host, hosts),

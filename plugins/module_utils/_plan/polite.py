@@ -11,7 +11,7 @@ from .._contract.findings import Finding, finding
 from .._contract.plan import Guest
 from .._contract.politeness import GUEST, LOW, OFF
 from .._contract.settings import Asked
-from .._contract.settings_table import AUTO, PREFIX, HostSettings, find
+from .._contract.settings_table import AUTO, PREFIX, find
 from .._kit.words import named
 from .decided import DEFAULT, HOSTS, KEPT, USER, Decided, Decision
 from .hosts import Host
@@ -43,9 +43,9 @@ def problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[
     """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == GUEST]
     for host in hosts:
-        idle = [f"ddp_{name}" for name in LIMITS if host not in guests and _is_set(host.settings, name)]
-        if idle:
-            yield f"{idle[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
+        changed = [name for name in LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
+        if changed and host not in guests:
+            yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
     if not guests:
         return
     who = f"ddp_polite is guest on {named([host.name for host in guests])}"
@@ -57,10 +57,6 @@ def problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
     elif len(hosts) > 1 and not 0 < decided.min_hosts.value < len(hosts):
         yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
-
-
-def _is_set(settings: HostSettings, name: str) -> bool:
-    return bool(getattr(settings, name) != find(PREFIX + name).default)
 
 
 def findings(hosts: Sequence[Host]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import time
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract import lineage
-from .._contract.document import Document, items, section, text
+from .._contract.document import items, section
 from .._contract.findings import Finding, finding
 from .._contract.training import Launched, training_of
 from .hosts import Host
@@ -100,19 +100,12 @@ def begins_again(hosts: Sequence[Host], plan: Mapping[str, object], taken: HeldT
 def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
     """Whether a session of the run is alive on any host, and whether this plan has been completed on all; a run to be started
     from scratch is not done."""
-    return {
-        "running": any(_lives(probe) for probe in probes.values()),
-        "done": not fresh and all(_carried_out(probe, digest) for probe in probes.values()),
-    }
-
-
-def _lives(probe: Document) -> bool:
-    session = text(section(section(probe, "run"), "session"), "id")
-    return bool(session) and any(process.get("session") == session for process in items(probe, "processes"))
-
-
-def _carried_out(probe: Document, digest: str) -> bool:
-    run = section(probe, "run")
-    session = section(run, "session")
-    # A stopped run also exits with 0, but has steps left.
-    return run.get("plan_digest") == digest and session.get("exit_code") == 0 and not session.get("stopped")
+    running, done = False, not fresh
+    for probe in probes.values():
+        run = section(probe, "run")
+        session = section(run, "session")
+        mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]
+        running |= bool(session.get("id") and mine)
+        # A stopped run also exits with 0, but has steps left.
+        done &= run.get("plan_digest") == digest and session.get("exit_code") == 0 and not session.get("stopped")
+    return {"running": running, "done": done}

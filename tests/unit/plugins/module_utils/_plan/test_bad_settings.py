@@ -128,10 +128,7 @@ def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) 
     [
         ("ddp_depth", 10**9, "is 1000000000 on every host (at most 1000); it must be an integer of at least 1."),
         ("ddp_data_shards", 10**9, "(at most 100000)"),
-        ("ddp_timeout", 10**400, "(at most 1000000)"),
-        ("ddp_base_dir", "/a\0b", "a NUL byte"),
         ("ddp_results_dir", "\ud800", "lone surrogate"),
-        ("ddp_extra_args", ["a\0"], "a NUL byte"),
         ("ddp_extra_env", "[" * 5000, "ddp_extra_env is"),
     ],
 )

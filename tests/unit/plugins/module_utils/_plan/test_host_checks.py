@@ -27,8 +27,6 @@ DISK = laptop()["disk"]
 
 def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     holder = {"port": 29500, "pid": 4711, "user": "eve", "command": "python old.py", "session": None, "run": None}
-    (problem,) = refusal(hosts(one={"ports": [holder]}))
-    assert problem.startswith("ddp_port 29500 is taken on desktop by process 4711 of eve (python old.py)")
     (problem,) = refusal(hosts(one={"ports": [{**holder, "pid": None, "command": None}]}))
     assert "by a process of eve, which this user may not inspect; choose another port" in problem
     (problem,) = refusal(hosts({"ddp_restarts": 3}, two={"ports": [{**holder, "port": 29501}]}))
@@ -37,36 +35,6 @@ def test_field_06_a_port_that_somebody_holds_is_refused_with_the_holder():
     assert planned(two={"ports": [holder]})["world"] == 2
     running = {"exists": True, "session": {"id": "abc"}, "checkpoints": []}
     assert planned(one={"ports": [{**holder, "session": "abc"}], "run": running})["world"] == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"tmux": {"path": None, "version": None}}, "laptop has no tmux"),
-        (
-            {"memory": {"total": GIGA // 2, "available": GIGA // 2}},
-            "laptop has 500 MB of memory, but its rank needs about",
-        ),
-        (
-            {"disk": {**DISK, "free": GIGA}},
-            "laptop has 1.0 GB free below /home/xiaoxin, but checkpoints, data and software",
-        ),
-        ({"disk": {**DISK, "writable": False}}, "but xiaoxin cannot write to"),
-        (
-            {"transfer": {"folder": "/home/a b/tmp", "shell": "/bin/bash"}},
-            "ansible_remote_tmp: /var/tmp/ansible-xiaoxin",
-        ),
-        ({"ddp_python": "/opt/python9"}, "ddp_python is /opt/python9 on laptop, which is not a Python 3.10 or newer"),
-        ({"host": {**laptop()["host"], "arch": "riscv64"}}, "laptop is a machine of type riscv64"),
-        (
-            {"host": {**laptop()["host"], "arch": "aarch64"}},
-            "desktop is x86_64 but laptop is aarch64: they round differently",
-        ),
-    ],
-)
-def test_a_host_that_cannot_take_part_is_refused(change, sentence):
-    problems = refusal(hosts({}, two=change))
-    assert any(sentence in problem for problem in problems), problems
 
 
 def test_a_checkout_is_not_joined_on_hosts_with_and_without_avx2():
@@ -102,16 +70,6 @@ def test_two_nodes_in_one_folder_or_home_on_a_file_server_are_refused():
     assert "both see the same folder" in problem and "server:/home" in problem
 
 
-def test_remarks_that_do_not_stop_a_run():
-    busy = {
-        "ddp_threads": 99,
-        "memory": {"total": 32 * GIGA, "available": GIGA // 2},
-        "processes": [{"pid": 7, "user": "lzw", "command": "torchrun old.py", "session": None}],
-    }
-    found = {code for code, host in codes(make_plan(hosts(two=busy))) if host == "laptop"}
-    assert found == {"threads-over-cores", "memory-tight", "other-training"}
-
-
 def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     bare = {"cpu": {**laptop()["cpu"], "compiler": False}}
     assert ("no-compiler", "laptop") in codes(make_plan(hosts(two=bare)))
@@ -144,31 +102,6 @@ def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     assert [entry["session"] for entry in outcome.plan["nodes"]] == ["nanochat-d4-rank0", "nanochat-d4-rank1"]
     assert {found["code"] for found in outcome.findings} == {"host-down", "disk-short"}
     assert render(outcome.plan)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("Failed to connect to the host via ssh: me@a: Permission denied (publickey).", "(me@a: Permission denied"),
-        ("The module interpreter '/nosuch' was not found.", "; install Python there"),
-        ("Host key verification failed.", "compare the key: ssh -p 2222 xiaoxin@192.168.1.11"),
-    ],
-)
-def test_why_a_host_cannot_be_examined_is_told_in_the_words_of_ssh_with_what_helps(error, said):
-    known = hosts()
-    known[1].update(probe=None, error=error, login="ssh -p 2222 xiaoxin@192.168.1.11")
-    (problem,) = refusal(known)
-    assert problem.startswith("laptop cannot be examined (") and said in problem
-    assert ("check that it is on" in problem) is ("publickey" in error)
-
-
-def test_one_machine_under_two_names_is_told_where_it_is_reached_from_elsewhere():
-    known = one_machine(2)
-    assert not findings_with(make_plan(known), "one-machine-twice")
-    for host, reach in zip(known, ("192.168.1.10", "desktop.lan")):
-        host["reach"] = reach
-    (told,) = findings_with(make_plan(known), "one-machine-twice")
-    assert told["seen"] == "node1 (reached at 192.168.1.10) and node2 (reached at desktop.lan) are one machine"
 
 
 # Processes of others

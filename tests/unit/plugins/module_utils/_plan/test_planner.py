@@ -25,11 +25,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 )
 
 
-def test_what_a_setting_needs_is_installed_like_the_trainer_s_packages():
-    assert planned({"ddp_kernels": "zig"})["trainer"]["packages"] == ["trainer", "zig"]
-    assert planned({"ddp_tracker": "wandb"})["trainer"]["packages"] == ["trainer", "wandb"]
-
-
 def test_field_10_a_gpu_does_not_change_a_run_on_the_cpu():
     outcome = make_plan(hosts())
     assert node(outcome, "desktop")["env"]["CUDA_VISIBLE_DEVICES"] == ""

@@ -30,17 +30,8 @@ def test_a_login_does_not_change_a_run_that_goes_on():
     ("run", "words"),
     [
         ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
-        ({"ddp_restarts": 3}, "but all 2 hosts are needed to train; set ddp_min_hosts to 1"),
-        ({"ddp_resume": False}, "which needs ddp_resume"),
-        ({"ddp_trainer_source": "/home/me/nanochat"}, "which needs the trainer of this collection"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "which needs ddp_resume"),
     ],
 )
 def test_a_guest_that_could_not_leave_is_refused(run, words):
-    (problem,) = refusal(hosts(run, two=GUEST))
-    assert f"ddp_polite is guest on laptop, {words}" in problem
-
-
-def test_limits_of_a_host_that_is_no_guest_are_refused():
-    (problem,) = refusal(hosts(two={"ddp_polite": "low", "ddp_hours": "22:00-07:00"}))
-    assert "ddp_hours is set on laptop, but only a guest leaves by it" in problem
-    assert "ddp_hours is" in refusal(hosts(two={**GUEST, "ddp_hours": "at night"}))[0]
+    assert f"ddp_polite is guest on laptop, {words}" in " ".join(refusal(hosts(run, two={"ddp_polite": "guest"})))
