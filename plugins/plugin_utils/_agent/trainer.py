@@ -1,0 +1,108 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's side of setting up a trainer: it reads the sources and locks, and brings files, uv and wheels."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+
+from ...module_utils._kit.files import locked
+from ...module_utils._preflight import setup_look
+from ...module_utils._trainer import environment, files
+from ...module_utils._trainer.venv import uv_beside
+from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
+from .carrier import Call
+
+
+def sources(call: Call) -> dict[str, bytes]:
+    """Every file of the folder that the parameter src names."""
+    folder = Path(call.params["src"]).expanduser()
+    if not folder.is_dir():
+        raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {folder} is not a folder")
+    try:
+        tree = files.read_tree(str(folder))
+    except files.TreeError as why:
+        raise AnsibleActionFail(str(why)) from why
+    if not tree:
+        raise AnsibleActionFail(f"{call.host}: there are no files to copy to {call.params['dest']}; {folder} is empty")
+    return tree
+
+
+def lock_of(params: Mapping[str, Any]) -> Lock:
+    """The lock of the packages."""
+    folder = Path(params.get("src") or TRAINER).expanduser()
+    return read_lock(folder, params["packages"], params.get("torch_index", "auto"))
+
+
+def setup_info(call: Call) -> dict[str, Any]:
+    """Look which of trainer (src), environment (packages, torch_index) and data a host already has; see the verb on the host."""
+    lock, given = lock_of(call.params), dict(call.params)
+    for name in ("src", "packages", "torch_index"):
+        given.pop(name, None)
+    return call.ask(
+        setup_look.setup_info, files=files.digests_of(sources(call)), digest=lock.digest, pins=lock.pins, **given
+    )
+
+
+def trainer_files(call: Call) -> dict[str, Any]:
+    """Bring the files of src to dest: two round trips if something differs, otherwise one."""
+    tree, dest = sources(call), call.params["dest"]
+    digests = files.digests_of(tree)
+    asked = call.ask(files.trainer_files, dest=dest, files=digests)
+    if not asked.get("changed") or asked.get("failed"):
+        return asked
+    contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
+    return call.ask(files.trainer_files, dest=dest, files=digests, contents=contents)
+
+
+def trainer_venv(call: Call) -> dict[str, Any]:
+    """Make or remove an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
+
+    Two round trips if uv must be brought, otherwise one.
+    """
+    given = dict(call.params)
+    if given.get("state", "present") == "present":
+        lock = lock_of(given)
+        given.update(lock=lock.text, digest=lock.digest, pins=lock.pins)
+    else:
+        given.update(digest="", pins={})
+    for name in ("src", "packages"):
+        given.pop(name, None)
+    asked = call.ask(environment.trainer_venv, **given)
+    if not asked.get("lacks_uv") or asked.get("failed"):
+        return asked
+    try:
+        bring_uv_beside(call, str(asked["lacks_uv"]), str(asked["venv"]))
+    except AnsibleError as why:
+        return {"failed": True, "reason": "network", "tags": asked.get("tags"), "msg": f"{call.host}: {why.message}"}
+    return call.ask(environment.trainer_venv, **given)
+
+
+def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
+    """Copy uv to the host, beside the environment; renamed, so that no half copy is ever run."""
+    action = call.action
+    program, there = bring_uv(cache_folder(), machine), uv_beside(venv)
+    part = f"{there}.{os.getpid()}"
+    action._transfer_file(str(program), part)
+    action._fixup_perms2([part], execute=True)
+    action._low_level_execute_command(
+        f"mv {action._connection._shell.quote(part)} {action._connection._shell.quote(there)}"
+    )
+
+
+def trainer_wheels(call: Call) -> dict[str, Any]:
+    """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index."""
+    if call.check:
+        return {"changed": True}
+    params, folder = call.params, Path(call.params["dest"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(str(folder) + ".lock", 1800):
+        lock, index = lock_of(params), params.get("torch_index", "auto")
+        return {"changed": bring_wheels(lock.text, params["python"], params["machine"], folder, index)}
