@@ -328,12 +328,12 @@ def looks(built: Any) -> list[dict[str, Any]]:
     role = "ansible.builtin.import_role"
     doctor = [
         {
-            role: {"name": "nanochat.ddp.doctor", "tasks_from": tasks, "rolespec_validate": False},
+            role: {"name": "nanochat.ddp.doctor", "tasks_from": tasks},
             "vars": {"doctor_json": True},
         }
         for tasks in ("deployed", "main")
     ]
-    watch = [{role: {"name": "nanochat.ddp.watch", "rolespec_validate": False}, "vars": {"watch_doctor": ""}}]
+    watch = [{role: {"name": "nanochat.ddp.watch"}, "vars": {"watch_doctor": ""}}]
     told = {"ansible.builtin.debug": {"msg": ["{{ watch_verdicts | to_json }}"]}, "run_once": True}
     play = {"hosts": hosts, "gather_facts": False, "vars": {**known, "ddp_controller": controller}}
     quiet = {"rescue": [{"ansible.builtin.meta": "clear_host_errors"}]}
