@@ -13,6 +13,7 @@ from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare
 from .._session.tmux import end_sessions
+from .._trainer.environment import trainer_venv
 from . import keeper
 
 
@@ -46,7 +47,33 @@ def keeper_of(path: str, plan: Mapping[str, Any], host: str, secret: str) -> Opt
     return KeeperSetup(host, secret, host_code.program(keeper.__name__, "main", path))
 
 
-def purge(base_dir: str, what: str, run: str = "", check: bool = False) -> Dict[str, object]:
-    """Remove the folder of one run (what: `run`), or all that jobs keep below the base folder (`all`), or tell what that would be."""
-    result = purge_utils.purge(base_dir, run, what == "all", check, end_sessions)
-    return {"diff": {"before": "".join(f"{path}\n" for path in result["removed"]), "after": ""}, **result}
+def purge(
+    base_dir: str, what: str, host: str, run: str = "", venv_dir: str = "", check: bool = False
+) -> Dict[str, object]:
+    """Remove the folder of one run (what: `run`), or all that jobs keep below the base folder (`all`), or tell what that would be.
+
+    venv_dir: the trainer's environment, which goes with all if this collection made it there. `said` tells people what goes and what stays.
+    """
+    everything, venv = what == "all", (venv_dir or os.path.join(base_dir, "venv")).rstrip("/")
+    # Refuses while anything there is alive.
+    purge_utils.purge(base_dir, run, everything, dry=True)
+    is_own = venv.startswith(base_dir.rstrip("/") + "/")
+    there = everything and os.path.exists(venv)
+    gone = trainer_venv(venv, host, "absent", check=check, digest="", pins={}) if there and is_own else {}
+    # An environment that is not ours is used, but never removed.
+    if gone.get("reason", "occupied") != "occupied":
+        return gone
+    # Last, so that the base folder goes if nothing else is in it.
+    found = purge_utils.purge(base_dir, run, everything, check, end_sessions)
+    removed = "would be removed" if check else "removed"
+    told = {
+        f"{removed}: the trainer's Python environment {venv}": gone.get("changed"),
+        f"left alone, since it lies outside the base folder, where other inventories may use it: {venv} (ddp_venv_dir)": there
+        and not is_own,
+        f"{removed}: {found['brief']}": found["removed"],
+        "nothing of it is there": not found["removed"],
+        f"left alone, since nanochat.ddp did not make it: {', '.join(found['stayed'])}": found["stayed"],
+    }
+    said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]
+    diff = {"before": "".join(f"{path}\n" for path in found["removed"]), "after": ""}
+    return {**found, "changed": found["changed"] or bool(gone.get("changed")), "diff": diff, "said": said}

@@ -21,9 +21,9 @@ from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_
 from .carrier import Call
 
 
-def sources(call: Call) -> dict[str, bytes]:
-    """Every file of the folder that the parameter src names."""
-    folder = Path(call.params["src"]).expanduser()
+def sources(src: str) -> dict[str, bytes]:
+    """Every file of a folder on the controller."""
+    folder = Path(src).expanduser()
     if not folder.is_dir():
         raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {folder} is not a folder")
     try:
@@ -31,7 +31,7 @@ def sources(call: Call) -> dict[str, bytes]:
     except files.TreeError as why:
         raise AnsibleActionFail(str(why)) from why
     if not tree:
-        raise AnsibleActionFail(f"{call.host}: there are no files to copy to {call.params['dest']}; {folder} is empty")
+        raise AnsibleActionFail(f"there are no files to copy, since {folder} is empty")
     return tree
 
 
@@ -41,19 +41,64 @@ def lock_of(params: Mapping[str, Any]) -> Lock:
     return read_lock(folder, params["packages"], params.get("torch_index", "auto"))
 
 
+def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the verb on the host."""
+    lock = lock_of(params) if params.get("state", "present") == "present" else Lock("", "", {})
+    given = {name: value for name, value in params.items() if name not in ("src", "packages")}
+    return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
+
+
 def setup_info(call: Call) -> dict[str, Any]:
     """Look which of trainer (src), environment (packages, torch_index) and data a host already has; see the verb on the host."""
     lock, given = lock_of(call.params), dict(call.params)
     for name in ("src", "packages", "torch_index"):
         given.pop(name, None)
     return call.ask(
-        setup_look.setup_info, files=files.digests_of(sources(call)), digest=lock.digest, pins=lock.pins, **given
+        setup_look.setup_info,
+        files=files.digests_of(sources(call.params["src"])),
+        digest=lock.digest,
+        pins=lock.pins,
+        **given,
     )
 
 
+def check_trainer(call: Call) -> dict[str, Any]:
+    """Refuse to change files (trees: as for trainer_files) or an environment (venv: as for trainer_venv) that a training uses.
+
+    processes: those of the host's probe.
+    """
+    for dest, src in call.params["trees"].items():
+        digests = files.digests_of(sources(src))
+        asked = call.ask(files.trainer_files, dest=dest, files=digests, check=True)
+        if asked.get("failed"):
+            return asked
+    venv = call.params["venv"]
+    users = [
+        one for one in call.params["processes"] if one["session"] and one["command"].startswith(venv["path"] + "/")
+    ]
+    if not users:
+        return {}
+    would = call.ask(environment.trainer_venv, check=True, **with_lock(venv))
+    if not would.get("changed") and "reason" not in would:
+        return {}
+    told = (
+        f"{call.host}: {venv['path']} would have to change, but a training there uses it (process {users[0]['pid']}); stop that "
+        "first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME; or give this run a Python of its own "
+        "(ddp_venv_dir)"
+    )
+    return {"failed": True, "msg": told}
+
+
 def trainer_files(call: Call) -> dict[str, Any]:
-    """Bring the files of src to dest: two round trips if something differs, otherwise one."""
-    tree, dest = sources(call), call.params["dest"]
+    """Bring folders on the host to the files of others on the controller (trees); the digest is that of the first."""
+    found = [brought(call, dest, sources(src)) for dest, src in call.params["trees"].items()]
+    failed = [one for one in found if one.get("failed")]
+    diff = [part for one in found for part in one.get("diff", [])]
+    return failed[0] if failed else {**found[0], "changed": any(one["changed"] for one in found), "diff": diff}
+
+
+def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
+    """One of them: two round trips if something differs, otherwise one."""
     digests = files.digests_of(tree)
     asked = call.ask(files.trainer_files, dest=dest, files=digests)
     if not asked.get("changed") or asked.get("failed"):
@@ -67,14 +112,7 @@ def trainer_venv(call: Call) -> dict[str, Any]:
 
     Two round trips if uv must be brought, otherwise one.
     """
-    given = dict(call.params)
-    if given.get("state", "present") == "present":
-        lock = lock_of(given)
-        given.update(lock=lock.text, digest=lock.digest, pins=lock.pins)
-    else:
-        given.update(digest="", pins={})
-    for name in ("src", "packages"):
-        given.pop(name, None)
+    given = with_lock(call.params)
     asked = call.ask(environment.trainer_venv, **given)
     if not asked.get("lacks_uv") or asked.get("failed"):
         return asked

@@ -18,7 +18,7 @@ from ...module_utils._doctor import gather
 from ...module_utils._keeper import deployment
 from ...module_utils._kit import env_state
 from ...module_utils._kit.files import read_bytes, write_whole
-from ...module_utils._preflight import peer_check, peer_responder, setup_look
+from ...module_utils._preflight import all_reduce, peer_check, peer_responder, setup_look
 from ...module_utils._probe import host
 from ...module_utils._run import files, polling
 from ...module_utils._run.collected import ReportError
@@ -47,6 +47,8 @@ ON_HOSTS: Mapping[str, Verb] = {
     "peer_check": peer_check.peer_check,
     "start_responder": peer_responder.start_responder,
     "stop_responder": peer_responder.stop_responder,
+    "start_all_reduce": all_reduce.start_all_reduce,
+    "end_all_reduce": all_reduce.end_all_reduce,
 }
 # What the controller's verbs ask hosts.
 BEHIND: Mapping[str, Verb] = {
@@ -90,9 +92,10 @@ def judged(call: Call, options: Options, judge: Callable[[JudgeTask], dict[str, 
 
 
 def host_info(call: Call) -> dict[str, Any]:
-    """The facts of a host; it knows Ansible's own folder there from the inventory or Ansible's settings."""
+    """The facts of a host that are asked for; Ansible's own folder there is known from the inventory or Ansible's settings."""
     remote_tmp = call.action.get_shell_option("remote_tmp", default="~/.ansible/tmp")
-    return decoded(call.ask(host.host_info, remote_tmp=remote_tmp, **call.params), {"probe": Probe}, call.host)
+    asked = call.params["asked"]
+    return decoded(call.ask(host.host_info, remote_tmp=remote_tmp, **asked), {"probe": Probe}, call.host)
 
 
 def root_access(call: Call) -> dict[str, Any]:
@@ -139,6 +142,7 @@ ON_CONTROLLER: Mapping[str, Callable[[Call], dict[str, Any]]] = {
     "report": report,
     "chat": chat,
     "setup_info": trainer.setup_info,
+    "check_trainer": trainer.check_trainer,
     "trainer_files": trainer.trainer_files,
     "trainer_venv": trainer.trainer_venv,
     "trainer_wheels": trainer.trainer_wheels,

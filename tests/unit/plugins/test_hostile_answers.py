@@ -102,7 +102,7 @@ def answer_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
 
     def answer(verb: str, document: Any, delegate: str | None = None) -> dict[str, Any]:
-        args = {"verb": verb, "base_dir": "/srv"}
+        args = {"verb": verb, **({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"})}
         task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
         made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
         printed = carrier.MARK + json.dumps(document)

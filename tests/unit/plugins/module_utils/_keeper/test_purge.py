@@ -94,30 +94,36 @@ def sleeper() -> Iterator[Any]:
 
 
 def test_everything_that_is_ours_goes(call, base):
-    would = call(purge, True, base_dir=str(base), what="all")
+    would = call(purge, True, host="desktop", base_dir=str(base), what="all")
     assert (base / "runs" / "d4" / "plan.json").exists()
-    done = call(purge, base_dir=str(base), what="all")
+    done = call(purge, host="desktop", base_dir=str(base), what="all")
     assert (would["changed"], would["removed"]) == (True, done["removed"])
     assert str(base / "runs" / "d4") in done["diff"]["before"]
     assert done["stayed"] == []
     assert not base.exists()
     assert done["brief"].startswith(f"in {base}: runs/{{d4,half,solo}}, data/{{text-1a2b3c4d,url-1a2b3c4d}}, wheels/")
     assert "trainer/ (3 files), tracker, python, measured.json" in done["brief"]
-    assert call(purge, base_dir=str(base), what="all")["changed"] is False
+    assert call(purge, host="desktop", base_dir=str(base), what="all")["changed"] is False
 
 
-def test_what_an_interrupted_rehearsal_left_goes_with_everything(call, base, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    jobs = tmp_path / ".ansible_async"
-    ours = put(jobs / "j1.2", json.dumps({"cmd": ["/venv/bin/python", "-m", "scripts.gloo_check"], "finished": 1}))
-    other = put(jobs / "j3.4", json.dumps({"cmd": ["apt-get", "update"], "finished": 1}))
-    call(purge, base_dir=str(base), what="run", run="d4")
-    assert ours.exists()
-    call(purge, base_dir=str(base), what="all")
-    assert (ours.exists(), other.exists()) == (False, True)
-    other.unlink()
-    call(purge, base_dir=str(base), what="all")
-    assert not jobs.exists()
+def test_the_trainers_environment_goes_with_everything_if_it_is_ours(call, base):
+    venv = base / "venv"
+    put(venv / ".nanochat-ddp.json", json.dumps({"digest": "one", "packages": {"torch": "2.13.0"}}))
+    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"] and venv.exists()
+    would = call(purge, True, host="desktop", base_dir=str(base), what="all")
+    assert f"desktop: would be removed: the trainer's Python environment {venv}" in would["said"] and venv.exists()
+    done = call(purge, host="desktop", base_dir=str(base), what="all")
+    assert f"desktop: removed: the trainer's Python environment {venv}" in done["said"] and not base.exists()
+    again = call(purge, host="desktop", base_dir=str(base), what="all")
+    assert (again["changed"], again["said"]) == (False, ["desktop: nothing of it is there"])
+
+
+def test_an_environment_outside_the_base_folder_or_of_somebody_else_stays(call, base, tmp_path):
+    outside = put(tmp_path / "other/venv" / ".nanochat-ddp.json").parent
+    put(base / "venv" / "pyvenv.cfg")
+    told = call(purge, host="desktop", base_dir=str(base), what="all", venv_dir=str(outside))
+    assert outside.exists() and f"other inventories may use it: {outside} (ddp_venv_dir)" in told["said"][0]
+    assert not call(purge, host="desktop", base_dir=str(base), what="all")["changed"] and (base / "venv").exists()
 
 
 def test_field_28_what_others_have_there_stays(call, base):
@@ -134,7 +140,7 @@ def test_field_28_what_others_have_there_stays(call, base):
         put(base / "src" / "main.c"),
     ]
     (base / "runs" / "linked").symlink_to(base / "src")
-    told = call(purge, base_dir=str(base), what="all")
+    told = call(purge, host="desktop", base_dir=str(base), what="all")
     assert left(base) == sorted([*(str(path.relative_to(base)) for path in others), "runs/linked"])
     stayed = "data/photos data/url-deadbeef runs/exp1 runs/x runs/marathon runs/linked wheels/bicycle.txt tools trainer"
     for name in stayed.split():
@@ -142,17 +148,17 @@ def test_field_28_what_others_have_there_stays(call, base):
 
 
 def test_one_run_goes_alone(call, base):
-    told = call(purge, base_dir=str(base), what="run", run="d4")
+    told = call(purge, host="desktop", base_dir=str(base), what="run", run="d4")
     assert told["removed"] == [str(base / "runs" / "d4")]
     assert not (base / "runs" / "d4").exists()
     assert (base / "runs" / "solo" / "plan.json").exists() and (base / "measured.json").exists()
-    assert call(purge, base_dir=str(base), what="run", run="d4")["changed"] is False
+    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"] is False
 
 
 @pytest.mark.parametrize("name", ["/etc", "..", ".", "../data", "d4/..", "", "a b", "d4\0", "é", "x" * 49])
 def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, base, name):
     before = left(base)
-    told = call(purge, base_dir=str(base), what="run", run=name)
+    told = call(purge, host="desktop", base_dir=str(base), what="run", run=name)
     assert told["failed"] and "for example d4-trial" in told["msg"]
     assert left(base) == before
     for reader, more in ((run_info, {}), (run_files, {"have": {}})):
@@ -163,7 +169,7 @@ def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, base, name):
 
 def test_a_folder_of_somebody_else_is_no_run(call, base):
     put(base / "runs" / "marathon" / "2026.gpx")
-    told = call(purge, base_dir=str(base), what="run", run="marathon")
+    told = call(purge, host="desktop", base_dir=str(base), what="run", run="marathon")
     assert (told["changed"], told["stayed"]) == (False, [str(base / "runs" / "marathon")])
 
 
@@ -181,25 +187,27 @@ def test_field_28_nothing_goes_while_another_run_lives(call, base, sleeper, kind
         put(solo / "heartbeat-rank0.json", json.dumps({"time": time.time(), "pid": pid, "rank": 0}))
     before = left(base)
     for check in (True, False):
-        told = call(purge, check, base_dir=str(base), what="all")
+        told = call(purge, check, host="desktop", base_dir=str(base), what="all")
         assert told["failed"] and "solo" in told["msg"] and "stop it first" in told["msg"]
         assert "-e ddp_run=solo" in told["msg"]
-    assert call(purge, base_dir=str(base), what="run", run="solo")["failed"]
+    assert call(purge, host="desktop", base_dir=str(base), what="run", run="solo")["failed"]
     assert left(base) == before
-    assert call(purge, base_dir=str(base), what="run", run="d4")["changed"], "another run's folder may go"
+    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"], (
+        "another run's folder may go"
+    )
 
 
 def test_the_tracker_counts_as_living_too(call, base, sleeper):
     pid = sleeper("t1")
     session(base / "tracker", id="t1", pid=pid, pid_start=processes.start_ticks(pid), ended=None)
-    assert "nanochat-tracker" in call(purge, base_dir=str(base), what="all")["msg"]
+    assert "nanochat-tracker" in call(purge, host="desktop", base_dir=str(base), what="all")["msg"]
     assert (base / "tracker" / "mlflow.db").exists()
 
 
 def test_a_record_that_leads_out_removes_nothing_outside(call, base):
     outside = put(base.parent / "precious.txt")
     put(base / "tools" / ".deployed.json", json.dumps({"files": ["../../precious.txt", str(outside), 5, "\0"]}))
-    call(purge, base_dir=str(base), what="all")
+    call(purge, host="desktop", base_dir=str(base), what="all")
     assert outside.exists()
 
 
@@ -207,7 +215,7 @@ def test_a_record_that_leads_out_removes_nothing_outside(call, base):
 def test_torn_marks_keep_what_they_are_in(call, base, torn):
     put(base / "runs" / "torn" / "plan.json", torn)
     put(base / "runs" / "torn" / "diary.txt")
-    call(purge, base_dir=str(base), what="all")
+    call(purge, host="desktop", base_dir=str(base), what="all")
     assert (base / "runs" / "torn" / "diary.txt").exists()
 
 
@@ -216,5 +224,5 @@ def test_what_cannot_be_removed_is_named(call, base, monkeypatch):
         raise OSError(13, "Permission denied", path)
 
     monkeypatch.setattr(deployment.purge_utils.shutil, "rmtree", refuse)
-    told = call(purge, base_dir=str(base), what="run", run="d4")
+    told = call(purge, host="desktop", base_dir=str(base), what="run", run="d4")
     assert told["failed"] and str(base / "runs" / "d4") in told["msg"] and "Permission denied" in told["msg"]
