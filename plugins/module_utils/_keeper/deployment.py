@@ -66,10 +66,10 @@ def purge(
     # Last, so that the base folder goes if nothing else is in it.
     found = purge_utils.purge(base_dir, run, everything, check, end_sessions)
     removed = "would be removed" if check else "removed"
+    elsewhere = "left alone, since it lies outside the base folder, where other inventories may use it"
     told = {
         f"{removed}: the trainer's Python environment {venv}": gone.get("changed"),
-        f"left alone, since it lies outside the base folder, where other inventories may use it: {venv} (ddp_venv_dir)": there
-        and not is_own,
+        f"{elsewhere}: {venv} (ddp_venv_dir)": there and not is_own,
         f"{removed}: {found['brief']}": found["removed"],
         "nothing of it is there": not found["removed"],
         f"left alone, since nanochat.ddp did not make it: {', '.join(found['stayed'])}": found["stayed"],
