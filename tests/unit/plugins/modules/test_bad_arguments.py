@@ -21,7 +21,7 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import background
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -147,7 +147,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HOME", str(folder))
         patch.setenv("TMUX_TMPDIR", str(folder))
         patch.setattr(basic.AnsibleModule, "_log_to_syslog", lambda self, message: None)
-        patch.setattr(server.subprocess, "Popen", _refuse)
+        patch.setattr(background, "spawn", _refuse)
         patch.setattr(basic.AnsibleModule, "run_command", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
         yield folder

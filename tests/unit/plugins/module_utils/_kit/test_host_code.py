@@ -17,7 +17,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import set
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import verbs
 
 
@@ -85,7 +84,7 @@ def test_a_session_is_started_and_stopped(tmp_path):
     assert answer(verb, **{**params, "name": "a.b"})["failed"]
 
 
-@pytest.mark.parametrize("verb", [*verbs.ON_HOSTS.values(), *verbs.BEHIND.values(), runner.main, server.main])
+@pytest.mark.parametrize("verb", [*verbs.ON_HOSTS.values(), *verbs.BEHIND.values(), runner.main])
 def test_each_source_comes_after_what_it_needs(verb):
     names = [name for name, dummy_source in host_code.sources(verb.__module__)]
     assert names[-1] == verb.__module__
@@ -99,7 +98,7 @@ def test_what_another_room_lends_is_found():
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
     """Like the loader of collections on the controller."""
-    source = host_code.sources(server.__name__)
+    source = host_code.sources(setup_look.__name__)
 
     class Loader:
         @staticmethod
@@ -108,4 +107,4 @@ def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
 
     host_code._read.cache_clear()
     monkeypatch.setattr(host_code.importlib, "import_module", lambda name: type("module", (), {"__loader__": Loader}))
-    assert host_code.sources(server.__name__) == source
+    assert host_code.sources(setup_look.__name__) == source
