@@ -100,7 +100,7 @@ def test_a_python_on_a_path_that_does_not_run_is_passed_over(inventory, tmp_path
     made = plan(hosts, PATH=path)
     assert made.returncode == 0 and "Run d4 on 2 hosts" in made.stdout, made.stdout + made.stderr
     # Looks and modules on the hosts do, too. Where Ansible is started, the Python of its folder is first: a host lacks it.
-    tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
+    tasks = [{"nanochat.ddp.agent": {"verb": "run_info", "base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
     path = path.replace(str(Path(sys.executable).parent) + ":", "")
     done = plan(hosts, playbook=write_play(tmp_path, tasks), PATH=path, ANSIBLE_PIPELINING="true")
     assert done.returncode == 0 and done.stdout.count("ok=2 ") == 2, done.stdout + done.stderr

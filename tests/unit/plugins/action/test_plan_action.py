@@ -15,13 +15,12 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 @pytest.fixture
-def run(judge):
+def run(agent):
     """The action with these options and variables of the hosts, or, if `whole`, of the play."""
 
     def act(arguments: dict[str, Any], variables: dict[str, Any], check: bool = False, whole: bool = False) -> Any:
-        return judge(
-            variables=variables if whole else {"hostvars": variables}, check=check, **{"of": "plan", **arguments}
-        )
+        known = variables if whole else {"hostvars": variables}
+        return agent(variables=known, check=check, **{"verb": "make_plan", **arguments})
 
     return act
 
@@ -41,23 +40,23 @@ def test_all_problems_fail_the_task_with_one_text_and_a_list(run):
     assert result["failed"] is True and len(result["problems"]) == 2
     assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
     assert "attic is not a host of the inventory." in run({"hosts": ["attic"]}, variables())["msg"]
-    refused = run({"hosts": BOTH, "of": "settings"}, variables(watch="often"))
+    refused = run({"hosts": BOTH, "verb": "read_settings"}, variables(watch="often"))
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 
 def test_questions_and_settings_come_before_any_probe(run):
     known = {name: {"ansible_host": f"{name}.lan", "ddp_results_dir": "mine", "watch": "no"} for name in BOTH}
     known["laptop"]["ansible_connection"] = "local"
-    result = run({"hosts": BOTH, "of": "questions"}, known)
+    result = run({"hosts": BOTH, "verb": "read_questions"}, known)
     assert [result["questions"][name]["peers"] for name in ("laptop", "desktop")] == [["desktop.lan"], []]
-    told = run({"hosts": BOTH, "of": "settings"}, known)
+    told = run({"hosts": BOTH, "verb": "read_settings"}, known)
     assert told["controller"]["results_dir"] == "mine" and told["controller"]["watch"] is False and "plan" not in told
 
 
 @pytest.mark.parametrize("become", [True, "yes", "no", None])
 def test_no_command_line_makes_training_root(run, become):
     play = {"hostvars": variables(), "ansible_become": become}
-    told = run({"of": "questions", "hosts": BOTH}, play, whole=True)
+    told = run({"verb": "read_questions", "hosts": BOTH}, play, whole=True)
     assert ("training would run as root" in told.get("msg", "")) is (become in (True, "yes"))
     # As the inventory's user it may, and the plan says so.
     known = variables()
