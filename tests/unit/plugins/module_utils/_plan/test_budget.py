@@ -157,13 +157,8 @@ def test_run_that_goes_on_keeps_model_and_end():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"ddp_budget": "8h", "ddp_finish_by": "07:30"}, "ddp_budget and ddp_finish_by are both set"),
         ({"ddp_finish_by": "2026-11-24 22:00"}, "1 h 00 min ago"),
         ({"ddp_finish_by": "2026-02-30 22:00"}, "not a date and time"),
-        ({"ddp_budget": "8 hours"}, "days, hours and minutes"),
-        ({"ddp_budget": "2m"}, "setting up and checking the hosts takes about"),
-        ({"ddp_budget": "8h", "ddp_stage": "sft"}, "only a base model"),
-        ({"ddp_budget": "8h", "ddp_trainer_source": "/home/lzw/nanochat"}, "own trainer"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], said: str):
