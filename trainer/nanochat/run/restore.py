@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nanochat.data.dataloader import START, Cursor
+from nanochat.data.dataloader import position_of
 from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import count, flag, listed, maybe
 from nanochat.model import numerics
@@ -27,16 +27,7 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model,
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
-from nanochat.run.resume import (
-    ChosenStep,
-    ResumedTraining,
-    choose_step,
-    fetch,
-    find_training,
-    folder_leader,
-    name_training,
-    writer_of,
-)
+from nanochat.run.resume import ChosenStep, ResumedTraining, folder_leader, name_training, obtain, set_aside
 from nanochat.run.stage import BaseModel, Reader, RunStage
 from nanochat.run.state import DataPositions, Run, TrainingProgress
 
@@ -45,17 +36,15 @@ Say = Callable[[str], None]
 
 def restore(run: Run) -> None:
     """Resume from a checkpoint if the settings ask for it and there is one; otherwise start."""
-    settings, comm, folder = run.settings, run.comm, run.checkpoints
+    settings, comm, folder, say = run.settings, run.comm, run.checkpoints, run.journal.say
     comm.enter("resume")
     sweep(folder)
-    found, training = None, ResumedTraining(lineage.wanted(run.journal.folder), [])
+    training, found, files = ResumedTraining(lineage.wanted(run.journal.folder), []), None, -1
     if settings.resume or settings.resume_from_step >= 0:
-        training = find_training(comm, folder, training.id)
-        # Before anything comes from other ranks: a step of another training may have the same number.
-        set_aside(run, keep=training.steps)
-        found = choose_step(comm, folder, settings.resume_from_step, training)
-    if not settings.resume:
-        set_aside(run, keep=[] if found is None else [step for step in training.steps if step <= found.step])
+        training, found, files = obtain(comm, folder, run.writer, training.id, settings.resume_from_step, say=say)
+    if not settings.resume and run.writer == comm.rank:
+        # The run will repeat these steps.
+        set_aside(folder, {step for step in checkpoints.steps_in(folder) if found is None or step > found.step}, say)
     run.training_id = name_training(comm, training.id)
     if found is None:
         if run.stage.base is not None:
@@ -65,30 +54,23 @@ def restore(run: Run) -> None:
         return
     if found.notice:
         run.note(found.notice)
-    files = fetch(comm, folder, found, run.writer)
     with refusing_bad_content(folder, found.step):
         load_checkpoint(run, found, files)
     run.saved = common_steps(comm, folder, found.step)
-    run.journal.say(f"Resuming from step {found.step} of {folder}")
+    say(f"Resuming from step {found.step} of {folder}")
 
 
 def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
     """The steps up to this one that every rank's folder has, so that older ones may go."""
-    mine = [
-        step
-        for step in checkpoints.steps_in(folder)
-        if step <= last and writer_of(folder, step, deep=False) is not None
-    ]
+    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= last]
     from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
     return sorted(set(mine).intersection(*from_ranks))
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
     """Start every rank from a base model that at least one of them has."""
-    comm, folder = run.comm, base.folder
-    leader = folder_leader(comm, folder)
-    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
-    found = choose_step(comm, folder, base.step, training)
+    comm, folder, name = run.comm, base.folder, lineage.wanted(run.journal.folder, BASE_TRAINING)
+    training, found, files = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
     if found is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
@@ -96,10 +78,6 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         )
     if found.notice:
         run.note(found.notice)
-    if leader == comm.rank and found.step not in training.steps:
-        # Would overwrite another training's checkpoint.
-        checkpoints.set_aside(folder, [found.step])
-    files = fetch(comm, folder, found, leader)
     with refusing_bad_content(folder, found.step):
         check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
         load_weights(run.model, folder, found.step)
@@ -162,20 +140,9 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
-def set_aside(run: Run, keep: Collection[int]) -> None:
-    """Move all other steps out of this folder: they belong to another training, or will be repeated, and a reader that takes
-    the highest step would take one of them."""
-    steps = [step for step in checkpoints.steps_in(run.checkpoints) if step not in keep]
-    if run.writer == run.comm.rank and (place := checkpoints.set_aside(run.checkpoints, steps)):
-        run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
-
-
 def approximate_position(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
     """Where all ranks continue if they cannot exactly: at the position of the first rank that reads."""
-    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
-    if len(cursor) >= len(START) + 1:
-        return Cursor(*cursor).position()
-    place = meta.get("dataloader_state_dict")
+    place = position_of(states) or meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
         raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
     return {"epoch": 1, **place}
