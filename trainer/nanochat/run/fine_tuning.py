@@ -12,7 +12,7 @@ from typing import Any
 
 from nanochat.data import conversation, tokenizer
 from nanochat.data.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
-from nanochat.data.dataloader import BatchSource, Pair
+from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
@@ -74,12 +74,8 @@ class FineTuning(RunStage):
         shares: Sequence[int],
         position: Place | None = None,
         states: Sequence[Place] | None = None,
-    ) -> BatchSource:
+    ) -> ChatLoader:
         return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
-
-    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
-        if isinstance(loader, ChatLoader):
-            loader.shares = shares
 
     def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
