@@ -122,13 +122,13 @@ def hosts(tmp_path: Path) -> Hosts:
 def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0, 1)
-    assert hosts.choose() == [ChosenStep(20, 0, True), ChosenStep(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, 0), ChosenStep(20, 1)]
     hosts.spoil(20, 0)
-    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1)]
     hosts.spoil(20, 1)
-    assert hosts.choose() == [ChosenStep(10, 0, True, (20,)), ChosenStep(10, 1, True, (20,))]
+    assert hosts.choose() == [ChosenStep(10, 0, (20,)), ChosenStep(10, 1, (20,))]
     hosts.save(30, 1)
-    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1, True)]
+    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1)]
 
 
 def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:
@@ -152,8 +152,8 @@ OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(12, 1, training=OLD)
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
-    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
+    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1)]
     with pytest.raises(
         BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
     ):
@@ -167,7 +167,7 @@ def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None
 def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     hosts.save(6, 1, training=OLD)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
     hosts.spoil(6, 0)
     with pytest.raises(BadCheckpoint, match="damaged: 6"):
         hosts.choose(training=NEW)
@@ -177,10 +177,10 @@ def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts:
     hosts.save(12, 1)
     hosts.save(10, 0)
     # No checkpoint has an id.
-    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1, True)]
-    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
+    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1)]
+    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1)]
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
 
 
 def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
@@ -207,7 +207,7 @@ def test_a_rank_without_the_step_receives_its_files_and_their_list(
     assert hosts.names(0) == hosts.names(1) == sorted(checkpoints.files_of(10, 1))
     for name in hosts.names(0):
         assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
-    assert hosts.choose() == [ChosenStep(10, 1, False), ChosenStep(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 1), ChosenStep(10, 1)]
 
 
 def test_a_step_of_another_training_is_set_aside_before_its_number_is_received(hosts: Hosts) -> None:
@@ -232,7 +232,7 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     assert hosts.obtain() == [0, 0]
     assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
     # The list of what it made itself is no longer true.
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 0, False)]
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
 
 
 def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
@@ -241,7 +241,7 @@ def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -
     for folder in hosts.folders:
         for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
             path.unlink()
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
     assert hosts.obtain() == [0, 0]
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
@@ -263,12 +263,7 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     hosts.save(10, 0)
     [folder] = hosts.folders
     found = together(2, lambda comm: resume.obtain(comm, folder, 0, ""))
-    assert [got[1:] for got in found] == [(ChosenStep(10, 0, True), 0), (ChosenStep(10, 0, False), 0)]
-    # A rank's own part is beside the leader's.
-    checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
-    assert [got.found for got in together(2, lambda comm: resume.obtain(comm, folder, 0, ""))] == [
-        ChosenStep(10, 0, True)
-    ] * 2
+    assert [got[1:3] for got in found] == [(10, 0), (10, 0)]
 
 
 def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:

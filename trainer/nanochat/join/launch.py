@@ -158,12 +158,12 @@ def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, sc
     folder = checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
-    training, found, dummy = resume.obtain(comm, folder, leader, script.training, say=script.journal.say)
-    script.training = training.id
-    if found is None:
+    got = resume.obtain(comm, folder, leader, script.training, say=script.journal.say)
+    script.training = got.training.id
+    if got.step is None:
         return []
-    script.resumed_from, script.saved = found.step, [found.step]
-    return [f"--resume-from-step={found.step}"]
+    script.resumed_from, script.saved = got.step, [got.step]
+    return [f"--resume-from-step={got.step}"]
 
 
 def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) -> list[str]:
@@ -171,16 +171,16 @@ def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) ->
     folder, variable = Path(options.base_checkpoints), lineage.BASE_TRAINING
     comm.enter("resume", 0)
     wanted, leader = lineage.wanted(script.journal.folder, variable), resume.folder_leader(comm, folder)
-    dummy, found, dummy2 = resume.obtain(comm, folder, leader, wanted, variable=variable)
-    if found is None:
+    step = resume.obtain(comm, folder, leader, wanted, variable=variable).step
+    if step is None:
         raise UserError(
             f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
         )
     link_folder(folder, base_dir() / folder.parent.name / folder.name)
-    script.base = (folder, found.step)
-    script.journal.say(f"{options.script} continues from step {found.step} in {folder}")
+    script.base = (folder, step)
+    script.journal.say(f"{options.script} continues from step {step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
-    return [] if is_given(options, "--model-step") else [f"--model-step={found.step}"]
+    return [] if is_given(options, "--model-step") else [f"--model-step={step}"]
 
 
 def link_folder(folder: Path, link: Path) -> None:

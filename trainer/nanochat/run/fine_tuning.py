@@ -94,15 +94,11 @@ class FineTuning(RunStage):
     def has_evaluation(self) -> bool:
         return self.val_talks is not None
 
-    def eval_batches(self, reader: Reader) -> int | None:
-        return None
-
     @contextlib.contextmanager
-    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
-        if self.val_talks is None:
-            raise RuntimeError("there are no conversations for evaluation")
+    def evaluation(self, reader: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
+        assert self.val_talks is not None
         micro, length = reader.settings.device_batch_size, reader.settings.max_seq_len
-        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world)
+        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world), None
 
     def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
         """The file's first questions, and the answers."""

@@ -200,8 +200,8 @@ def evaluate(run: Run) -> bool:
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
-    with run.stage.evaluation(run.reader) as batches:
-        totals = nats_and_bytes(run.model, watched_batches(run, batches), run.token_bytes)
+    with run.stage.evaluation(run.reader) as (batches, number):
+        totals = nats_and_bytes(run.model, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
@@ -217,10 +217,10 @@ def evaluate(run: Run) -> bool:
     return False
 
 
-def watched_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
+def watched_batches(run: Run, batches: Iterator[Pair], of: int | None) -> Iterator[Pair]:
     """The batches, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
     may take very long."""
-    of, looked = run.stage.eval_batches(run.reader), time.monotonic()
+    looked = time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
         if run.stop_asked:
             run.comm.post(STOP_KEY)

@@ -27,7 +27,7 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model,
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
-from nanochat.run.resume import ChosenStep, ResumedTraining, folder_leader, name_training, obtain, set_aside
+from nanochat.run.resume import Obtained, ResumedTraining, folder_leader, name_training, obtain, set_aside
 from nanochat.run.stage import BaseModel, Reader, RunStage
 from nanochat.run.state import DataPositions, Run, TrainingProgress
 
@@ -39,25 +39,26 @@ def restore(run: Run) -> None:
     settings, comm, folder, say = run.settings, run.comm, run.checkpoints, run.journal.say
     comm.enter("resume")
     sweep(folder)
-    training, found, files = ResumedTraining(lineage.wanted(run.journal.folder), []), None, -1
+    wanted = lineage.wanted(run.journal.folder)
+    got = Obtained(ResumedTraining(wanted, []))
     if settings.resume or settings.resume_from_step >= 0:
-        training, found, files = obtain(comm, folder, run.writer, training.id, settings.resume_from_step, say=say)
+        got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
-        set_aside(folder, {step for step in checkpoints.steps_in(folder) if found is None or step > found.step}, say)
-    run.training_id = name_training(comm, training.id)
-    if found is None:
+        set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
+    run.training_id = name_training(comm, got.training.id)
+    if got.step is None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
         run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
         run.places = DataPositions(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
         return
-    if found.notice:
-        run.note(found.notice)
-    with refusing_bad_content(folder, found.step):
-        load_checkpoint(run, found, files)
-    run.saved = common_steps(comm, folder, found.step)
-    say(f"Resuming from step {found.step} of {folder}")
+    if got.notice:
+        run.note(got.notice)
+    with refusing_bad_content(folder, got.step):
+        load_checkpoint(run, got.step, got.files)
+    run.saved = common_steps(comm, folder, got.step)
+    say(f"Resuming from step {got.step} of {folder}")
 
 
 def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
@@ -70,21 +71,21 @@ def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
 def take_base_model(run: Run, base: BaseModel) -> None:
     """Start every rank from a base model that at least one of them has."""
     comm, folder, name = run.comm, base.folder, lineage.wanted(run.journal.folder, BASE_TRAINING)
-    training, found, files = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
-    if found is None:
+    training, step, files, notice = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
+    if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
             "its folder with --base-checkpoints."
         )
-    if found.notice:
-        run.note(found.notice)
-    with refusing_bad_content(folder, found.step):
-        check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
-        load_weights(run.model, folder, found.step)
+    if notice:
+        run.note(notice)
+    with refusing_bad_content(folder, step):
+        check_same_model(run.model.config, load_meta(folder, step), folder, step)
+        load_weights(run.model, folder, step)
         if base.optimizer:
-            restore_optimizer(run, folder, found, files)
-    run.base = {"training": training.id or None, "step": found.step}
-    run.journal.say(f"{run.stage.activity} the base model of step {found.step} in {folder}")
+            restore_optimizer(run, folder, step, files)
+    run.base = {"training": training.id or None, "step": step}
+    run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
 
 
 @contextlib.contextmanager
@@ -97,27 +98,27 @@ def refusing_bad_content(folder: Path, step: int) -> Iterator[None]:
         raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 
-def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
+def load_checkpoint(run: Run, step: int, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
-    meta = load_meta(folder, found.step)
+    meta = load_meta(folder, step)
     if not run.plan.timed:
-        check_not_over(folder, found.step, run.plan.num_iterations)
-    check_same_model(run.model.config, meta, folder, found.step)
+        check_not_over(folder, step, run.plan.num_iterations)
+    check_same_model(run.model.config, meta, folder, step)
     run.base = dict(meta.get("base") or {})
-    load_weights(run.model, folder, found.step)
+    load_weights(run.model, folder, step)
     restore_shares(run, meta)
-    loaders = restore_optimizer(run, folder, found, files)
+    loaders = restore_optimizer(run, folder, step, files)
     states = positions_of_ranks(comm, run.stage, run.reader, loaders)
-    restore_progress(run.progress, meta, found.step)
+    restore_progress(run.progress, meta, step)
     if run.plan.timed:
-        run.progress.place = schedule_place(meta, found.step)
+        run.progress.place = schedule_place(meta, step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and not numerics.keep(mine.get("route", numerics.route())):
-        run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
-    run.places = DataPositions(found.step, run.stage.exact_positions(run.reader, states))
+        run.journal.say(f"Step {step} used {mine['route']}, not all of which works here")
+    run.places = DataPositions(step, run.stage.exact_positions(run.reader, states))
     if run.places.ranks is None and (why := run.stage.place_notice(run.reader, states)):
-        run.note(f"Step {found.step}: {why}")
+        run.note(f"Step {step}: {why}")
     position = approximate_position(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
 
@@ -171,16 +172,18 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
-def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> dict[str, Any] | None:
+def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
     comm, optimizer, say = run.comm, run.optimizer, run.journal.say
     layout = OptimizerLayout.of(optimizer, comm.world)
-    file, loaders = load_optimizer(folder, found.step, files)
-    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
+    file, loaders = load_optimizer(folder, step, files)
+    # In a folder that ranks share, each has a part of its own beside the leader's file.
+    beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
+    own = load_optimizer(folder, step, comm.rank)[0] if beside else file
     held = {files: file}
     if not layout.is_complete(file):
-        others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
-        held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
+        others = (rank for rank in optimizer_ranks(folder, step) if rank != files)
+        held |= {rank: load_optimizer(folder, step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
         if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):
@@ -190,7 +193,7 @@ def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> 
             )
         optimizer.load_state_dict(state)
     except Unusable as why:
-        say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
+        say(f"Step {step}: the optimizer starts without momentum, because {why}")
     restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
     return loaders
 

@@ -79,12 +79,11 @@ def folder_leader(comm: Comm, folder: Path) -> int:
 class ChosenStep(NamedTuple):
     """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
-    own: this rank's own file of the optimizer is here too. damaged: newer steps that were complete once.
+    damaged: newer steps that were complete once.
     """
 
     step: int
     writer: int | None
-    own: bool = False
     damaged: Sequence[int] = ()
 
     @property
@@ -107,8 +106,9 @@ class Obtained(NamedTuple):
     """The training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
 
     training: ResumedTraining
-    found: ChosenStep | None
-    files: int
+    step: int | None = None
+    files: int = -1
+    notice: str = ""  # that an older step than the newest is used
 
 
 def obtain(
@@ -131,7 +131,9 @@ def obtain(
         others &= {found.step} if found else set()
     if leader == comm.rank:
         set_aside(folder, others, say)
-    return Obtained(training, found, -1 if found is None else fetch(comm, folder, found, leader))
+    if found is None:
+        return Obtained(training)
+    return Obtained(training, found.step, fetch(comm, folder, found, leader), found.notice)
 
 
 def set_aside(folder: Path, steps: set[int], say: Callable[[str], None]) -> None:
@@ -174,8 +176,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
-            own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
-            return ChosenStep(step, writer, own, tuple(damaged))
+            return ChosenStep(step, writer, tuple(damaged))
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:

@@ -133,18 +133,17 @@ class RunStage:
         """Whether there is data to evaluate on."""
         return True
 
-    def eval_batches(self, reader: Reader) -> int | None:
-        """Number of batches that this rank evaluates; None if unknown in advance."""
-        return -(-batches_of_evaluation(reader.settings) // reader.world)
-
     @contextlib.contextmanager
-    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
-        """This rank's part of the evaluation batches."""
-        steps, rows = batches_of_evaluation(reader.settings), reader.settings.device_batch_size
+    def evaluation(self, reader: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
+        """This rank's part of the evaluation batches, and their number, if known in advance."""
+        settings = reader.settings
+        rows = settings.device_batch_size
+        steps = eval_steps(settings.eval_tokens, rows, settings.max_seq_len)
         # Every rank packs all rows: the result must not depend on the number of ranks.
         loader = reader.shards("val", rows, rank=0, world=1, ahead=BATCHES_AHEAD * reader.world)
         try:
-            yield deal_out((loader.next_batch() for dummy in range(steps)), reader.rank, reader.world)
+            batches = (loader.next_batch() for dummy in range(steps))
+            yield deal_out(batches, reader.rank, reader.world), -(-steps // reader.world)
         finally:
             loader.close()
 
@@ -159,11 +158,6 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_NAMES]) + (
         f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     )
-
-
-def batches_of_evaluation(settings: Settings) -> int:
-    """The evaluation batches of all ranks together."""
-    return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len)
 
 
 def opener(
