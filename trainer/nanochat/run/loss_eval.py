@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from nanochat.data.dataloader import Pair
 from nanochat.rules.shares import spread
+
+
+class TokenLosses(Protocol):
+    """Interface of a model: with reduction "none" it returns the nats of every target."""
+
+    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor: ...
 
 
 def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
@@ -36,11 +43,8 @@ def deal_out(batches: Iterable[Pair], rank: int, world: int) -> Iterator[Pair]:
 
 
 @torch.no_grad()
-def nats_and_bytes(model: Callable[..., Tensor], batches: Iterable[Pair], token_bytes: Tensor) -> Tensor:
-    """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks.
-
-    model: with the reduction "none" it returns the nats of every target.
-    """
+def nats_and_bytes(model: TokenLosses, batches: Iterable[Pair], token_bytes: Tensor) -> Tensor:
+    """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:
         losses = model(ids, targets, reduction="none").flatten()
