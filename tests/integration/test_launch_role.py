@@ -168,9 +168,7 @@ def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Traini
     facts = {name: leftovers.run_facts(launch.hosts[name]["run_dir"]) for name in names}
     hosts = [Host(name, NOTHING_SET, {"run": found}) for name, found in facts.items()]
     choice = trainings.choose(hosts, "d4")
-    told = trainings.launched(
-        choice, trainings.TrainingChoice(None), trainings.begins(hosts, launch.plan, choice, fresh)
-    )
+    told = trainings.launched(hosts, launch.plan, choice, trainings.TrainingChoice(None), fresh)
     launch.variables["ddp_launched"] = {**told, "id": told["id"] or secrets.token_hex(8)}
     return choice
 

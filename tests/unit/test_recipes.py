@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = "tests/unit/plugins/module_utils/_plan/plan_probes.py"
+MACHINES = "tests/pins/data/given/machines.json"
 SYNC = """
 import json
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
@@ -40,8 +41,9 @@ def followed(folder: Path, table: str, before: str, row: str, program: str) -> A
     copy = folder / "ansible_collections" / "nanochat" / "ddp"
     shutil.copytree(ROOT / "plugins", copy / "plugins", symlinks=True)
     shutil.copytree(ROOT / "trainer" / "nanochat" / "rules", copy / "trainer" / "nanochat" / "rules")
-    (copy / PROBES).parent.mkdir(parents=True)
-    shutil.copy(ROOT / PROBES, copy / PROBES)
+    for name in (PROBES, MACHINES):
+        (copy / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, copy / name)
     path = copy / "trainer" / "nanochat" / "rules" / table
     text = path.read_text(encoding="utf-8")
     assert text.count(before) == 1

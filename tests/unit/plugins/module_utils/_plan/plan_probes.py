@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings im
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 
 GIGA = 10**9
+# Those of the pins.
+MACHINES = json.loads(
+    (Path(__file__).resolve().parents[4] / "pins/data/given/machines.json").read_text(encoding="utf-8")
+)
 
 
 def nic(
@@ -43,75 +49,18 @@ def probe(
     name: str, nics: list[dict[str, Any]], routes: list[dict[str, Any]], user: str = "lzw", **changes: Any
 ) -> dict[str, Any]:
     """A healthy machine of its own; changes replace whole parts."""
-    home = f"/home/{user}"
-    facts: dict[str, Any] = {
-        "host": {
-            "hostname": name,
-            "boot_id": f"boot-{name}",
-            "network_namespace": "net:[4026531840]",
-            "arch": "x86_64",
-            "user": user,
-            "home": home,
-        },
-        "python": {
-            "executable": "/usr/bin/python3",
-            "version": "3.11.2",
-            "candidates": [{"executable": "/usr/bin/python3.11", "version": "3.11.2"}],
-            "library": "/usr/lib/python3.11",
-            "venv": {"path": f"{home}/nanochat-ddp/venv", "exists": False, "torch": None, "stamp": None},
-        },
-        "cpu": {
-            "logical": 16,
-            "physical": 8,
-            "available": 16,
-            "available_physical": 8,
-            "native_bf16": False,
-            "flags": ["avx2"],
-        },
-        "memory": {"total": 32 * GIGA, "available": 30 * GIGA, "limit": None},
-        "disk": {
-            "path": f"{home}/nanochat-ddp",
-            "parent": home,
-            "real_path": f"{home}/nanochat-ddp",
-            "device": 1,
-            "free": 200 * GIGA,
-            "writable": True,
-            "fstype": "ext4",
-            "source": "/dev/nvme0n1p2",
-            "network": False,
-        },
-        "nics": [LOOPBACK, *nics],
-        "routes": routes,
-        "tmux": {"path": "/usr/bin/tmux", "version": "3.3a"},
-        "ports": [],
-        "processes": [],
-        "ephemeral": {"low": 32768, "high": 60999},
-        "gpus": [],
-        "base_dir": f"{home}/nanochat-ddp",
-        "venv_dir": f"{home}/nanochat-ddp/venv",
-        "run": {"exists": False, "session": None, "checkpoints": []},
-        "data": [],
-        "measured": None,
-    }
-    facts.update(copy.deepcopy(changes))
-    return facts
+    base = f"/home/{user}/nanochat-ddp"
+    facts = desktop(nics=[LOOPBACK, *nics], routes=routes, base_dir=base, venv_dir=f"{base}/venv", **changes)
+    own = {"hostname": name, "boot_id": f"boot-{name}", "user": user, "home": f"/home/{user}"}
+    return {**facts, "host": {**facts["host"], **own, **changes.get("host", {})}}
 
 
 def desktop(**changes: Any) -> dict[str, Any]:
-    cards = [nic("enp4s0", "wired", "192.168.1.10/24", speed=1000), nic("docker0", "bridge", "172.17.0.1/16")]
-    settled = {"nics": cards, "routes": [route("laptop", "enp4s0", "192.168.1.10")], **changes}
-    return probe("desktop", **settled)
+    return copy.deepcopy({**MACHINES["desktop"], **changes})
 
 
 def laptop(**changes: Any) -> dict[str, Any]:
-    cards = [nic("enx00e04c680001", "wired", "192.168.1.11/24", speed=1000)]
-    settled = {
-        "nics": cards,
-        "routes": [route("desktop", "enx00e04c680001", "192.168.1.11")],
-        "cpu": {"logical": 8, "physical": 4, "available": 8, "available_physical": 4, "native_bf16": False},
-        **changes,
-    }
-    return probe("laptop", user="xiaoxin", **settled)
+    return copy.deepcopy({**MACHINES["laptop"], **changes})
 
 
 def hosts(

@@ -86,8 +86,8 @@ def test_field_33_the_fast_cores_are_taken():
     taken = make_plan(on_hybrid()).plan["nodes"][0]
     assert (taken["threads"], taken["cores"]) == (2, [0, 2])
     assert (taken["env"]["NANOCHAT_CORES"], taken["env"]["OMP_NUM_THREADS"]) == ("0,2", "2")
-    threads = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
-    assert (threads["threads"], threads["cores"]) == (5, None)
+    limited = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
+    assert (limited["threads"], limited["cores"]) == (5, None)
     # Where all processors are fast cores, or a quota gives some time of any, the kernel chooses.
     for cpu, threads in (({"allowed": [0, 2]}, 2), ({"available_physical": 1}, 1)):
         known = on_hybrid()
@@ -147,8 +147,8 @@ def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
     assert planned(split, *each)["training"]["head_shares"] == [600, 400]
     assert planned({**split, "ddp_fresh": True}, *each)["training"]["head_shares"] == [750, 250]
     assert "head_shares" not in planned({**split, "ddp_head": "whole"}, *each)["training"]
-    for split in ("equal", "threads"):
-        assert "rebalance" not in planned({"ddp_batch_split": split})["nodes"][0]["flags"]
+    for fixed in ("equal", "threads"):
+        assert "rebalance" not in planned({"ddp_batch_split": fixed})["nodes"][0]["flags"]
 
 
 def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
