@@ -37,7 +37,7 @@ ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
 
 
 class HostVerb(NamedTuple):
-    """The file of module_utils with the function of that name, and what it is told besides the task's parameters."""
+    """The file of module_utils with the function of that name, and its parameters besides those of the task."""
 
     file: str
     check: bool = False  # the check mode, if it changes something

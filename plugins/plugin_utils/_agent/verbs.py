@@ -111,7 +111,8 @@ def access(is_root: bool, given: bool, said: str) -> Answer:
 
 def report(call: Call) -> Answer:
     """Write the page about the first of the collected runs to dest, compared with the others; page: the folder of its parts."""
-    from ...module_utils._run.report import ReportError, make_report
+    from ...module_utils._run.collected import ReportError
+    from ...module_utils._run.report import make_report
 
     runs, page, dest = (call.params[name] for name in ("runs", "page", "dest"))
     try:
