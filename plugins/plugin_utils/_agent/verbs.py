@@ -64,12 +64,16 @@ def on_controller(verb: str) -> Callable[[Call], Answer] | None:
 
 def judged(call: Call, options: Mapping[str, Any], judge: Callable[..., Answer]) -> Answer:
     """A judgement, which contacts no host."""
+    from ...module_utils._contract.findings import PlanError
     from .._judgements.evidence import JudgeTask
 
     read = ArgumentSpecValidator(options).validate(call.params)
     if read.error_messages:
         raise AnsibleActionFail("; ".join(read.error_messages))
-    return judge(JudgeTask(read.validated_parameters, call.variables, call.check))
+    try:
+        return judge(JudgeTask(read.validated_parameters, call.variables, call.check))
+    except PlanError as error:
+        return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
 def host_info(call: Call) -> Answer:
