@@ -42,6 +42,7 @@ from ansible.utils.display import Display
 from ..module_utils._kit.printable import printable
 from ..module_utils._kit.words import seconds_text
 from ..plugin_utils import _handover
+from ..plugin_utils._agent.verbs import on_controller
 from ..plugin_utils._display.progress import RunProgress
 from ..plugin_utils._display.steps import Steps
 from ..plugin_utils._display.terminal import MARKS, Terminal
@@ -135,6 +136,9 @@ class Story(_Named):
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """The live line shows the task."""
+        if task.action == "nanochat.ddp.agent":
+            # Imported here once, and not by each of the processes that Ansible forks.
+            on_controller(str(task.args.get("verb")))
         self._steps.enter(task)
         if self._steps.current is not None and not self._run.rows:
             self._steps.start_task(task)

@@ -11,13 +11,17 @@ contains.
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
+import importlib.util
 import json
+import re
+import sys
+from types import ModuleType
 from typing import Any
 
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.module_utils"
+# At the beginning of a line: what is only for the types is indented.
+IMPORT = re.compile(r"^from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
 _PROGRAM = """\
 import json, os, sys, types
 os.umask(os.umask(0) | 0o022)
@@ -80,7 +84,9 @@ def _collect(name: str, found: dict[str, str]) -> None:
 @functools.cache
 def _read(name: str) -> tuple[str, list[str]]:
     """The source of a file of ours, also from the archive in which Ansible sends a module, and what it imports."""
-    loader: Any = importlib.import_module(name).__loader__
+    # Not imported where it only is to be sent.
+    there = sys.modules.get(name) or importlib.util.find_spec(name)
+    loader: Any = there.__loader__ if isinstance(there, ModuleType) else there and there.loader
     source = loader.get_source(name)
     # Ansible's collection loader, on the controller, returns bytes.
     text = source.decode("utf-8") if isinstance(source, bytes) else str(source)
@@ -90,10 +96,13 @@ def _read(name: str) -> tuple[str, list[str]]:
 def _imported(name: str, source: str) -> list[str]:
     """The modules of this collection that a module imports, as `from ..room import file` or `from .file import thing`."""
     names = []
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.ImportFrom) and statement.level:
-            module = ".".join([*name.split(".")[: -statement.level], *filter(None, [statement.module])])
-            # Files are one floor below the rooms.
-            is_file = module.count(".") == PACKAGE.count(".") + 2
-            names += [module] if is_file else [f"{module}.{alias.name}" for alias in statement.names]
+    for level, path, several, one in IMPORT.findall(source):
+        module = ".".join([*name.split(".")[: -len(level)], *filter(None, [path])])
+        # Files are one floor below the rooms.
+        is_file = module.count(".") == PACKAGE.count(".") + 2
+        names += (
+            [module]
+            if is_file
+            else [f"{module}.{word.split()[0]}" for word in (several or one).split(",") if word.strip()]
+        )
     return names

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 import time
-from typing import Mapping
+from typing import Any, Mapping
 
-from .._kit.files import read_text
+from .._kit import background, bare
+from .._kit.files import read_object, write_json
 
-# The shell survives the program, to say how it ended.
-SCRIPT = 'cd "$1" && shift && timeout "$@" >out 2>err; echo $? >ended.new; mv ended.new ended'
+NAME = "nanochat-gloo"
+RESULT = "result.json"
 
 
 def start_all_reduce(
@@ -23,25 +23,21 @@ def start_all_reduce(
 ) -> dict[str, str]:
     """Start this host's rank; timeout: of each of its waits, seconds: of all. Its output goes to a temporary folder."""
     folder = tempfile.mkdtemp(prefix="nanochat-ddp-")
-    program = [python, "-m", "scripts.gloo_check", "--timeout", str(timeout)]
-    subprocess.Popen(  # pylint: disable=consider-using-with,ansible-bad-function
-        ["/bin/sh", "-c", SCRIPT, "sh", folder, str(seconds), *program],
-        env={**os.environ, **environ, "PYTHONPATH": trainer},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    argv = ["timeout", str(seconds), python, "-m", "scripts.gloo_check", "--timeout", str(timeout)]
+
+    def work() -> None:
+        code, out, err = bare.run(argv, {**environ, "PYTHONPATH": trainer}, trainer)
+        write_json(os.path.join(folder, RESULT), {"rc": code, "stdout": out, "stderr": err})
+
+    background.spawn(NAME, [], work)
     return {"folder": folder}
 
 
-def end_all_reduce(folder: str, seconds: int) -> dict[str, object]:
+def end_all_reduce(folder: str, seconds: int) -> Mapping[str, Any]:
     """Wait until it has ended, and return its output as the module command does."""
-    over = time.monotonic() + seconds
-    while not os.path.exists(os.path.join(folder, "ended")) and time.monotonic() < over:
+    result, over = os.path.join(folder, RESULT), time.monotonic() + seconds
+    while not os.path.exists(result) and time.monotonic() < over:
         time.sleep(0.1)
-    out, err, ended = (read_text(os.path.join(folder, name)) for name in ("out", "err", "ended"))
+    found = read_object(result)
     shutil.rmtree(folder, ignore_errors=True)
-    if not ended.strip():
-        err = f"the all-reduce did not end within {seconds} s"
-    return {"rc": int(ended.strip() or 124), "stdout": out, "stderr": err}
+    return found or {"rc": 124, "stdout": "", "stderr": f"the all-reduce did not end within {seconds} s"}

@@ -17,7 +17,6 @@ import shlex
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 from ansible import constants
@@ -33,9 +32,37 @@ MODULE = "nanochat.ddp.agent_program"
 MARK = "nanochat-ddp-answer "
 SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
 Answer = TypeVar("Answer")
-Verb = Callable[..., Mapping[str, Any]]
 # How the keys of a result begin that Ansible itself obeys, whatever its version.
 ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
+
+
+class HostVerb(NamedTuple):
+    """The file of module_utils with the function of that name, and its parameters besides those of the task."""
+
+    file: str
+    check: bool = False  # the check mode, if it changes something
+    host: bool = False  # the host's name, for its sentences
+
+
+HOST_VERBS = {
+    "host_info": HostVerb("_probe.host"),
+    "run_info": HostVerb("_run.polling"),
+    "run_files": HostVerb("_run.files"),
+    "run_folder": HostVerb("_keeper.deployment", check=True, host=True),
+    "purge": HostVerb("_keeper.deployment", check=True, host=True),
+    "env_file": HostVerb("_kit.env_state", check=True),
+    "tmux_session": HostVerb("_session.wanted", check=True),
+    "session_boot": HostVerb("_session.boot", check=True),
+    "doctor_info": HostVerb("_doctor.gather"),
+    "setup_info": HostVerb("_preflight.setup_look", host=True),
+    "peer_check": HostVerb("_preflight.peer_check"),
+    "start_responder": HostVerb("_preflight.peer_responder"),
+    "stop_responder": HostVerb("_preflight.peer_responder"),
+    "start_all_reduce": HostVerb("_preflight.all_reduce"),
+    "end_all_reduce": HostVerb("_preflight.all_reduce"),
+    "trainer_files": HostVerb("_trainer.files", check=True, host=True),
+    "trainer_venv": HostVerb("_trainer.environment", check=True, host=True),
+}
 
 
 class Call(NamedTuple):
@@ -54,34 +81,37 @@ class Call(NamedTuple):
         """The host that is asked, by its name in the inventory."""
         return str(self.action._task.delegate_to or self.variables.get("inventory_hostname"))
 
-    def ask(self, verb: Verb, **params: Any) -> dict[str, Any]:
-        """The host's answer to a verb; asked once more if the connection broke while this machine slept."""
+    def ask(self, verb: str, **params: Any) -> dict[str, Any]:
+        """The host's answer to a verb of its own; asked once more if the connection broke while this machine slept."""
         return across_sleep(self.action, lambda: self.ask_once(verb, **params))
 
-    def ask_once(self, verb: Verb, **params: Any) -> dict[str, Any]:
+    def ask_once(self, verb: str, **params: Any) -> dict[str, Any]:
         """The same over a connection that works."""
-        # Only verbs that change something know check mode, and only those whose sentences name the host its name.
-        ours = {"check": self.check, "host": self.host}
-        told = {**{name: value for name, value in ours.items() if name in signature(verb).parameters}, **params}
+        wanted = HOST_VERBS[verb]
+        told = {
+            **({"check": self.check} if wanted.check else {}),
+            **({"host": self.host} if wanted.host else {}),
+            **params,
+        }
         text = program(verb, told, self.action._task.environment)
         answer = piped(self.action, text, self.variables)
         return by_module(self.action, text, self.variables) if answer is None else answer
 
 
-def program(verb: Verb, params: Mapping[str, Any], environments: Any = ()) -> str:
+def program(verb: str, params: Mapping[str, Any], environments: Any = ()) -> str:
     """The program that calls a verb on the host; environments: those of the task, each over the one before."""
     environ = {name: str(value) for one in environments or () for name, value in one.items()}
-    told = (MARK, verb.__module__, verb.__name__, params, environ)
-    text = host_code.program(bare.__name__, "answer", *told, needs=(verb.__module__,))
+    module = f"{host_code.PACKAGE}.{HOST_VERBS[verb].file}"
+    text = host_code.program(bare.__name__, "answer", MARK, module, verb, params, environ, needs=(module,))
     # A hundred kilobytes, five times for the simplest play, are slow over a slow link; a quarter of that is not.
     packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
     return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode('{packed}')))\n"
 
 
-def read_sources(verbs: Mapping[str, Verb]) -> None:
-    """Read the verbs' sources, before Ansible forks for each host."""
-    for verb in verbs.values():
-        host_code.sources_text((verb.__module__, bare.__name__))
+def read_sources() -> None:
+    """Read the sources of all verbs, before Ansible forks for each host."""
+    for verb in HOST_VERBS.values():
+        host_code.sources_text((f"{host_code.PACKAGE}.{verb.file}", bare.__name__))
 
 
 FOUND = "nanochat-ddp-python "

@@ -28,7 +28,7 @@ def bring(call: Call, arguments: Mapping[str, Any], folder: Path) -> set[str] | 
     written: set[str] = set()
     for dummy in range(ROUNDS):
         have = files.known_copies(str(folder)) if folder.is_dir() else {}
-        seen = call.ask(files.run_files, **arguments, have=have)
+        seen = call.ask("run_files", **arguments, have=have)
         if seen.get("failed"):
             raise CopyError(str(seen.get("msg")))
         if seen.get("run") is None:
@@ -74,7 +74,7 @@ def run_files(call: Call) -> dict[str, object]:
     name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
     if not name:
         # Only the host knows its newest run.
-        seen = call.ask(files.run_files, **arguments, have={}, room=0)
+        seen = call.ask("run_files", **arguments, have={}, room=0)
         if seen.get("failed"):
             return seen
         name = arguments["run"] = seen.get("run")

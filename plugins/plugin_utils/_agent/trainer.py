@@ -14,8 +14,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 
 from ...module_utils._kit.files import locked
-from ...module_utils._preflight import setup_look
-from ...module_utils._trainer import environment, files
+from ...module_utils._trainer import files
 from ...module_utils._trainer.venv import uv_beside
 from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
 from .carrier import Call
@@ -54,7 +53,7 @@ def setup_info(call: Call) -> dict[str, Any]:
     for name in ("src", "packages", "torch_index"):
         given.pop(name, None)
     return call.ask(
-        setup_look.setup_info,
+        "setup_info",
         files=files.digests_of(sources(call.params["src"])),
         digest=lock.digest,
         pins=lock.pins,
@@ -69,7 +68,7 @@ def check_trainer(call: Call) -> dict[str, Any]:
     """
     for dest, src in call.params["trees"].items():
         digests = files.digests_of(sources(src))
-        asked = call.ask(files.trainer_files, dest=dest, files=digests, check=True)
+        asked = call.ask("trainer_files", dest=dest, files=digests, check=True)
         if asked.get("failed"):
             return asked
     venv = call.params["venv"]
@@ -78,7 +77,7 @@ def check_trainer(call: Call) -> dict[str, Any]:
     ]
     if not users:
         return {}
-    would = call.ask(environment.trainer_venv, check=True, **with_lock(venv))
+    would = call.ask("trainer_venv", check=True, **with_lock(venv))
     if not would.get("changed") and "reason" not in would:
         return {}
     told = (
@@ -100,11 +99,11 @@ def trainer_files(call: Call) -> dict[str, Any]:
 def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
     """One of them: two round trips if something differs, otherwise one."""
     digests = files.digests_of(tree)
-    asked = call.ask(files.trainer_files, dest=dest, files=digests)
+    asked = call.ask("trainer_files", dest=dest, files=digests)
     if not asked.get("changed") or asked.get("failed"):
         return asked
     contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
-    return call.ask(files.trainer_files, dest=dest, files=digests, contents=contents)
+    return call.ask("trainer_files", dest=dest, files=digests, contents=contents)
 
 
 def trainer_venv(call: Call) -> dict[str, Any]:
@@ -113,14 +112,14 @@ def trainer_venv(call: Call) -> dict[str, Any]:
     Two round trips if uv must be brought, otherwise one.
     """
     given = with_lock(call.params)
-    asked = call.ask(environment.trainer_venv, **given)
+    asked = call.ask("trainer_venv", **given)
     if not asked.get("lacks_uv") or asked.get("failed"):
         return asked
     try:
         bring_uv_beside(call, str(asked["lacks_uv"]), str(asked["venv"]))
     except AnsibleError as why:
         return {"failed": True, "reason": "network", "tags": asked.get("tags"), "msg": f"{call.host}: {why.message}"}
-    return call.ask(environment.trainer_venv, **given)
+    return call.ask("trainer_venv", **given)
 
 
 def bring_uv_beside(call: Call, machine: str, venv: str) -> None:

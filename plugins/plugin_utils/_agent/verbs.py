@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,79 +15,58 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ...module_utils._contract.findings import PlanError
-from ...module_utils._contract.probe import Probe
-from ...module_utils._doctor import gather
-from ...module_utils._keeper import deployment
-from ...module_utils._kit import env_state
 from ...module_utils._kit.files import read_bytes, write_whole
-from ...module_utils._preflight import all_reduce, peer_check, peer_responder, setup_look
-from ...module_utils._probe import host
-from ...module_utils._run import files, polling
-from ...module_utils._run.collected import ReportError
-from ...module_utils._run.report import make_report
-from ...module_utils._run.state import RunState
-from ...module_utils._session import boot, wanted
-from ...module_utils._trainer import environment
-from ...module_utils._trainer import files as trainer_files
-from .._judgements import hosts, plan, preflight, verdict
-from .._judgements.evidence import OF_PLAN, JudgeTask, Options
-from . import trainer
-from .carrier import Call, Verb, decoded, read_sources
-from .chat import chat
-from .run_files import run_files
-from .watch import run_watch
+from .carrier import HOST_VERBS, Call, decoded, read_sources
 
-# What hosts answer to the same parameters.
-ON_HOSTS: Mapping[str, Verb] = {
-    "run_info": polling.run_info,
-    "run_folder": deployment.run_folder,
-    "purge": deployment.purge,
-    "env_file": env_state.env_file,
-    "tmux_session": wanted.tmux_session,
-    "session_boot": boot.session_boot,
-    "doctor_info": gather.doctor_info,
-    "peer_check": peer_check.peer_check,
-    "start_responder": peer_responder.start_responder,
-    "stop_responder": peer_responder.stop_responder,
-    "start_all_reduce": all_reduce.start_all_reduce,
-    "end_all_reduce": all_reduce.end_all_reduce,
+Answer = dict[str, Any]
+# The judgements over all hosts: file, function, and the name of its options there.
+JUDGEMENTS = {
+    "read_settings": ("plan", "judge_settings", "HOSTS"),
+    "read_questions": ("plan", "judge_questions", "TOLERANT"),
+    "make_plan": ("plan", "judge_plan", "OPTIONS"),
+    "judge_setup": ("hosts", "judge_setup", "OF_PLAN"),
+    "judge_sameness": ("hosts", "judge_sameness", "SAMENESS"),
+    "judge_launch": ("hosts", "judge_launch", "LAUNCH"),
+    "judge_preflight": ("preflight", "judge_preflight", "OPTIONS"),
+    "judge_verdict": ("verdict", "judge_verdict", "OPTIONS"),
 }
-# What the controller's verbs ask hosts.
-BEHIND: Mapping[str, Verb] = {
-    "host_info": host.host_info,
-    "setup_info": setup_look.setup_info,
-    "run_files": files.run_files,
-    "trainer_files": trainer_files.trainer_files,
-    "trainer_venv": environment.trainer_venv,
+# Other verbs of the controller that have a file of their own.
+FILES = {
+    "run_watch": "watch",
+    "run_files": "run_files",
+    "chat": "chat",
+    **dict.fromkeys(["setup_info", "check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
 }
-# The types of documents in answers.
-ANSWERS: Mapping[str, Mapping[str, Any]] = {"run_info": {"run": RunState}}
-# The judgements over all hosts, with their options.
-JUDGEMENTS: Mapping[str, tuple[Options, Callable[[JudgeTask], dict[str, object]]]] = {
-    "read_settings": (plan.HOSTS, plan.judge_settings),
-    "read_questions": (plan.TOLERANT, plan.judge_questions),
-    "make_plan": (plan.OPTIONS, plan.judge_plan),
-    "judge_setup": (OF_PLAN, hosts.judge_setup),
-    "judge_sameness": (hosts.SAMENESS, hosts.judge_sameness),
-    "judge_launch": (hosts.LAUNCH, hosts.judge_launch),
-    "judge_preflight": (preflight.OPTIONS, preflight.judge_preflight),
-    "judge_verdict": (verdict.OPTIONS, verdict.judge_verdict),
-}
-read_sources({**ON_HOSTS, **BEHIND})
+read_sources()
 
 
-def answer(call: Call, verb: str) -> dict[str, Any]:
+def answer(call: Call, verb: str) -> Answer:
     """The answer to a verb, whoever gives it."""
-    if verb in ON_HOSTS:
-        return decoded(call.ask(ON_HOSTS[verb], **call.params), ANSWERS.get(verb, {}), call.host)
+    found = on_controller(verb)
+    if found:
+        return found(call)
+    if verb not in HOST_VERBS:
+        raise AnsibleActionFail(f"{verb} is no verb")
+    return call.ask(verb, **call.params)
+
+
+@functools.cache
+def on_controller(verb: str) -> Callable[[Call], Answer] | None:
+    """The controller's side of a verb; it is imported by the first who asks, since few playbooks need all."""
     if verb in JUDGEMENTS:
-        return judged(call, *JUDGEMENTS[verb])
-    return ON_CONTROLLER[verb](call)
+        name, function, options = JUDGEMENTS[verb]
+        file = importlib.import_module(f".._judgements.{name}", __package__)
+        return functools.partial(judged, options=getattr(file, options), judge=getattr(file, function))
+    if verb in FILES:
+        return getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
+    return {"host_info": host_info, "run_info": run_info, "root_access": root_access, "report": report}.get(verb)
 
 
-def judged(call: Call, options: Options, judge: Callable[[JudgeTask], dict[str, object]]) -> dict[str, Any]:
+def judged(call: Call, options: Mapping[str, Any], judge: Callable[..., Answer]) -> Answer:
     """A judgement, which contacts no host."""
+    from ...module_utils._contract.findings import PlanError
+    from .._judgements.evidence import JudgeTask
+
     read = ArgumentSpecValidator(options).validate(call.params)
     if read.error_messages:
         raise AnsibleActionFail("; ".join(read.error_messages))
@@ -95,14 +76,22 @@ def judged(call: Call, options: Options, judge: Callable[[JudgeTask], dict[str, 
         return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
-def host_info(call: Call) -> dict[str, Any]:
+def host_info(call: Call) -> Answer:
     """The facts of a host that are asked for; Ansible's own folder there is known from the inventory or Ansible's settings."""
+    from ...module_utils._contract.probe import Probe
+
     remote_tmp = call.action.get_shell_option("remote_tmp", default="~/.ansible/tmp")
-    asked = call.params["asked"]
-    return decoded(call.ask(host.host_info, remote_tmp=remote_tmp, **asked), {"probe": Probe}, call.host)
+    return decoded(call.ask("host_info", remote_tmp=remote_tmp, **call.params["asked"]), {"probe": Probe}, call.host)
 
 
-def root_access(call: Call) -> dict[str, Any]:
+def run_info(call: Call) -> Answer:
+    """The state of a host's share of a run; see the verb on the host."""
+    from ...module_utils._run.state import RunState
+
+    return decoded(call.ask("run_info", **call.params), {"run": RunState}, call.host)
+
+
+def root_access(call: Call) -> Answer:
     """Whether the task's become settings give root; any other task with become is `fatal` if sudo needs a missing password."""
     connection = call.action._connection
     given = bool(connection.become and connection.become.get_option("become_pass"))
@@ -117,15 +106,18 @@ def root_access(call: Call) -> dict[str, Any]:
     return access(is_root, given, told["stderr"] or told["stdout"])
 
 
-def access(is_root: bool, given: bool, said: str) -> dict[str, Any]:
+def access(is_root: bool, given: bool, said: str) -> Answer:
     """The result; of sudo's or Ansible's message the line that names the reason, without prompt, lecture and report."""
     prompts = re.sub(r"\[\w+ via ansible, key=\w+\] password:", "\n", said)
     lines = [line.strip().rstrip(".") for line in prompts.splitlines() if line.strip() and "This incident" not in line]
     return {"root": is_root, "given": given, "why": "" if is_root or not lines else lines[-1]}
 
 
-def report(call: Call) -> dict[str, Any]:
+def report(call: Call) -> Answer:
     """Write the page about the first of the collected runs to dest, compared with the others; page: the folder of its parts."""
+    from ...module_utils._run.collected import ReportError
+    from ...module_utils._run.report import make_report
+
     runs, page, dest = (call.params[name] for name in ("runs", "page", "dest"))
     try:
         data = make_report(runs, page).encode("utf-8")
@@ -136,18 +128,3 @@ def report(call: Call) -> dict[str, Any]:
     except (ReportError, OSError) as error:
         return {"failed": True, "msg": f"The report {dest} could not be made. {error}"}
     return {"changed": changed, "dest": dest, "bytes": len(data)}
-
-
-ON_CONTROLLER: Mapping[str, Callable[[Call], dict[str, Any]]] = {
-    "host_info": host_info,
-    "root_access": root_access,
-    "run_watch": run_watch,
-    "run_files": run_files,
-    "report": report,
-    "chat": chat,
-    "setup_info": trainer.setup_info,
-    "check_trainer": trainer.check_trainer,
-    "trainer_files": trainer.trainer_files,
-    "trainer_venv": trainer.trainer_venv,
-    "trainer_wheels": trainer.trainer_wheels,
-}

@@ -23,7 +23,6 @@ from ansible.utils.display import Display
 from ...module_utils._contract.document import Document
 from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._kit.printable import printable
-from ...module_utils._run import polling
 from ...module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
 from ...module_utils._run.state import ENDED, RunState
 from ...module_utils._run.watching import Observation, WatchVerdict, intervals, judge
@@ -223,7 +222,7 @@ class Watch:
         """The host's answer; None, after a pause, if it is unreachable."""
         try:
             with answered_within(arguments.get("wait")):
-                return decoded(self.call.ask_once(polling.run_info, **arguments), {"run": RunState}, self.host)
+                return decoded(self.call.ask_once("run_info", **arguments), {"run": RunState}, self.host)
         except AnsibleConnectionFailure:
             drop_connection(self.call.action)
             time.sleep(RETRY_SECONDS)

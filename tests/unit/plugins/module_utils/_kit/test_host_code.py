@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, env_state, host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import verbs
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
 
 
 def answer(verb, **params):
@@ -31,27 +30,6 @@ def answer(verb, **params):
 
 def test_a_program_brings_what_it_imports(tmp_path):
     assert answer(polling.run_info, run_dir=str(tmp_path), lines=1)["run"]["state"] == state.PREPARED
-
-
-def test_a_host_is_probed_and_looked_over(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    probe = answer(host.host_info, base_dir="~/nanochat-ddp")["probe"]
-    assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
-    folders = dict.fromkeys(["dest", "venv_dir", "data_dir", "run_dir"], "~/none")
-    seen = answer(setup_look.setup_info, files={}, digest="", pins={}, **folders)
-    assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
-
-
-def test_an_env_file_is_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    params = {"path": "~/env", "env": {"KEY": "it's secret"}, "secrets": ["KEY"]}
-    assert answer(env_state.env_file, **params, check=True)["changed"] and not (tmp_path / "env").exists()
-    done = answer(env_state.env_file, **params)
-    assert done["changed"] and "secret" not in json.dumps(done)
-    assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
-    assert answer(env_state.env_file, **params)["changed"] is False
-    refused = answer(env_state.env_file, **params, mode="9")
-    assert refused["failed"] and "mode '9' is not a quoted octal mode" in refused["msg"]
 
 
 def test_a_run_folder_is_deployed_and_its_keeper_starts(tmp_path):
@@ -68,26 +46,10 @@ def test_a_run_folder_is_deployed_and_its_keeper_starts(tmp_path):
     assert "cannot be created" in refused["msg"]
 
 
-@pytest.mark.skipif(not bare.find("tmux"), reason="tmux is not installed here")
-def test_a_session_is_started_and_stopped(tmp_path):
-    name = f"bare-{os.getpid()}"
-    params = {"name": name, "state_dir": str(tmp_path), "argv": ["/bin/sleep", "600"]}
-    verb = wanted.tmux_session
-    assert answer(verb, **params, check=True)["action"] == "start" and not (tmp_path / "session.json").exists()
-    try:
-        started = answer(verb, **params)
-        assert started["changed"] and started["session"]["state"] == session.RUNNING
-        assert answer(verb, **params)["action"] == "none"
-    finally:
-        stopped = answer(verb, **params, state="absent")
-    assert stopped["changed"] and stopped["action"] == "remove"
-    assert answer(verb, **{**params, "name": "a.b"})["failed"]
-
-
-@pytest.mark.parametrize("verb", [*verbs.ON_HOSTS.values(), *verbs.BEHIND.values(), runner.main])
-def test_each_source_comes_after_what_it_needs(verb):
-    names = [name for name, dummy_source in host_code.sources(verb.__module__)]
-    assert names[-1] == verb.__module__
+@pytest.mark.parametrize("file", [*sorted({verb.file for verb in HOST_VERBS.values()}), "_session.runner"])
+def test_each_source_comes_after_what_it_needs(file):
+    names = [name for name, dummy_source in host_code.sources(f"{host_code.PACKAGE}.{file}")]
+    assert names[-1] == f"{host_code.PACKAGE}.{file}"
     assert len(names) == len(set(names))
 
 
@@ -106,5 +68,6 @@ def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
             return dict(source)[name].encode("utf-8")
 
     host_code._read.cache_clear()
-    monkeypatch.setattr(host_code.importlib, "import_module", lambda name: type("module", (), {"__loader__": Loader}))
+    monkeypatch.setattr(host_code, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(host_code.importlib.util, "find_spec", lambda name: SimpleNamespace(loader=Loader))
     assert host_code.sources(setup_look.__name__) == source

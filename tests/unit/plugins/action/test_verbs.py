@@ -1,0 +1,65 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verbs that roles and playbooks call are there, and take what they are given."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleError
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import verbs
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def parameters(verb: str) -> dict[str, inspect.Parameter]:
+    module = importlib.import_module(f"{host_code.PACKAGE}.{HOST_VERBS[verb].file}")
+    return dict(inspect.signature(getattr(module, verb)).parameters)
+
+
+def calls(node: Any) -> list[dict[str, Any]]:
+    """The parameters of every call in a file of tasks or plays."""
+    if isinstance(node, dict):
+        own = [node["nanochat.ddp.agent"]] if "nanochat.ddp.agent" in node else []
+        return own + [one for value in node.values() for one in calls(value)]
+    return [one for value in node for one in calls(value)] if isinstance(node, list) else []
+
+
+CALLS = [
+    (path.name, one)
+    for folder in ("roles", "playbooks")
+    for path in sorted((ROOT / folder).rglob("*.yml"))
+    for one in calls(yaml.safe_load(path.read_text()))
+]
+
+
+@pytest.mark.parametrize("verb", HOST_VERBS)
+def test_a_verb_of_hosts_is_a_function_of_its_file_and_told_what_it_asks_for(verb):
+    asked = parameters(verb)
+    assert (HOST_VERBS[verb].check, HOST_VERBS[verb].host) == ("check" in asked, "host" in asked)
+
+
+@pytest.mark.parametrize(("file", "call"), CALLS, ids=lambda one: one["verb"] if isinstance(one, dict) else one)
+def test_a_task_calls_a_verb_with_its_parameters(file, call):
+    given, found = set(call) - {"verb"}, verbs.on_controller(call["verb"])
+    if getattr(found, "keywords", None):
+        assert given <= set(found.keywords["options"])
+    elif found is None or call["verb"] == "run_info":
+        asked = parameters(call["verb"])
+        needed = {name for name, one in asked.items() if one.default is inspect.Parameter.empty}
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in asked.values()):
+            return
+        assert needed - {"check", "host"} <= given <= set(asked), file
+
+
+def test_another_word_is_refused(agent):
+    with pytest.raises(AnsibleError, match="dance is no verb"):
+        agent("dance")
