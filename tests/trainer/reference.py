@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from baseline_model import BaselineGPT
 
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run import checkpoint_manager
 

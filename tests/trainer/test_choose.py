@@ -159,12 +159,6 @@ def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -
     assert hosts.choose() == [None, None]
 
 
-def test_the_newest_step_is_chosen_although_a_rank_lacks_its_part(hosts: Hosts) -> None:
-    hosts.save(6, 0, 1)
-    hosts.save(12, 0)
-    assert hosts.choose() == [ChosenStep(12, 0, True), ChosenStep(12, None)]
-
-
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
@@ -318,15 +312,3 @@ def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
     assert resume.writer_of(folder, 10) == 0
     (folder / "ckpt_000010_rank0.json").write_text('{"files": [{"name": 3}, 7]}')
     assert resume.writer_of(folder, 10) is None
-
-
-def test_every_rank_gathers_all_positions_in_the_data() -> None:
-    def state(comm: ThreadComm) -> Any:
-        lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
-        return resume.gather_states(comm, {"cursor": [comm.rank, 0, 1, 0], "lengths": lengths})
-
-    told = together(2, state)
-    for one in told:
-        assert [entry["cursor"] for entry in one] == [[0, 0, 1, 0], [1, 0, 1, 0]]
-        assert [entry["lengths"].tolist() for entry in one] == [[0, 1, 2], [0, 1, 2, 3]]
-        assert one[1]["lengths"].dtype == torch.int32

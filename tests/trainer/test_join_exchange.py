@@ -85,11 +85,6 @@ def test_rounding_errors_are_sent_with_the_next_step() -> None:
     assert float((found - wanted).abs().max()) <= 1.5 * worst
 
 
-def test_rows_too_short_for_a_scale_are_sent_in_16_bits() -> None:
-    each = gradients(3, 8, 10)
-    assert torch.equal(scattered(ranks_of("int8"), each), scattered(ranks_of("bf16"), each))
-
-
 def test_rows_that_no_token_has_touched_are_not_sent() -> None:
     class Counting(Post):
         sent = 0

@@ -118,7 +118,7 @@ class Sync:
     def offer_ids(self, ids: Sequence[Tensor], notice: Notice = NO_NOTICE) -> None:
         """Send the others this rank's token ids of the coming step."""
         mine = self._ids[self.comm.rank]
-        torch.cat([notice.numbers(), *(part.flatten().to("cpu", torch.int32) for part in ids)], out=mine)
+        torch.cat([notice.numbers(), *(part.flatten().to(torch.int32) for part in ids)], out=mine)
         what = "the token ids"
         self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings
 from nanochat.model.fused import TrainingPass
@@ -17,6 +15,7 @@ from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import make_head
 from nanochat.parallel.sync import Sync, make_sync
+from nanochat.rules.model_size import flops_per_token, parameters
 from nanochat.rules.schedule import TrainingPlan
 
 
@@ -37,7 +36,7 @@ def make_machinery(
     speeds = shares.head if len(set(shares.head)) > 1 else ()
     sync = make_sync(settings.sync, comm, training, optimizer, tokens_of_ranks, speeds)
     if settings.save_on_loss and sync.undoable and has_room_for_undo(optimizer):
-        optimizer.undo = Undo(torch.device("cpu"))
+        optimizer.undo = Undo()
     return training, optimizer, sync
 
 
@@ -48,5 +47,5 @@ def has_room_for_undo(optimizer: Optimizer) -> bool:
 
 
 def new_balancer(model: GPT, shares: Shares) -> Balancer:
-    head_work = 6 * model.parameter_counts()["lm_head"] / model.flops_per_token()
+    head_work = 6 * parameters(model.config)["lm_head"] / flops_per_token(model.config)
     return Balancer(shares, head_work if shares.head else 0.0)
