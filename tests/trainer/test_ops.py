@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import baseline_gradients, close, model_of, tokens, trained
+from reference import autograd, close, model_of, tokens, trained
 from torch import Tensor
 
 from nanochat.kit.common import UserError
@@ -35,7 +35,7 @@ def close_but_for_rounding(model: GPT, got: dict[str, Tensor], wanted: dict[str,
 
 def check_by_autograd(model: GPT, *batches: tuple[Tensor, Tensor]) -> None:
     loss, gradients = trained(model, list(batches))
-    wanted_loss, wanted = baseline_gradients(model, list(batches))
+    wanted_loss, wanted = autograd(model, list(batches))
     assert loss == pytest.approx(wanted_loss, abs=1e-5)
     close_but_for_rounding(model, gradients, wanted)
 
@@ -71,7 +71,7 @@ def test_ignored_targets_count_for_nothing() -> None:
     ids, targets = tokens(model)
     targets[1, 5:] = -1
     loss, gradients = trained(model, [(ids, targets)])
-    wanted_loss, wanted = baseline_gradients(model, [(ids, targets)])
+    wanted_loss, wanted = autograd(model, [(ids, targets)])
     assert loss == pytest.approx(wanted_loss, abs=1e-5)
     close(gradients, wanted, 1e-4)
 
@@ -96,7 +96,7 @@ def test_other_batch_shapes_in_between() -> None:
         batch = tokens(model, rows, length)
         training.start_step(unique_ids([batch[0]]))
         loss = training.forward_backward(*batch, 1 / batch[1].numel())
-        assert float(loss) == pytest.approx(baseline_gradients(model, [batch])[0], abs=1e-5)
+        assert float(loss) == pytest.approx(autograd(model, [batch])[0], abs=1e-5)
 
 
 def test_gradients_are_told_once_complete_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_rounded_products_stay_close() -> None:
     model = model_of()
     batch = tokens(model)
     loss, gradients = trained(model, [batch], "bf16")
-    wanted_loss, wanted = baseline_gradients(model, [batch])
+    wanted_loss, wanted = autograd(model, [batch])
     assert loss == pytest.approx(wanted_loss, rel=5e-3)
     for name in ("lm_head.weight", "transformer.h.0.mlp.c_fc.weight", "transformer.h.1.attn.c_q.weight"):
         agreement = torch.cosine_similarity(gradients[name].flatten(), wanted[name].flatten(), dim=0)

@@ -23,11 +23,6 @@ def padded(vocab_size: int) -> int:
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def has_value_embeds(layer: int, depth: int) -> bool:
-    """True for every other layer, including the last."""
-    return layer % 2 == (depth - 1) % 2
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes of a model, stored in checkpoints as model_config."""
@@ -105,7 +100,8 @@ Sizes = Union[ModelConfig, Shape]
 
 
 def value_layers(sizes: Sizes) -> list[int]:
-    return [layer for layer in range(sizes.n_layer) if has_value_embeds(layer, sizes.n_layer)]
+    """The layers with value embeddings: every other one, including the last."""
+    return list(range((sizes.n_layer - 1) % 2, sizes.n_layer, 2))
 
 
 def parameters(sizes: Sizes) -> dict[str, int]:
