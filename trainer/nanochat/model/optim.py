@@ -424,12 +424,6 @@ class Optimizer:
         self._keep(None, self.parameters[name])
         self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
 
-    @torch.no_grad()
-    def replace(self, name: str, matrix: Tensor) -> None:
-        """Take a matrix as its owner has updated it."""
-        self._keep(None, self.parameters[name])
-        self.parameters[name].copy_(matrix.view_as(self.parameters[name]))
-
     def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:
         """A whole step on one rank."""
         self.start_step(schedule)

@@ -426,14 +426,9 @@ class OverlappedSync(Sync):
             self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
-        """Update a matrix; the result is what is sent: a copy of the matrix, which may be taken back meanwhile, or its rounded
-        direction."""
-        if self.wire.exact:
-            self.optimizer.apply(name, direction)
-            matrix = self.parameters[name]
-            return self._message(f"new {name}", self.comm.rank, self.wire, *matrix.shape).copy_(matrix.view(-1))
+        """Update a matrix; the result is what is sent, its direction. Every rank applies it as sent, with the same bits."""
         message = self._written(f"new {name}", direction, self.wire, self._fed(name))
-        self.optimizer.apply(name, self.wire.read(message, direction))
+        self.optimizer.apply(name, direction if self.wire.exact else self.wire.read(message, direction))
         return message
 
     def _update_small(self) -> float:
@@ -447,7 +442,7 @@ class OverlappedSync(Sync):
         return float(total.views["loss"])
 
     def _expect_others(self) -> None:
-        """Receive the matrices or directions of other ranks."""
+        """Receive the directions of other ranks' matrices."""
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 new = f"new {name}"
@@ -458,11 +453,7 @@ class OverlappedSync(Sync):
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 message = self._arrived(f"new {name}", owner)
-                if self.wire.exact:
-                    self.optimizer.replace(name, message)
-                else:
-                    direction = torch.empty_like(self.parameters[name])
-                    self.optimizer.apply(name, self.wire.read(message, direction))
+                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:
