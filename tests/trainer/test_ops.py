@@ -56,13 +56,16 @@ def test_gradients_of_any_shape(layers: int, heads: int, half: int, length: int,
     check_by_autograd(model, tokens(model, seed=1), tokens(model, seed=2))
 
 
-def test_a_wrong_gradient_is_named_before_a_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_pass_is_named_before_a_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     check_gradients()
-    monkeypatch.setattr(layers.Normed, "backward", lambda self, dy, d: d.add_(dy))
-    with pytest.raises(
-        UserError,
-        match=r"^the gradient of transformer\.h\.2\.attn\.c_proj\.weight in the training pass is not that of the model",
-    ):
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.Normed, "backward", lambda self, dy, d: d.add_(dy))
+        with pytest.raises(
+            UserError, match=r"^the gradient of transformer\.h\.2\.attn\.c_proj\.weight in the training pass is not"
+        ):
+            check_gradients()
+    monkeypatch.setattr(layers.ops, "QK_SCALE", 1.3)
+    with pytest.raises(UserError, match=r"^the loss in the training pass .* correct the forward pass"):
         check_gradients()
 
 

@@ -36,7 +36,7 @@ from nanochat.rules.model_size import SMEAR_CHANNELS, ModelConfig
 TRIAL_TOKENS = 2048  # more would take memory that a run may need
 # The small model whose gradients are compared with autograd's: two kinds of layers, and more tokens than a block of queries.
 PROOF = ModelConfig(sequence_len=140, vocab_size=60, n_layer=3, n_head=2, n_kv_head=2, n_embd=32, window_pattern="SL")
-WORST_GRADIENT = 0.01  # relative to the largest element; rounding makes 0.0001
+WORST_LOSS, WORST_GRADIENT = 1e-5, 0.01  # relative to the largest element; rounding makes a hundredth of that
 
 
 def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> KernelShape:
@@ -158,8 +158,8 @@ class TrainingPass:
 
 
 def check_gradients() -> None:
-    """Refuse a training pass whose gradients are not those of autograd through the plain model (gpt.py), in a small model with
-    nothing zero. Takes some hundredths of a second."""
+    """Refuse a training pass whose loss and gradients are not those of autograd through the plain model (gpt.py), in a small model
+    with nothing zero. Takes some hundredths of a second."""
     model, generator = GPT(PROOF), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -167,18 +167,20 @@ def check_gradients() -> None:
     ids, targets = torch.randint(PROOF.vocab_size, (2, 2, PROOF.sequence_len), generator=generator)
     training = TrainingPass(model)
     training.start_step(unique_ids([ids]))
-    training.forward_backward(ids, targets, 1 / ids.numel())
-    model.losses(ids, targets).mean().backward()
-    parameters = dict(model.named_parameters())
+    found = {"loss": training.forward_backward(ids, targets, 1 / ids.numel())}
+    loss = model.losses(ids, targets).mean()
+    wanted, parameters = {"loss": loss.detach()}, dict(model.named_parameters())
     # In the order of the backward pass, so that the first one that differs shows where the fault is.
-    for name in training.ready_order:
-        wanted = parameters[name].grad
-        assert wanted is not None
-        wanted = wanted[training.token_ids] if is_table(name) else wanted
-        error = float((training.gradients[name] - wanted).abs().max() / wanted.abs().max())
-        if not error <= WORST_GRADIENT:
+    order = training.ready_order
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in order], materialize_grads=True)
+    for name, gradient in zip(order, gradients, strict=True):
+        found[f"gradient of {name}"] = training.gradients[name]
+        wanted[f"gradient of {name}"] = gradient[training.token_ids] if is_table(name) else gradient
+    for what, tensor in wanted.items():
+        error = float((found[what] - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
+        if not error <= (WORST_LOSS if what == "loss" else WORST_GRADIENT):
             raise UserError(
-                f"the gradient of {name} in the training pass is not that of the model (it differs by {error:.1%} of its size); "
-                "correct the backward pass in layers.py and fused.py.",
+                f"the {what} in the training pass is not that of the model in gpt.py (it differs by {error:.1g} of its size); correct the "
+                f"{'forward' if what == 'loss' else 'backward'} pass in layers.py and fused.py.",
                 Cause.BUG,
             )
