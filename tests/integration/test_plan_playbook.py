@@ -102,7 +102,7 @@ def test_a_python_on_the_controllers_path_that_does_not_run_is_passed_over(inven
 
 
 def test_a_python_on_a_hosts_path_that_does_not_run_is_passed_over_by_looks_and_modules(inventory, tmp_path):
-    tasks = [{"nanochat.ddp.run_info": {"base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
+    tasks = [{"nanochat.ddp.agent": {"verb": "run_info", "base_dir": str(tmp_path)}}, {"ansible.builtin.ping": {}}]
     # Where Ansible is started, the Python of its folder is first: a host lacks it.
     path = shims(tmp_path).replace(str(Path(sys.executable).parent) + ":", "")
     done = plan(nameless(inventory()), playbook=write_play(tmp_path, tasks), PATH=path, ANSIBLE_PIPELINING="true")

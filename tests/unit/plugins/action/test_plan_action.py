@@ -15,13 +15,12 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 @pytest.fixture
-def run(judge):
+def run(agent):
     """The action with these options and variables of the hosts, or, if `whole`, of the play."""
 
     def act(arguments: dict[str, Any], variables: dict[str, Any], check: bool = False, whole: bool = False) -> Any:
-        return judge(
-            variables=variables if whole else {"hostvars": variables}, check=check, **{"of": "plan", **arguments}
-        )
+        known = variables if whole else {"hostvars": variables}
+        return agent(variables=known, check=check, **{"verb": "make_plan", **arguments})
 
     return act
 
@@ -47,7 +46,7 @@ def test_the_plan_of_all_hosts(run):
 @pytest.mark.parametrize("become", [True, "yes", False, "no", None])
 def test_no_command_line_makes_training_root(run, become):
     play = {"hostvars": variables(), "ansible_become": become}
-    told = run({"of": "questions", "hosts": BOTH}, play, whole=True)
+    told = run({"verb": "read_questions", "hosts": BOTH}, play, whole=True)
     assert bool(told.get("failed")) is (become in (True, "yes"))
     assert "training would run as root" in told.get("msg", "training would run as root")
 
@@ -97,7 +96,7 @@ def test_a_host_that_the_inventory_does_not_have(run):
 def test_questions_come_before_any_probe(run):
     known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
     known["laptop"]["ansible_connection"] = "local"
-    result = run({"hosts": BOTH, "of": "questions"}, known)
+    result = run({"hosts": BOTH, "verb": "read_questions"}, known)
     assert result["questions"]["laptop"]["peers"] == ["desktop.lan"]
     assert result["questions"]["desktop"]["peers"] == []
 
@@ -159,10 +158,10 @@ def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
 
 
 def test_the_controllers_settings_are_checked_without_a_plan(run):
-    told = run({"hosts": BOTH, "of": "settings"}, variables(ddp_results_dir="mine", watch="no"))
+    told = run({"hosts": BOTH, "verb": "read_settings"}, variables(ddp_results_dir="mine", watch="no"))
     assert told["controller"]["results_dir"] == "mine" and told["controller"]["watch"] is False
     assert "plan" not in told
-    refused = run({"hosts": BOTH, "of": "settings"}, variables(watch="often"))
+    refused = run({"hosts": BOTH, "verb": "read_settings"}, variables(watch="often"))
     assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 
