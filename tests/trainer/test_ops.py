@@ -64,7 +64,7 @@ def test_a_wrong_pass_is_named_before_a_training_begins(monkeypatch: pytest.Monk
             UserError, match=r"^the gradient of transformer\.h\.2\.attn\.c_proj\.weight in the training pass is not"
         ):
             check_gradients()
-    monkeypatch.setattr(layers.ops, "QK_SCALE", 1.3)
+    monkeypatch.setattr(head, "SOFTCAP", 14.0)
     with pytest.raises(UserError, match=r"^the loss in the training pass .* correct the forward pass"):
         check_gradients()
 

@@ -77,6 +77,7 @@ def replay_step(
     }
 
 
+@torch.no_grad()
 def replay(case: dict[str, Any]) -> dict[str, Any]:
     """Recompute the figures of a case."""
     model = GPT(ModelConfig(**case["config"]))
