@@ -17,7 +17,7 @@ from .._kit import bare
 from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
 
 if TYPE_CHECKING:
-    from .._contract.values import Duration, Rate
+    from .._contract.decode import Duration, Rate
 
 # Constants missing from Python's socket module.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14

@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
+from ...module_utils._contract.findings import PlanError
 from ...module_utils._contract.probe import Probe
 from ...module_utils._doctor import gather
 from ...module_utils._keeper import deployment
@@ -88,7 +89,10 @@ def judged(call: Call, options: Options, judge: Callable[[JudgeTask], dict[str, 
     read = ArgumentSpecValidator(options).validate(call.params)
     if read.error_messages:
         raise AnsibleActionFail("; ".join(read.error_messages))
-    return judge(JudgeTask(read.validated_parameters, call.variables, call.check))
+    try:
+        return judge(JudgeTask(read.validated_parameters, call.variables, call.check))
+    except PlanError as error:
+        return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
 def host_info(call: Call) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
 from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report

@@ -146,7 +146,7 @@ def test_uv_s_words_become_one_sentence(make, uv, path, words, reason, sentence)
 def test_field_37_a_build_for_cuda_is_never_taken_without_a_word(make, uv):
     uv.fail("error: x\n  cause: there is no version of torch==2.13.0+cpu")
     said = make()["msg"]
-    assert "ddp_torch_index: default" in said and "3.0 GB to download" in said and "8.0 GB of disk" in said
+    assert "ddp_torch: 2.13.0+cuda" in said and "3.0 GB to download" in said and "8.0 GB of disk" in said
 
 
 def test_environment_of_somebody_else_is_used_but_not_changed(make, uv, path):

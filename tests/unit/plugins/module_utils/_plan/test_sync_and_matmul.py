@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.matmul_precision import speeds_together, with_precision
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.matmul_precision import with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     desktop,
-    flag,
     hosts,
     laptop,
     planned,
@@ -23,12 +22,11 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 # What rounds most of all that auto may take.
 LAST = list(WAYS)[-1]
-AUTO = {"ddp_sync": "auto"}
 
 
 def measured(mbit: float, **settings: Any) -> dict[str, Any]:
     """The measurements that a rehearsal with these settings leaves on a host."""
-    plan = planned({**AUTO, **settings})
+    plan = planned(settings)
     training = plan["training"]
     return {
         "tokens_per_second": 2000.0,
@@ -43,15 +41,11 @@ def measured(mbit: float, **settings: Any) -> dict[str, Any]:
 def taken(settings: dict[str, Any], one: Any = None, two: Any = None, run: Any = None) -> str:
     """The plan's way, which is also the one that the ranks are started with."""
     facts = [{"measured": found, **({"run": run} if run else {})} for found in (one, two)]
-    plan = planned({**AUTO, **settings}, *facts)
+    plan = planned(settings, *facts)
     way = str(plan["training"]["sync"])
     assert all(f"--sync={way}" in node["argv"] for node in plan["nodes"])
     assert plan["training"]["asked"]["sync"] == settings.get("ddp_sync", "auto")
     return way
-
-
-def test_auto_is_the_default():
-    assert planned()["training"]["asked"] == {"sync": "auto", "head": "auto"}
 
 
 LOSING = {"ddp_sync": "exact", "ddp_restarts": 3, "ddp_min_hosts": 1}
@@ -96,55 +90,32 @@ def test_the_hosts_that_the_profile_allows_to_be_away_leave_the_head_as_it_was(m
     assert f"{EITHER}; {cost}" in render(plans[0]) and f"{NOBODY}; {cost}" in render(plans[1])
 
 
-def test_before_anything_was_measured_auto_is_exact():
-    assert taken({}) == "exact"
-    # One host alone says nothing of a link, nor does what was measured of another model.
-    assert taken({}, measured(3.0)) == "exact"
-    other = measured(3.0, ddp_depth=8)
-    assert taken({}, other, other) == "exact"
+CABLE, SLOW = measured(9400.0), measured(3.0)
+OF_ANOTHER = measured(3.0, ddp_depth=8)
+RUN = {"rows": {}, "sync": "bf16", "checkpoints": [5]}
 
 
-def test_what_was_measured_decides():
-    assert taken({}, measured(9400.0), measured(9400.0)) == "exact"
-    assert taken({}, measured(3.0), measured(3.0)) == LAST
-    # The slower direction counts.
-    assert taken({}, measured(9400.0), measured(3.0)) == LAST
-
-
-def test_a_way_that_is_set_stays():
-    for way in ("bf16", "exact"):
-        assert taken({"ddp_sync": way}, measured(3.0), measured(3.0)) == way
-
-
-def test_a_run_keeps_the_way_that_it_began_with():
-    run = {"rows": {}, "sync": "bf16", "checkpoints": [5]}
-    assert taken({}, measured(3.0), measured(3.0), run) == "bf16"
-    assert taken({"ddp_sync": "int8"}, measured(3.0), measured(3.0), run) == "int8"
-    assert taken({"ddp_fresh": True}, measured(3.0), measured(3.0), run) == LAST
-    assert taken({}, measured(3.0), measured(3.0), {"rows": {}, "sync": "nonsense"}) == LAST
-
-
-def test_a_kept_way_that_the_settings_rule_out_is_dropped_and_never_refused():
-    # A model 264 wide cannot be packed.
-    assert taken({"ddp_head_dim": 24}, run={"rows": {}, "sync": "int8", "checkpoints": [5]}) == "exact"
-
-
-CHECKOUT = {"ddp_trainer_source": "/home/me/nanochat"}
-
-
-def test_auto_is_exact_where_there_is_no_choice():
-    for facts in ({"measured": measured(3.0)}, {"run": {"rows": {}, "sync": "int8"}}):
-        plan = make_plan(hosts({**AUTO, **CHECKOUT}, facts, facts), tolerant=True).plan
-        assert plan["training"]["sync"] == "exact"
-
-
-def test_the_same_job_has_the_same_plan_after_its_start():
-    found = measured(3.0)
-    first = planned(AUTO, {"measured": found}, {"measured": found})
-    run = {"rows": {}, "sync": first["training"]["sync"]}
-    slower = {**found, "link": {"mbit": 9400.0, "latency_ms": 0.1}}
-    again = planned(AUTO, {"measured": slower, "run": run}, {"measured": slower, "run": run})
-    assert again["digest"] == first["digest"]
+@pytest.mark.parametrize(
+    ("settings", "one", "two", "run", "way"),
+    [
+        # One host alone says nothing of a link, nor does what was measured of another model.
+        ({}, None, None, None, "exact"),
+        ({}, SLOW, None, None, "exact"),
+        ({}, OF_ANOTHER, OF_ANOTHER, None, "exact"),
+        # The slower direction counts.
+        ({}, CABLE, CABLE, None, "exact"),
+        ({}, CABLE, SLOW, None, LAST),
+        ({"ddp_sync": "bf16"}, SLOW, SLOW, None, "bf16"),
+        # A run keeps what it began with, unless the settings rule that out: a model 264 wide cannot be packed.
+        ({}, SLOW, SLOW, RUN, "bf16"),
+        ({"ddp_sync": "int8"}, SLOW, SLOW, RUN, "int8"),
+        ({"ddp_fresh": True}, SLOW, SLOW, RUN, LAST),
+        ({}, SLOW, SLOW, {**RUN, "sync": "nonsense"}, LAST),
+        ({"ddp_head_dim": 24}, None, None, {**RUN, "sync": "int8"}, "exact"),
+    ],
+)
+def test_sync_follows_settings_the_resumed_run_and_measurements(settings, one, two, run, way):
+    assert taken(settings, one, two, run) == way
 
 
 def with_products(fp32: float, bf16: float) -> dict[str, Any]:
@@ -174,26 +145,33 @@ def products(
     return precision
 
 
-def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it_and_they_are_faster():
-    assert products({}, (True, True)) == "bf16"
-    assert products({}, (True, True), found=(SLOWER, SLOWER)) == "fp32"
-    assert products({}, (True, True), found=(FASTER, SLOWER)) == "bf16"
-    assert products({}, (True, True), found=(with_products(1000.0, 1040.0),) * 2) == "fp32"
-    # Until every host has measured both.
-    assert products({}, (True, True), found=(FASTER, None)) == "fp32"
-    assert products({}, (True, True), found=(FASTER, {"tokens_per_second": 9000.0, "matmul": "fp32"})) == "fp32"
-    assert products({}, (True, False)) == "fp32"
-    assert products({"ddp_matmul": "fp32"}, (True, True)) == "fp32"
-    assert products({"ddp_trainer_source": "/home/me/nanochat"}, (True, True)) == "fp32"
+BEGAN = {"rows": {}, "sync": "exact", "matmul": "fp32"}
 
 
-def test_a_run_keeps_the_products_that_it_began_with():
-    began = {"rows": {}, "sync": "exact", "matmul": "fp32"}
-    assert products({}, (True, True), began) == "fp32"
-    assert products({"ddp_fresh": True}, (True, True), began) == "bf16"
-    assert products({}, (True, True), {**began, "matmul": "bf16"}) == "bf16"
-    # A host without the instructions joined.
-    assert products({}, (True, False), {**began, "matmul": "bf16"}) == "fp32"
+@pytest.mark.parametrize(
+    ("settings", "native", "run", "found", "precision"),
+    [
+        ({}, (True, True), None, (FASTER, FASTER), "bf16"),
+        ({}, (True, True), None, (SLOWER, SLOWER), "fp32"),
+        ({}, (True, True), None, (FASTER, SLOWER), "bf16"),
+        ({}, (True, True), None, (with_products(1000.0, 1040.0),) * 2, "fp32"),
+        # Until every host has measured both.
+        ({}, (True, True), None, (FASTER, None), "fp32"),
+        ({}, (True, True), None, (FASTER, {"products": {"bf16": {"tokens_per_second": 0}}}), "fp32"),
+        ({}, (True, False), None, (FASTER, FASTER), "fp32"),
+        ({"ddp_matmul": "fp32"}, (True, True), None, (FASTER, FASTER), "fp32"),
+        ({"ddp_trainer_source": "/home/me/nanochat"}, (True, True), None, (FASTER, FASTER), "fp32"),
+        # As the run began, unless a host without the instructions joined.
+        ({}, (True, True), BEGAN, (FASTER, FASTER), "fp32"),
+        ({"ddp_fresh": True}, (True, True), BEGAN, (FASTER, FASTER), "bf16"),
+        ({}, (True, True), {**BEGAN, "matmul": "bf16"}, (SLOWER, SLOWER), "bf16"),
+        ({}, (True, False), {**BEGAN, "matmul": "bf16"}, (FASTER, FASTER), "fp32"),
+    ],
+)
+def test_products_are_of_bf16_where_every_cpu_has_instructions_for_it_and_they_are_faster(
+    settings, native, run, found, precision
+):
+    assert products(settings, native, run, found) == precision
 
 
 def test_a_plan_goes_by_what_was_measured_with_its_own_products():
@@ -212,12 +190,6 @@ def test_a_plan_goes_by_what_was_measured_with_its_own_products():
     assert with_precision({"tokens_per_second": 1.0}, "bf16") == {"tokens_per_second": 1.0}
 
 
-def test_a_file_that_holds_anything_tells_of_no_products():
-    for spoilt in (None, {}, {"products": []}, {"products": {"bf16": 3, "fp32": {"tokens_per_second": "x"}}}):
-        assert speeds_together([spoilt, FASTER]) == {}
-        assert with_precision({**(spoilt or {}), "matmul": "fp32"}, "bf16") == {}
-
-
 def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
     """Or the plan of a run would change with its start, and a step be measured again."""
 
@@ -229,16 +201,3 @@ def test_what_is_to_be_measured_does_not_depend_on_what_was_taken():
 
     assert tried() == tried(run={"rows": {}, "matmul": "bf16"}) == ["fp32", "bf16"]
     assert tried(ddp_matmul="bf16") == ["bf16"] and tried(ddp_matmul="fp32") == ["fp32"]
-
-
-def test_the_head_is_shared_out_where_that_sends_less():
-    def heads(**settings):
-        training = planned(settings)
-        return training["training"]["head"], flag(training["nodes"][0], "head")
-
-    assert heads() == ("shared", "shared")
-    assert heads(ddp_head="whole") == ("whole", "whole")
-    # More tokens in a step than there are in the vocabulary of the trial.
-    assert heads(ddp_total_batch=8192) == ("whole", "whole")
-    assert heads(ddp_total_batch=8192, ddp_head="shared") == ("shared", "shared")
-    assert "sync exact (auto), head shared" in render(planned())

@@ -1,15 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The meaning of a finding's code: the type of the registry's entries."""
+"""Versions of Python and uv, and the room that the trainer's environment takes."""
 
 from __future__ import annotations
-
-from typing import NamedTuple, Tuple
-
-ERROR = "error"
-WARNING = "warning"
-INFO = "info"
 
 # Python versions for the trainer, the most certain to have a wheel of every package first.
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
@@ -17,14 +11,3 @@ PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 10), (3, 14))
 UV, MADE_PYTHON = "uv==0.13.9", "3.12"
 # Disk space of the trainer's Python with its packages.
 VENV_BYTES = 1_600_000_000
-
-
-class Kind(NamedTuple):
-    """The meaning of one code."""
-
-    severity: str
-    title: str
-    why: str
-    remedy: str
-    field: Tuple[int, ...] = ()  # numbers of the field failures that this code covers
-    seen_as: Tuple[str, ...] = ()  # texts that users search for
