@@ -41,9 +41,10 @@ from baseline_model import BaselineGPT, BaselineOptimizer  # noqa: E402
 from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
 from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
-from nanochat.model.gpt import GPT, ModelConfig  # noqa: E402
+from nanochat.model.gpt import GPT  # noqa: E402
 from nanochat.model.gradients import MATMUL_TYPES, unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
+from nanochat.rules.model_size import ModelConfig  # noqa: E402
 from nanochat.rules.schedule import StepSchedule  # noqa: E402
 
 SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}

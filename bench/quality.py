@@ -132,12 +132,13 @@ def train(comm: Comm, one: Json, data: tuple[torch.Tensor, torch.Tensor, int]) -
 def build(comm: Comm, one: Json, vocabulary: int, lr_scale: float) -> Any:
     """Model, optimizer and gradient exchange."""
     from nanochat.model.fused import TrainingPass
-    from nanochat.model.gpt import GPT, ModelConfig
+    from nanochat.model.gpt import GPT
     from nanochat.model.gradients import MATMUL_TYPES
     from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer
     from nanochat.parallel.shared_head import SharedHead
     from nanochat.parallel.sync import make_sync
     from nanochat.parallel.wire import WIRES
+    from nanochat.rules.model_size import ModelConfig
     from nanochat.rules.shares import part_bounds
 
     matmul, wire = one["way"].removesuffix(SHARED).split(", ")
@@ -162,7 +163,7 @@ def held_out_loss(sync: Any, held_out: torch.Tensor) -> float:
     if sync.comm.rank:
         return 0.0
     with torch.no_grad():
-        return float(sync.training.model(held_out[:, :-1].contiguous(), held_out[:, 1:].contiguous()))
+        return float(sync.training.model.losses(held_out[:, :-1].contiguous(), held_out[:, 1:].contiguous()).mean())
 
 
 def work(folder: Path, one: Json) -> None:

@@ -178,13 +178,14 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     from nanochat.kit.pacing import start_pacing
     from nanochat.model import numerics
     from nanochat.model.fused import TrainingPass
-    from nanochat.model.gpt import GPT, ModelConfig
+    from nanochat.model.gpt import GPT
     from nanochat.model.gradients import HEAD
     from nanochat.model.optim import DenseAdamW, LearningRates, Optimizer, Undo
     from nanochat.parallel.comm import connect
     from nanochat.parallel.shared_head import SharedHead
     from nanochat.parallel.sync import NO_NOTICE, Notice, Sync, make_sync
     from nanochat.parallel.wire import WIRES
+    from nanochat.rules.model_size import ModelConfig
     from nanochat.rules.shares import part_bounds
 
     numerics.setup()
@@ -236,7 +237,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     ways, whole = {mode: sync_of(mode) for mode in modes}, optimizer.dense[HEAD]
     states = {mode: head_state(sync) for mode, sync in ways.items()}
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    undo = Undo(torch.device("cpu"))
+    undo = Undo()
     for dummy in range(WARM_UP + cycles):
         for mode, sync in ways.items():
             rows = draw()

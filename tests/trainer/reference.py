@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small models, random tokens, and the plain implementation in bench/ as the reference."""
+"""Small models, random tokens, and gradients by autograd through the model itself, whose figures are those of upstream (test_parity.py)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from baseline_model import BaselineGPT
 
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run import checkpoint_manager
 
@@ -56,6 +57,7 @@ def save_model(folder: Path, step: int, model: GPT, **meta: Any) -> None:
 
 
 def baseline_of(model: GPT) -> BaselineGPT:
+    """The same model, with upstream's modules and calls."""
     baseline = BaselineGPT(model.config)
     baseline.load_state_dict(model.state_dict())
     return baseline
@@ -69,12 +71,11 @@ def tokens(model: GPT, rows: int = 2, length: int | None = None, seed: int = 0) 
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def baseline_gradients(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the mean over all batches, by autograd through the plain model."""
-    baseline = baseline_of(model)
-    loss = torch.stack([baseline(*batch) for batch in batches]).mean()
-    loss.backward()
-    return float(loss.detach()), {name: p.grad for name, p in baseline.named_parameters() if p.grad is not None}
+def autograd(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the mean over all batches."""
+    loss = torch.stack([model.losses(*batch).sum() / (batch[1] >= 0).sum() for batch in batches]).mean()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return float(loss.detach()), dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
 def trained(model: GPT, batches: list[tuple[Tensor, Tensor]], matmul: str = "fp32") -> tuple[float, dict[str, Tensor]]:

@@ -10,9 +10,10 @@ import random
 
 import pytest
 
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.shares import passes_of, pieces, stream_rows
 from nanochat.run.state import SMOOTHING, TrainingProgress, new_balancer
 
@@ -44,10 +45,6 @@ def test_every_row_of_every_stream_is_taken_once_whatever_the_shares(shares: lis
     assert [sum(p.stop - p.start for p in pieces(shares, rank)) for rank in range(len(shares))] == shares
 
 
-def test_equal_shares_are_each_ranks_own_stream() -> None:
-    assert [pieces([3, 3, 3], rank) for rank in range(3)] == [[(rank, 0, 3)] for rank in range(3)]
-
-
 @pytest.mark.parametrize(
     ("shares", "most", "together", "passes"),
     [
@@ -63,22 +60,9 @@ def test_passes(shares: list[int], most: int, together: bool, passes: list[list[
     assert passes_of(shares, most, together) == passes
 
 
-@pytest.mark.parametrize(
-    ("speeds", "rows"),
-    [
-        ((1, 1), [6, 6]),
-        ((2, 1), [8, 4]),
-        ((3, 1), [9, 3]),
-        ((10, 1), [11, 1]),
-        ((4, 2, 1), [8, 3, 1]),
-        ((100, 1), [12, 0]),
-    ],
-)
-def test_rows_go_by_speed(speeds: tuple[float, ...], rows: list[int]) -> None:
-    assert shares_for(Shares([12, *[0] * (len(speeds) - 1)], [1] * len(speeds)), speeds).rows == rows
-
-
-def test_a_rank_keeps_a_row_where_the_head_is_whole() -> None:
+def test_rows_go_by_speed_and_a_rank_keeps_one_where_the_head_is_whole() -> None:
+    assert shares_for(Shares([12, 0, 0], [1, 1, 1]), (4, 2, 1)).rows == [8, 3, 1]
+    assert shares_for(Shares([6, 6], [1, 1]), (100, 1)).rows == [12, 0]
     assert shares_for(Shares([6, 6], []), (100, 1)) == Shares([11, 1], [])
 
 
@@ -106,10 +90,6 @@ def test_small_differences_and_a_single_look_change_nothing() -> None:
         # Checks alternate: one out of balance, one in balance.
         assert heard(balancer, [1.0, 2.0], 9.5)[0] is None
         assert heard(balancer, [1.0, 1.0], 20)[0] is None
-
-
-def test_a_hiccup_of_one_step_does_not_count() -> None:
-    balancer = Balancer(Shares([6, 6], [1, 1]), 0.6)
     for number in range(200):
         assert balancer.hear([0.5, 5.0 if number % 10 == 0 else 0.5]) is None
 

@@ -109,7 +109,7 @@ def test_the_masked_loss_and_its_gradients_are_those_of_a_plain_computation(talk
     """The plain model takes the mean over all rows at once; the training pass gets them in unequal parts."""
     model = reference.model_of(sequence_len=LENGTH, vocab_size=talks.tokenizer.vocab_size)
     packed = pack(talks, 1, 0, 4, LENGTH)
-    wanted_loss, wanted = reference.baseline_gradients(model, [(packed.inputs, packed.targets)])
+    wanted_loss, wanted = reference.autograd(model, [(packed.inputs, packed.targets)])
     parts = list(zip(packed.inputs.split([3, 1]), packed.targets.split([3, 1]), strict=True))
     loss, got = reference.trained(model, parts)
     assert loss == pytest.approx(wanted_loss, rel=1e-5)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from typing import Any
 
 import forked
 import pytest
 import torch
 from ranks import PATIENCE_SECONDS, TRAINER, free_port
-from torch.distributed import HashStore
 
+from nanochat.kit.common import BF16_CPU_FLAGS, cpu_flags
 from nanochat.model.kernels import KernelShape
-from scripts import gloo_check, measure_step
+from scripts import measure_step
 
 TINY = [
     "--depth=2",
@@ -65,7 +64,7 @@ def test_field_20_a_missing_rank_is_reported_soon():
     [result] = ranks(2, 1, 2)
     assert result["code"] == 1
     assert (result["ok"], result["phase"]) == (False, "rendezvous")
-    assert "1/2" in result["error"]
+    assert "no heartbeat from rank 1 (never seen)" in result["error"]
     assert result["seconds"] < 15
 
 
@@ -76,19 +75,6 @@ def test_ranks_wait_for_a_late_one():
         first.wait(8)
     second = start_check(1, 1, place)
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
-
-
-def test_the_slowest_start_sets_the_time_to_connect():
-    store = HashStore()
-    store.set("started-1", "7.5")
-    assert gloo_check.slowest_start(store, 0, 2, 1.0) == 7.5  # type: ignore[arg-type]
-    assert 0 < gloo_check.seconds_since_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def test_gloos_guesses_are_left_out() -> None:
-    said = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:21395."
-    guess = "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
-    assert gloo_check.first_line(RuntimeError(f"{said} {guess}")) == "Connection closed by peer [10.0.0.2]:21395"
 
 
 def test_missing_variables_are_named():
@@ -113,7 +99,9 @@ def test_a_step_is_measured_with_each_precision_of_products():
         start("scripts.measure_step", "--vocab-size", "300", "--steps", "1", "--products", "fp32", "bf16", "--", *TINY)
     )
     assert result["code"] == 0
-    assert {name: found["matmul"] for name, found in result["products"].items()} == {"fp32": "fp32", "bf16": "bf16"}
+    # Left out where it would be slow.
+    tried = ["fp32", "bf16"] if cpu_flags() & set(BF16_CPU_FLAGS) else ["fp32"]
+    assert {name: found["matmul"] for name, found in result["products"].items()} == {name: name for name in tried}
     assert result["tokens_per_second"] == result["products"]["fp32"]["tokens_per_second"]
 
 

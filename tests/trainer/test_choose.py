@@ -275,18 +275,6 @@ def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
     assert checkpoints.writer_of(folder, 10) is None
 
 
-def test_every_rank_gathers_all_positions_in_the_data() -> None:
-    def state(comm: ThreadComm) -> Any:
-        lengths = torch.arange(3 + comm.rank, dtype=torch.int32)
-        return resume.gather_states(comm, {"cursor": [comm.rank, 0, 1, 0], "lengths": lengths})
-
-    told = together(2, state)
-    for one in told:
-        assert [entry["cursor"] for entry in one] == [[0, 0, 1, 0], [1, 0, 1, 0]]
-        assert [entry["lengths"].tolist() for entry in one] == [[0, 1, 2], [0, 1, 2, 3]]
-        assert one[1]["lengths"].dtype == torch.int32
-
-
 def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
     assert wanted(tmp_path, environ={}) == ""
     (tmp_path / "training.json").write_text(json.dumps({"id": OLD, "base": NEW}))

@@ -74,15 +74,6 @@ def test_the_store_does_not_grow_with_what_is_exchanged() -> None:
     ranks.passed(ranks.call(HERE, "talk_much", 2))
 
 
-def test_one_process_alone_needs_no_group() -> None:
-    comm = connect(Ranks(0, 0, 1), "cpu", 5.0, {})
-    assert comm.all_reduce(torch.ones(2), "a sum").tolist() == [1.0, 1.0]
-    assert comm.exchange("a fact", 7) == [7]
-    comm.barrier("nobody")
-    assert comm.take_counters()[1] == 0
-    comm.close()
-
-
 def test_a_group_without_an_address_is_refused() -> None:
     with pytest.raises(UserError, match="MASTER_ADDR"):
         connect(Ranks(0, 0, 2), "cpu", 1.0, {})

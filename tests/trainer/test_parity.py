@@ -16,7 +16,7 @@ from routes import always
 
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import kernel_shape
-from nanochat.model.gpt import ModelConfig
+from nanochat.rules.model_size import ModelConfig
 from scripts import parity
 
 PATH = Path(__file__).parent / "golden" / "model.json"

@@ -69,13 +69,6 @@ def test_weight_decay(plan: TrainingPlan) -> None:
     assert halves == pytest.approx([1.0, 0.5, 0.0], abs=1e-12)
 
 
-def test_short_runs_have_no_gaps(plan: TrainingPlan) -> None:
-    short = dataclasses.replace(plan, num_iterations=3, warmup_steps=0, warmdown_ratio=0.0)
-    steps = [StepSchedule.at(short, step) for step in range(3)]
-    assert [step.lr_multiplier for step in steps] == [1.0, 1.0, 1.0]
-    assert all(0.85 <= step.muon_momentum <= 0.97 for step in steps)
-
-
 def test_iterations_from_what_is_given() -> None:
     given = plan_training(**D8, num_iterations=7, target_flops=1e15, total_batch_size=4096)
     flops = plan_training(**D8, target_flops=1e15, total_batch_size=4096)

@@ -1,13 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""scripts.base_train, with the process and its phase in a file from the first moment on, for who waits to kill it."""
+"""scripts.base_train, with the process and its phase in a file from the first moment on, for who waits to kill it; or which stops
+itself in the phase and step of FREEZE_IN."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
+FREEZE = os.environ.get("FREEZE_IN", "never 0").split()
 HANDLE = os.open(os.environ["TOLD_PHASE"], os.O_WRONLY | os.O_CREAT)
 
 
@@ -31,6 +34,8 @@ def main() -> int:
     def told(self: metrics.Heartbeat, phase: str, step: int, collective: int = 0) -> None:
         enter(self, phase, step, collective)
         tell(phase, step)
+        if phase == FREEZE[0] and step >= int(FREEZE[1]):
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     metrics.Heartbeat.enter = told  # type: ignore[method-assign]
     return base_train.main()

@@ -5,139 +5,83 @@
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 python -m scripts.gloo_check --timeout 20
 
-Run it on all hosts at once, as above or under torchrun. Prints one JSON object; exits 0 on success.
+Run it on all hosts at once, as above or under torchrun. They meet as the ranks of a training do. Prints one JSON object; exits 0
+on success.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
-import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-# Not exported by the package.
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-
+from nanochat.kit.common import UserError, leave, read_ranks
 from nanochat.parallel.agreement import code_digest
+from nanochat.parallel.comm import Comm, connect
+from nanochat.rules.causes import Cause
 
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SMALL_ROUNDS = 20
 
 
-class PhaseError(Exception):
-    """The phase that failed, with the library's message."""
-
-    def __init__(self, phase: str, words: str) -> None:
-        self.phase, self.words = phase, words
-        super().__init__(f"{phase}: {words}")
-
-
-def in_phase(phase: str, work: Callable[[], Any]) -> Any:
-    """Do the work; errors name the phase."""
-    try:
-        return work()
-    except (RuntimeError, ValueError, dist.DistError) as error:
-        raise PhaseError(phase, first_line(error)) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The library's message without source file, line, stack and guesses."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^\]]*\]\s*|\s*(Exception raised from|This is typically caused by).*$", "", line)[:200].rstrip(
-        ". "
-    )
-
-
-def join(environ: Mapping[str, str], timeout: float) -> tuple[int, int]:
-    """Rendezvous and full mesh. Gloo stops trying to connect only after five times its timeout.
+def meet(environ: Mapping[str, str], timeout: float) -> Comm:
+    """Rendezvous and full mesh.
 
     Ranks reach the rendezvous after importing PyTorch, which on a busy or slow host takes longer than everything here:
     NANOCHAT_START_SECONDS limits how long the others wait for them.
     """
-    try:
-        rank, world, port = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-        address = environ["MASTER_ADDR"]
-    except (KeyError, ValueError) as error:
-        raise PhaseError("start", f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed ({error})") from error
-    started = seconds_since_start()
-    limit = timedelta(seconds=max(timeout, float(environ.get("NANOCHAT_START_SECONDS") or 0)))
-    serves = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = in_phase(
-        "rendezvous",
-        lambda: TCPStore(address, port, world, serves, limit, wait_for_workers=True, multi_tenant=True),
-    )
-    prefixed = PrefixStore("gloo-check", store)
-    slowest = in_phase("rendezvous", lambda: slowest_start(prefixed, rank, world, started))
-    short = timedelta(seconds=max(2.0, timeout / 5, slowest))
-    in_phase(
-        "connecting",
-        lambda: dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=short),
-    )
-    return rank, world
+    if missing := [name for name in VARIABLES if name not in environ]:
+        raise UserError(f"{', '.join(missing)} must be set.")
+    patience = max(timeout, float(environ.get("NANOCHAT_START_SECONDS") or 0))
+    # Keys of its own in the store, should that be a training's.
+    comm = connect(read_ranks(environ), "cpu", patience, {**environ, "TORCHELASTIC_RUN_ID": "gloo-check"})
+    comm.timeout = timeout
+    return comm
 
 
-def seconds_since_start() -> float:
-    """Seconds since this process started, most of them importing PyTorch; 0 if unknown."""
-    stat = Path("/proc/self/stat")
-    if not stat.exists():
-        return 0.0
-    ticks = int(stat.read_text(encoding="utf-8").rpartition(") ")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def slowest_start(store: PrefixStore, rank: int, world: int, seconds: float) -> float:
-    """Start-up time of the slowest rank; a host this busy is as slow at other things."""
-    store.set(f"started-{rank}", str(seconds))
-    return max(float(store.get(f"started-{other}")) for other in range(world))
-
-
-def check_sums(rank: int, world: int) -> None:
+def check_sums(comm: Comm) -> None:
     """Check sums whose every element is known."""
-    numbers = torch.arange(4096, dtype=torch.float32) * (rank + 1)
-    in_phase("all-reduce", lambda: dist.all_reduce(numbers))
-    expected = torch.arange(4096, dtype=torch.float32) * (world * (world + 1) // 2)
-    if not torch.equal(numbers, expected):
-        raise PhaseError("all-reduce", "the sum is wrong: ranks of different runs may have mixed")
+    one = torch.arange(4096, dtype=torch.float32)
+    total = comm.all_reduce(one * (comm.rank + 1), "a known sum")
+    if not torch.equal(total, one * (comm.world * (comm.world + 1) // 2)):
+        raise UserError("the sum is wrong: ranks of different runs may have mixed.")
 
 
-def measure(world: int, size: int, rounds: int) -> dict[str, float]:
+def measure(comm: Comm, size: int, rounds: int) -> dict[str, float]:
     """Milliseconds of a small all-reduce, and Mbit/s sent per rank during large ones."""
     small, large = torch.zeros(1), torch.ones(size // 4)
-    seconds = []
-    for dummy in range(SMALL_ROUNDS):
-        seconds.append(timed(small))
-    in_phase("all-reduce of large tensors", lambda: dist.all_reduce(large))
-    bulk = min(timed(large) for dummy in range(rounds))
-    sent = 2 * (world - 1) * large.nbytes / world
+    seconds = sorted(timed(comm, small) for dummy in range(SMALL_ROUNDS))
+    comm.all_reduce(large, "the first large sum")
+    bulk = min(timed(comm, large) for dummy in range(rounds))
+    sent = 2 * (comm.world - 1) * large.nbytes / comm.world
     return {
-        "latency_ms": round(sorted(seconds)[len(seconds) // 2] * 1000, 3),
-        "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1) if world > 1 else 0.0,
+        "latency_ms": round(seconds[len(seconds) // 2] * 1000, 3),
+        "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1) if comm.world > 1 else 0.0,
     }
 
 
-def timed(tensor: torch.Tensor) -> float:
-    in_phase("all-reduce", dist.barrier)
+def timed(comm: Comm, tensor: torch.Tensor) -> float:
+    comm.all_reduce(torch.zeros(1), "a common start")
     begin = time.perf_counter()
-    in_phase("all-reduce", lambda: dist.all_reduce(tensor))
+    comm.all_reduce(tensor, "a timed sum")
     return time.perf_counter() - begin
 
 
-def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) -> dict[str, Any]:
+def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) -> tuple[dict[str, Any], Comm | None]:
     """Run all phases; the result says how far it got."""
-    begin = time.monotonic()
+    begin, comm = time.monotonic(), None
     result: dict[str, Any] = {
         "ok": False,
-        "phase": "start",
+        "phase": "rendezvous",
         "error": "",
         "host": socket.gethostname(),
         "torch": torch.__version__,
@@ -145,14 +89,18 @@ def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) ->
         "trainer": code_digest(),
     }
     try:
-        rank, world = join(environ, timeout)
-        result.update(rank=rank, world=world)
-        check_sums(rank, world)
-        result.update(measure(world, size, rounds), ok=True, phase="done")
-    except PhaseError as error:
-        result.update(phase=error.phase, error=error.words)
+        comm = meet(environ, timeout)
+        result.update(phase="all-reduce", rank=comm.rank, world=comm.world)
+        check_sums(comm)
+        result.update(measure(comm, size, rounds), ok=True, phase="done")
+    except UserError as error:
+        result["error"] = str(error).rstrip(".")
+        if comm is not None:
+            comm.give_up(str(error), error.cause, error.blames)
+        elif error.cause is Cause.LINK_LOST:
+            result["phase"] = "connecting"
     result["seconds"] = round(time.monotonic() - begin, 2)
-    return result
+    return result, comm
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -161,16 +109,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bytes", type=int, default=8 << 20, help="size of the large tensor")
     parser.add_argument("--rounds", type=int, default=3, help="number of repetitions")
     options = parser.parse_args(argv)
-    result = check(os.environ, options.timeout, options.bytes, options.rounds)
+    result, comm = check(os.environ, options.timeout, options.bytes, options.rounds)
     print(json.dumps(result), flush=True)
-    if result["ok"]:
-        # Rank 0 serves the store, so it must exit last.
-        dist.barrier()
-        dist.destroy_process_group()
-        return 0
-    # Gloo's threads may still wait for a missing peer.
-    sys.stdout.flush()
-    os._exit(1)
+    if not result["ok"] or comm is None:
+        # Gloo's threads may still wait for a missing peer.
+        leave(1)
+    with contextlib.suppress(UserError):
+        comm.close()
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -75,65 +76,6 @@ def begin_fork(environ: dict[str, str]) -> None:
     numerics.keep_freed_memory()
 
 
-class Bench:
-    """A model, its training pass and optimizer, and the seconds of each part."""
-
-    def __init__(self, settings: Settings, vocab_size: int) -> None:
-        self.settings, self.vocab_size = settings, vocab_size
-        self.matmul = matmul_type(settings.matmul)
-        config = model_config(settings, vocab_size)
-        shape = kernel_shape(config, settings.device_batch_size, self.matmul)
-        choose_vectors(shape)
-        self.route = numerics.setup().route
-        self.kernels = kernels.setup(settings.kernels, shape)
-        self.model = GPT(config)
-        self.model.init_weights()
-        self.training = TrainingPass(self.model, self.matmul)
-        self.optimizer = Optimizer(self.model, RATES, self.matmul)
-        self.seconds: list[tuple[float, float, float]] = []
-
-    def step(self, number: int) -> None:
-        """One step of one pass."""
-        rows, length = self.settings.device_batch_size, self.settings.max_seq_len
-        tokens = made_up_tokens(self.vocab_size, rows, length, number)
-        ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        token_ids = unique_ids([ids])
-        clock = [time.perf_counter()]
-        self.optimizer.prepare(token_ids)
-        self.training.start_step(token_ids)
-        self.training.forward_backward(ids, targets, 1.0 / targets.numel())
-        clock.append(time.perf_counter())
-        gradients = self.training.gradients
-        self.optimizer.start_step(SCHEDULE)
-        for name in self.optimizer.adamw_names:
-            self.optimizer.update(name, gradients[name], token_ids)
-        clock.append(time.perf_counter())
-        matrices = {name: gradients[name] for name in self.optimizer.matrix_names}
-        for name, direction in self.optimizer.directions(matrices).items():
-            self.optimizer.apply(name, direction)
-        clock.append(time.perf_counter())
-        if number >= WARMUP_STEPS:
-            self.seconds.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
-
-    def result(self) -> dict[str, Any]:
-        passes, adamw, muon = (sorted(part)[len(part) // 2] for part in zip(*self.seconds, strict=True))
-        tokens = self.settings.device_batch_size * self.settings.max_seq_len
-        return {
-            "pass_seconds": round(passes, 5),
-            "adamw_seconds": round(adamw, 5),
-            "muon_seconds": round(muon, 5),
-            "tokens_per_second": round(tokens / passes, 2),
-            "steps": len(self.seconds),
-            "threads": torch.get_num_threads(),
-            "matmul": self.matmul,
-            "route": self.route,
-            "kernels": self.kernels.on,
-            "no_kernels_because": self.kernels.why,
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "torch": torch.__version__,
-        }
-
-
 def measure_each(
     products: Sequence[str], settings: Settings, vocab_size: int, seconds: float, steps: int
 ) -> dict[str, Any]:
@@ -152,13 +94,52 @@ def measure_each(
 
 def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> dict[str, Any]:
     """Make steps until a count or time limit, at least one after the warm-up."""
-    bench = Bench(settings, vocab_size)
-    begin = time.monotonic()
-    number = 0
-    while not bench.seconds or (len(bench.seconds) < steps and time.monotonic() - begin < seconds):
-        bench.step(number)
-        number += 1
-    return bench.result()
+    matmul, config = matmul_type(settings.matmul), model_config(settings, vocab_size)
+    shape = kernel_shape(config, settings.device_batch_size, matmul)
+    choose_vectors(shape)
+    route, used = numerics.setup().route, kernels.setup(settings.kernels, shape)
+    model = GPT(config)
+    model.init_weights()
+    training, optimizer = TrainingPass(model, matmul), Optimizer(model, RATES, matmul)
+    begin, each = time.monotonic(), list[tuple[float, float, float]]()
+    while len(each) <= WARMUP_STEPS or (len(each) < WARMUP_STEPS + steps and time.monotonic() - begin < seconds):
+        tokens = made_up_tokens(vocab_size, settings.device_batch_size, settings.max_seq_len, len(each))
+        each.append(timed_step(training, optimizer, tokens))
+    passes, adamw, muon = (statistics.median_high(part) for part in zip(*each[WARMUP_STEPS:], strict=True))
+    return {
+        "pass_seconds": round(passes, 5),
+        "adamw_seconds": round(adamw, 5),
+        "muon_seconds": round(muon, 5),
+        "tokens_per_second": round(settings.device_batch_size * settings.max_seq_len / passes, 2),
+        "steps": len(each) - WARMUP_STEPS,
+        "threads": torch.get_num_threads(),
+        "matmul": matmul,
+        "route": route,
+        "kernels": used.on,
+        "no_kernels_because": used.why,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
+
+
+def timed_step(training: TrainingPass, optimizer: Optimizer, tokens: Tensor) -> tuple[float, float, float]:
+    """One step of one pass: the seconds of the pass, of AdamW and of Muon."""
+    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    token_ids = unique_ids([ids])
+    clock = [time.perf_counter()]
+    optimizer.prepare(token_ids)
+    training.start_step(token_ids)
+    training.forward_backward(ids, targets, 1.0 / targets.numel())
+    clock.append(time.perf_counter())
+    optimizer.start_step(SCHEDULE)
+    for name in optimizer.adamw_names:
+        optimizer.update(name, training.gradients[name], token_ids)
+    clock.append(time.perf_counter())
+    matrices = {name: training.gradients[name] for name in optimizer.matrix_names}
+    for name, direction in optimizer.directions(matrices).items():
+        optimizer.apply(name, direction)
+    clock.append(time.perf_counter())
+    return clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from nanochat.model import numerics
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.model.gpt import GPT
 from nanochat.model.gradients import unique_ids
 from nanochat.model.optim import LearningRates, Optimizer
+from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters, windows
 from nanochat.rules.schedule import StepSchedule
 
 SIZE_KEYS = ("depth", "aspect_ratio", "head_dim", "sequence_len", "vocab_size", "window_pattern")
@@ -76,6 +77,7 @@ def replay_step(
     }
 
 
+@torch.no_grad()
 def replay(case: dict[str, Any]) -> dict[str, Any]:
     """Recompute the figures of a case."""
     model = GPT(ModelConfig(**case["config"]))
@@ -88,31 +90,32 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
     result = {
         "config": case["config"],
         "batch": case["batch"],
-        "param_counts": model.parameter_counts(),
-        "flops_per_token": model.flops_per_token(),
+        **sizes_of(model.config),
         "keys": {name: list(tensor.shape) for name, tensor in model.state_dict().items()},
         "logits": {
             "sum": float(logits.double().sum()),
             "first_row_first8": logits[0, 0, :8].tolist(),
             "last_row_last8": logits[-1, -1, -8:].tolist(),
         },
-        "eval_loss": float(model(ids, targets)),
+        "eval_loss": float(model.losses(ids, targets).mean()),
         "optimizer_args": args,
     }
     steps = [replay_step(case, number, model, training, optimizer) for number in range(len(case["steps"]))]
-    return {**result, "steps": steps, "final_eval_loss": float(model(ids, targets))}
+    return {**result, "steps": steps, "final_eval_loss": float(model.losses(ids, targets).mean())}
+
+
+def sizes_of(config: ModelConfig) -> dict[str, Any]:
+    return {"param_counts": parameters(config), "flops_per_token": flops_per_token(config)}
 
 
 def measure(size: dict[str, Any]) -> dict[str, Any]:
     """Counts, windows and FLOPs of a full-size model, without allocating it."""
     config = ModelConfig.from_depth(**{key: size[key] for key in SIZE_KEYS})
-    counts, flops = counted(config)
     return {
         **{key: size[key] for key in SIZE_KEYS},
         "n_embd": config.n_embd,
-        "window_sizes": [[config.window(layer), 0] for layer in range(config.n_layer)],
-        "param_counts": counts,
-        "flops_per_token": flops,
+        "window_sizes": [[window, 0] for window in windows(config)],
+        **sizes_of(config),
     }
 
 

@@ -12,6 +12,7 @@ resume position; digests and states are recomputed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -27,6 +28,7 @@ from nanochat.data.dataloader import Loader
 from nanochat.kit.common import UserError, exit_code
 
 Json = dict[str, Any]
+WHERE = ("world", "rank", "split", "B", "T")
 
 
 def digest(tokens: torch.Tensor) -> str:
@@ -53,36 +55,28 @@ class Replay:
             "token_bytes_sum": int(self.token_bytes.sum()),
         }
 
+    def loader(self, case: Json, position: Json | None = None) -> Loader:
+        split, rows, length, rank, world = (case[name] for name in ("split", "B", "T", "rank", "world"))
+        return Loader(self.tokenizer, self.shards, split, rows, length, rank, world, position=position)
+
     def case(self, case: Json) -> Json:
         """The requested batches of one loader, each with the position after it."""
-        where = {name: case[name] for name in ("world", "rank", "split", "B", "T")}
         wanted = {int(batch["i"]) for batch in case["batches"]}
-        loader = Loader(self.tokenizer, self.shards, case["split"], case["B"], case["T"], case["rank"], case["world"])
         found: dict[int, Json] = {}
-        for number in range(max(wanted, default=-1) + 1):
-            x, y = loader.next_batch()
-            if number in wanted:
-                found[number] = {"i": number, "x": digest(x), "y": digest(y), "state": loader.position()}
-        loader.close()
+        with contextlib.closing(self.loader(case)) as loader:
+            for number in range(max(wanted, default=-1) + 1):
+                x, y = loader.next_batch()
+                if number in wanted:
+                    found[number] = {"i": number, "x": digest(x), "y": digest(y), "state": loader.position()}
+        where = {name: case[name] for name in WHERE}
         return {**where, "batches": [found[int(batch["i"])] for batch in case["batches"]]}
 
     def resume(self, case: Json, like: Json) -> Json:
         """The first batch after a position."""
-        full: Json = {**like, **case}
-        loader = Loader(
-            self.tokenizer,
-            self.shards,
-            full["split"],
-            full["B"],
-            full["T"],
-            full["rank"],
-            full["world"],
-            position=full["state_in"],
-        )
-        x, y = loader.next_batch()
-        loader.close()
-        kept: Json = {name: case[name] for name in ("world", "rank", "split", "B", "T", "state_in") if name in case}
-        return {**kept, "x": digest(x), "y": digest(y), "state_out": loader.position()}
+        with contextlib.closing(self.loader({**like, **case}, case["state_in"])) as loader:
+            x, y = loader.next_batch()
+            kept = {name: case[name] for name in (*WHERE, "state_in") if name in case}
+            return {**kept, "x": digest(x), "y": digest(y), "state_out": loader.position()}
 
 
 def replay(cases: Json, data: Path) -> Json:
@@ -94,9 +88,9 @@ def replay(cases: Json, data: Path) -> Json:
         # The golden file's resume case omits these three, which all cases share.
         first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})
         like: Json = {"split": "train", "B": first["B"], "T": first["T"]}
-        several = isinstance(cases["resume"], list)
-        found = [run.resume(case, like) for case in (cases["resume"] if several else [cases["resume"]])]
-        out["resume"] = found if several else found[0]
+        one = isinstance(cases["resume"], dict)
+        found = [run.resume(case, like) for case in ([cases["resume"]] if one else cases["resume"])]
+        out["resume"] = found[0] if one else found
     return out
 
 

@@ -20,26 +20,27 @@ Triple = tuple[Tensor, Tensor, Tensor]  # q, k, v or their gradients
 
 
 class WindowAttention:
-    """Attention of one layer over sequences of one length; M = rows * heads."""
+    """Attention of one layer over sequences of one length; tensors are [rows, heads, T, D], or M = rows * heads of them."""
 
-    def __init__(self, tokens: int, window: int, device: torch.device) -> None:
+    def __init__(self, tokens: int, window: int) -> None:
         self.blocks, self.window = [], window
         for start in range(0, tokens, QUERY_BLOCK):
             end, first = min(start + QUERY_BLOCK, tokens), max(0, start - window)
-            self.blocks.append((start, end, first, ops.window_mask(end - start, end - first, window, device)))
+            self.blocks.append((start, end, first, ops.window_mask(end - start, end - first, window)))
         self.probabilities: list[Tensor] = []
 
-    def forward(self, q_MTD: Tensor, k_MTD: Tensor, v_MTD: Tensor, out_MTD: Tensor) -> None:
-        """q must already be scaled."""
+    def forward(self, *qkv_and_out: Tensor) -> None:
+        """Overwrite out; q must already be scaled."""
+        q_MTD, k_MTD, v_MTD, out_MTD = (x.flatten(0, -3) for x in qkv_and_out)
         if not self.probabilities or len(self.probabilities[0]) != len(q_MTD):
             self.probabilities = [q_MTD.new_empty(len(q_MTD), *block[-1].shape) for block in self.blocks]
         for (start, end, first, mask), p in zip(self.blocks, self.probabilities, strict=True):
             kernels.probabilities(q_MTD[:, start:end], k_MTD[:, first:end], mask, self.window, p)
             out_MTD[:, start:end] = torch.bmm(p, v_MTD[:, first:end])
 
-    def backward(self, dout_MTD: Tensor, qkv_MTD: Triple, dqkv_MTD: Triple) -> None:
+    def backward(self, dout: Tensor, qkv: Triple, dqkv: Triple) -> None:
         """Overwrite dqkv."""
-        (q, k, v), (dq, dk, dv) = qkv_MTD, dqkv_MTD
+        dout_MTD, q, k, v, dq, dk, dv = (x.flatten(0, -3) for x in (dout, *qkv, *dqkv))
         dk.zero_()
         dv.zero_()
         for (start, end, first, dummy), p in zip(self.blocks, self.probabilities, strict=True):
@@ -52,16 +53,13 @@ class WindowAttention:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Attention without a backward pass: q [B, Tq, H, D] belong to the last of k, v [B, Tk, KV, D]; gives [B, Tq, H, D]."""
-    groups = q.size(2) // k.size(2)
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    """The same without hand-written gradients: q [B, Tq, H, D] belong to the last of k, v [B, Tk, H, D]; gives [B, Tq, H, D]."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     blocks = []
     shift = k.size(2) - q.size(2)
     for start in range(0, q.size(2), QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, q.size(2))
         seen = slice(max(0, shift + start - window), shift + end)
-        mask = ops.window_mask(end - start, seen.stop - seen.start, window, q.device)
+        mask = ops.window_mask(end - start, seen.stop - seen.start, window)
         blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask))
     return torch.cat(blocks, dim=2).transpose(1, 2)

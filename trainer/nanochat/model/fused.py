@@ -24,14 +24,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanochat.model.gpt import GPT, ModelConfig
-from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE
+from nanochat.kit.common import UserError
+from nanochat.model.gpt import GPT
+from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, is_table, unique_ids
 from nanochat.model.head import Head, HeadPart, WholeHead
 from nanochat.model.kernels import KernelShape, norm_backward_
 from nanochat.model.layers import LayerPass, OnReady, PassContext, norm_into
-from nanochat.rules.model_size import SMEAR_CHANNELS
+from nanochat.rules.causes import Cause
+from nanochat.rules.model_size import SMEAR_CHANNELS, ModelConfig
 
 TRIAL_TOKENS = 2048  # more would take memory that a run may need
+# The small model whose gradients are compared with autograd's: two kinds of layers, and more tokens than a block of queries.
+PROOF = ModelConfig(sequence_len=140, vocab_size=60, n_layer=3, n_head=2, n_kv_head=2, n_embd=32, window_pattern="SL")
+WORST_LOSS, WORST_GRADIENT = 1e-5, 0.01  # relative to the largest element; rounding makes a hundredth of that
 
 
 def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> KernelShape:
@@ -150,3 +155,32 @@ class TrainingPass:
         self.step_gradients.add("backout_lambda", -torch.linalg.vecdot(d, backout).sum(dtype=torch.float64))
         self.context.ready("backout_lambda")
         return loss, d, torch.mul(d, -backout_lambda, out=get("dbackout", *d.shape))
+
+
+def check_gradients() -> None:
+    """Refuse a training pass whose loss and gradients are not those of autograd through the plain model (gpt.py), in a small model
+    with nothing zero. Takes some hundredths of a second."""
+    model, generator = GPT(PROOF), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(float(name == "resid_lambdas"), 0.1, generator=generator)
+    ids, targets = torch.randint(PROOF.vocab_size, (2, 2, PROOF.sequence_len), generator=generator)
+    training = TrainingPass(model)
+    training.start_step(unique_ids([ids]))
+    found = {"loss": training.forward_backward(ids, targets, 1 / ids.numel())}
+    loss = model.losses(ids, targets).mean()
+    wanted, parameters = {"loss": loss.detach()}, dict(model.named_parameters())
+    # In the order of the backward pass, so that the first one that differs shows where the fault is.
+    order = training.ready_order
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in order], materialize_grads=True)
+    for name, gradient in zip(order, gradients, strict=True):
+        found[f"gradient of {name}"] = training.gradients[name]
+        wanted[f"gradient of {name}"] = gradient[training.token_ids] if is_table(name) else gradient
+    for what, tensor in wanted.items():
+        error = float((found[what] - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
+        if not error <= (WORST_LOSS if what == "loss" else WORST_GRADIENT):
+            raise UserError(
+                f"the {what} in the training pass is not that of the model in gpt.py (it differs by {error:.1g} of its size); correct the "
+                f"{'forward' if what == 'loss' else 'backward'} pass in layers.py and fused.py.",
+                Cause.BUG,
+            )

@@ -9,64 +9,14 @@ Shapes in names: B rows, T tokens, C = n_embd, H heads, D head_dim, V vocabulary
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from nanochat.kit.common import UserError
 from nanochat.model import ops
 from nanochat.model.attention import attend
-from nanochat.rules import model_size
-from nanochat.rules.model_size import GATE_CHANNELS, SMEAR_CHANNELS
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes of a model, stored in checkpoints as model_config."""
-
-    sequence_len: int = 2048
-    vocab_size: int = 32768
-    n_layer: int = 12
-    n_head: int = 6
-    n_kv_head: int = 6
-    n_embd: int = 768
-    window_pattern: str = "SSSL"
-
-    @classmethod
-    def from_depth(
-        cls,
-        depth: int,
-        aspect_ratio: int = 64,
-        head_dim: int = 128,
-        sequence_len: int = 2048,
-        vocab_size: int = 32768,
-        window_pattern: str = "SSSL",
-    ) -> ModelConfig:
-        heads = model_size.heads(depth, aspect_ratio, head_dim)
-        return cls(sequence_len, vocab_size, depth, heads, heads, heads * head_dim, window_pattern)
-
-    @property
-    def head_dim(self) -> int:
-        return self.n_embd // self.n_head
-
-    @property
-    def kv_dim(self) -> int:
-        return self.n_kv_head * self.head_dim
-
-    @property
-    def padded_vocab_size(self) -> int:
-        return model_size.padded(self.vocab_size)
-
-    @property
-    def backout_layer(self) -> int:
-        return self.n_layer // 2
-
-    def has_value_embeds(self, layer: int) -> bool:
-        return model_size.has_value_embeds(layer, self.n_layer)
-
-    def window(self, layer: int) -> int:
-        """How far back a query of this layer attends."""
-        return model_size.window(layer, self.n_layer, self.window_pattern, self.sequence_len)
+from nanochat.rules.causes import Cause
+from nanochat.rules.model_size import GATE_CHANNELS, SMEAR_CHANNELS, ModelConfig, parameters, value_layers, windows
 
 
 class Weight(nn.Module):
@@ -81,10 +31,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.c_q = Weight(config.n_embd, config.n_embd)
-        self.c_k = Weight(config.kv_dim, config.n_embd)
-        self.c_v = Weight(config.kv_dim, config.n_embd)
+        self.c_k = Weight(config.n_embd, config.n_embd)
+        self.c_v = Weight(config.n_embd, config.n_embd)
         self.c_proj = Weight(config.n_embd, config.n_embd)
-        self.ve_gate = Weight(config.n_kv_head, GATE_CHANNELS) if config.has_value_embeds(layer) else None
+        self.ve_gate = Weight(config.n_head, GATE_CHANNELS) if layer in value_layers(config) else None
 
 
 class MLP(nn.Module):
@@ -120,10 +70,9 @@ class KVCache:
     """
 
     def __init__(self, model: GPT, rows: int, capacity: int) -> None:
-        config, device = model.config, model.lm_head.weight.device
-        shape = (config.n_layer, rows, capacity, config.n_kv_head, config.head_dim)
-        self.keys = torch.zeros(shape, device=device)
-        self.values = torch.zeros(shape, device=device)
+        config = model.config
+        shape = (config.n_layer, rows, capacity, config.n_head, config.head_dim)
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
         self.capacity = capacity
         self.length = 0
         self.last_embedding: Tensor | None = None  # of the last token, before smearing
@@ -143,7 +92,12 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        if config.n_kv_head != config.n_head:
+            raise UserError(
+                f"a model with {config.n_head} heads and {config.n_kv_head} for keys and values is not supported; both must be the same.",
+                Cause.BAD_CHECKPOINT,
+            )
+        self.config, self.windows = config, windows(config)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))
         self.smear_lambda = nn.Parameter(torch.empty(1))
@@ -151,12 +105,14 @@ class GPT(nn.Module):
         self.transformer = Transformer(config)
         self.lm_head = Weight(config.padded_vocab_size, config.n_embd)
         self.smear_gate = Weight(1, SMEAR_CHANNELS)
-        tables = {
-            str(layer): Weight(config.padded_vocab_size, config.kv_dim)
-            for layer in range(config.n_layer)
-            if config.has_value_embeds(layer)
-        }
+        tables = {str(layer): Weight(config.padded_vocab_size, config.n_embd) for layer in value_layers(config)}
         self.value_embeds = nn.ModuleDict(tables)
+        size, known = sum(p.numel() for p in self.parameters()), parameters(config)["total"]
+        if size != known:
+            raise UserError(
+                f"the model has {size:,} parameters, but rules/model_size.py counts {known:,}; count all of them there.",
+                Cause.BUG,
+            )
 
     def value_table(self, layer: int) -> Tensor:
         table = self.value_embeds[str(layer)]
@@ -166,7 +122,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int = 42) -> None:
         """Fill every parameter; the same seed gives the same weights everywhere."""
-        generator = torch.Generator(device=self.lm_head.weight.device).manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         bound = (3.0 / self.config.n_embd) ** 0.5
 
         def uniform(weight: Tensor, low: float, high: float) -> None:
@@ -197,50 +153,24 @@ class GPT(nn.Module):
         self.smear_lambda.fill_(0.0)
         self.backout_lambda.fill_(0.2)
 
-    def parameter_counts(self) -> dict[str, int]:
-        matrices = sum(p.numel() for p in self.transformer.h.parameters())
-        counts = {
-            "wte": self.transformer.wte.weight.numel(),
-            "value_embeds": sum(p.numel() for p in self.value_embeds.parameters()),
-            "lm_head": self.lm_head.weight.numel(),
-            "transformer_matrices": matrices,
-        }
-        total = sum(p.numel() for p in self.parameters())
-        return {**counts, "scalars": total - sum(counts.values()), "total": total}
-
-    def flops_per_token(self) -> int:
-        config, counts = self.config, self.parameter_counts()
-        linear = counts["transformer_matrices"] + counts["lm_head"] + self.smear_gate.weight.numel()
-        seen = sum(min(config.window(layer), config.sequence_len) for layer in range(config.n_layer))
-        return 6 * linear + 12 * config.n_head * config.head_dim * seen
-
     @torch.no_grad()
-    def forward(
-        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: KVCache | None = None
-    ) -> Tensor:
-        """ids [B, T] -> logits [B, T, V]; with targets the loss: a mean, a "sum", or "none" ([B, T], 0 where ignored).
+    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+        """ids [B, T] -> logits [B, T, V], without gradients."""
+        return ops.logits(self.hidden(ids, cache), self.lm_head.weight, self.config.vocab_size)
 
-        No gradients: fused.TrainingPass does the training.
-        """
-        x = self.hidden(ids, cache)
-        if targets is None:
-            return ops.logits(x, self.lm_head.weight, self.config.vocab_size)
-        losses = ops.token_losses(x.flatten(0, 1), self.lm_head.weight, self.config.vocab_size, targets.flatten())
-        if reduction == "none":
-            return losses.view_as(targets)
-        total = losses.sum()
-        return total if reduction == "sum" else total / (targets != ops.IGNORED).sum()
+    def losses(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """[B, T], 0 where ignored. Autograd can follow it, as the reference for the gradients of fused.TrainingPass."""
+        x = self.hidden(ids).flatten(0, 1)
+        return ops.token_losses(x, self.lm_head.weight, self.config.vocab_size, targets.flatten()).view_as(targets)
 
-    @torch.no_grad()
-    def hidden(self, ids: Tensor, cache: KVCache | None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """The head's input, [B, T, C]."""
-        config = self.config
         x = self._embed(ids, cache)
         start = backout = x
-        for layer in range(config.n_layer):
+        for layer in range(self.config.n_layer):
             x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * start
             x = self._layer(layer, x, ids, cache)
-            if layer == config.backout_layer:
+            if layer == self.config.backout_layer:
                 backout = x
         if cache is not None:
             cache.length += ids.size(1)
@@ -266,24 +196,15 @@ class GPT(nn.Module):
 
     def _attention(self, layer: int, a: Tensor, ids: Tensor, cache: KVCache | None) -> Tensor:
         attn, config = self.transformer.block(layer).attn, self.config
-        batch, tokens, width = a.shape
-        position = 0 if cache is None else cache.length
-        q = (a @ attn.c_q.weight.t()).view(batch, tokens, config.n_head, config.head_dim)
-        k = (a @ attn.c_k.weight.t()).view(batch, tokens, config.n_kv_head, config.head_dim)
-        v = (a @ attn.c_v.weight.t()).view(batch, tokens, config.n_kv_head, config.head_dim)
+        position, tokens = 0 if cache is None else cache.length, a.size(1)
+        by_head = (*a.shape[:2], config.n_head, config.head_dim)
+        q, k, v = ((a @ part.weight.t()).view(by_head) for part in (attn.c_q, attn.c_k, attn.c_v))
         if attn.ve_gate is not None:
             gate = 3 * torch.sigmoid(a[..., :GATE_CHANNELS] @ attn.ve_gate.weight.t())
             v = v + gate.unsqueeze(-1) * self.value_table(layer)[ids].view_as(v)
-        cos, sin = ops.rotary_tables(position, tokens, config.head_dim, a.device)
+        cos, sin = ops.rotary_tables(position, tokens, config.head_dim)
         q, k = ops.rotate_and_norm(q, cos, sin), ops.rotate_and_norm(k, cos, sin)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        y = attend(q, k, v, config.window(layer))
-        return y.reshape(batch, tokens, width) @ attn.c_proj.weight.t()
-
-
-def counted(config: ModelConfig) -> tuple[dict[str, int], int]:
-    """Parameter counts and FLOPs per token, without allocating the model."""
-    with torch.device("meta"):
-        model = GPT(config)
-    return model.parameter_counts(), model.flops_per_token()
+        y = attend(q, k, v, self.windows[layer])
+        return y.reshape(a.shape) @ attn.c_proj.weight.t()

@@ -100,11 +100,10 @@ class Gradients:
         """without: parameters whose gradients are handled elsewhere."""
         self.ready_order = [name for name in ready_order(model) if name not in without]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        device = model.lm_head.weight.device
         self.parts = {name: parts(name, self._shapes[name]) for name in self.ready_order}
         dense = [name for name in self.ready_order if not is_table(name)]
-        self.flat = torch.zeros(sum(self._shapes[name].numel() for name in dense), device=device)
-        self.token_ids = torch.empty(0, dtype=torch.int64, device=device)
+        self.flat = torch.zeros(sum(self._shapes[name].numel() for name in dense))
+        self.token_ids = torch.empty(0, dtype=torch.int64)
         self.tensors: dict[str, Tensor] = {}
         self._starts: dict[str, int] = {}
         self._rows: dict[str, Tensor] = {}
@@ -123,7 +122,7 @@ class Gradients:
         count = len(token_ids)
         for name in filter(is_table, self.ready_order):
             if name not in self._rows or len(self._rows[name]) < count:
-                self._rows[name] = torch.empty(count + count // 4, self._shapes[name][1], device=self.flat.device)
+                self._rows[name] = torch.empty(count + count // 4, self._shapes[name][1])
             self.tensors[name] = self._rows[name][:count].zero_()
 
     def of(self, part: GradientPart) -> Tensor:

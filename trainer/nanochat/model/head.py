@@ -84,7 +84,7 @@ class WholeHead:
         get, dtype = self.context.buffers.get, self.context.dtype
         capped = torch.mul(y, 1 / SOFTCAP, out=get("capped", *y.shape, dtype=dtype))
         scaled = get("scaled", *y.shape, dtype=dtype)
-        d, loss = get("d", *y.shape), torch.zeros((), device=y.device)
+        d, loss = get("d", *y.shape), torch.zeros(())
         for rows in row_slices(len(y), len(self.weight) * self.weight.itemsize, CHUNK_BYTES):
             chunk_loss, draw, factor = self._chunk(capped[rows], targets[rows])
             loss += chunk_loss
@@ -103,13 +103,13 @@ class WholeHead:
         """
         draw = self.context.buffers.get("draw", len(x), len(self.weight), dtype=x.dtype)
         columns, counted = targets.clamp_min(0), targets != IGNORED
-        sums, at_target = torch.empty(len(x), device=x.device), torch.empty(2, len(x), device=x.device)
+        sums, at_target = torch.empty(len(x)), torch.empty(2, len(x))
         for rows in row_slices(len(x), len(self.weight) * self.weight.itemsize, CACHED_BYTES):
             t = tanh_product(x[rows], self.weight)
             kernels.exponentials(t, draw[rows], columns[rows], sums[rows], at_target[:, rows])
         e, t_at = at_target
         missing = (e - sums) * (1 - t_at.square())
-        draw[torch.arange(len(x), device=x.device), columns] = missing.to(draw.dtype)
+        draw[torch.arange(len(x)), columns] = missing.to(draw.dtype)
         loss: Tensor = ((sums.log() - SOFTCAP * t_at) * counted).sum()
         return loss, draw, (counted / sums).unsqueeze(1)
 

@@ -218,7 +218,7 @@ def _rotate_backward_trial(shape: KernelShape, generator: torch.Generator) -> tu
 
 def _rotated(shape: KernelShape) -> tuple[tuple[int, int, int, int], Rotary]:
     batch = (shape.rows // shape.tokens, shape.heads, shape.tokens, shape.head_dim)
-    return batch, ops.rotary_tables(0, shape.tokens, shape.head_dim, torch.device("cpu"))
+    return batch, ops.rotary_tables(0, shape.tokens, shape.head_dim)
 
 
 # -- attention
@@ -241,7 +241,7 @@ def _probabilities_trial(shape: KernelShape, generator: torch.Generator) -> tupl
     keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
     q = _normal(generator, many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
     window = keys - queries
-    mask = ops.window_mask(queries, keys, window, q.device)
+    mask = ops.window_mask(queries, keys, window)
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
@@ -328,36 +328,31 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
         x.mul_(keep).add_(torch.mul(first, size).div_(below))
 
 
-def dense_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, now: AdamWStep) -> None:
-    """One AdamW update in place of a whole parameter, by the kernel if that is in use."""
-    if adamw.on:
-        tensors, sizes = (p, m, v, None, None, g.contiguous()), (p.size(-1), now.step - 1, now.step)
-        _library("adamw", p.numel() // p.size(-1), tensors, sizes, now.figures())
-    else:
-        adamw_(p, g, m, v, now)
-
-
 class AdamWTable(NamedTuple):
-    """A table with its AdamW state: the parameter, its moments, and each row's current step."""
+    """A parameter with its AdamW state: its moments and, unless all rows are up to date, each row's current step."""
 
     p: Tensor
     m: Tensor
     v: Tensor
-    current: Tensor
+    current: Tensor | None = None
 
 
 def _make_up(p: Tensor, m: Tensor, v: Tensor, behind: Tensor, steps: Sequence[AdamWStep]) -> None:
     """Apply missed updates without a gradient to rows whose current steps, ascending, are `behind`, up to the last of steps."""
     zero = torch.zeros_like(p)
     first, last = int(behind[0]) + 1, steps[-1].step
-    missed = torch.arange(first, last + 1, dtype=torch.int32, device=behind.device)
+    missed = torch.arange(first, last + 1, dtype=torch.int32)
     counts = torch.searchsorted(behind, missed).tolist()
     for now, count in zip(steps[first - last - 1 :], counts, strict=True):
         adamw_(p[:count], zero[:count], m[:count], v[:count], now)
 
 
-def _adamw(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
-    """Apply the rows' missed steps up to the last; gradient: of that step, if it is the only one missed."""
+def _adamw(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+    """Apply the missed steps of some rows or all up to the last; gradient: of that step, if it is the only one missed."""
+    if rows is None or table.current is None:
+        assert gradient is not None
+        adamw_(table.p, gradient, table.m, table.v, steps[-1])
+        return
     behind, last = table.current[rows], steps[-1].step
     if gradient is None:
         order = torch.argsort(behind, stable=True)
@@ -375,11 +370,11 @@ def _adamw(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequ
     table.current[rows] = last
 
 
-def _adamw_fused(table: AdamWTable, rows: Tensor, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
+def _adamw_fused(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None, steps: Sequence[AdamWStep]) -> None:
     figures = [figure for step in steps for figure in step.figures()]
-    sizes = (table.p.size(1), steps[0].step - 1, steps[-1].step)
+    sizes = (table.p.size(-1), steps[0].step - 1, steps[-1].step)
     tensors = (table.p, table.m, table.v, rows, table.current, None if gradient is None else gradient.contiguous())
-    _library("adamw", len(rows), tensors, sizes, figures)
+    _library("adamw", table.p.numel() // sizes[0] if rows is None else len(rows), tensors, sizes, figures)
 
 
 def _adamw_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:

@@ -26,15 +26,14 @@ OnReady = Callable[[GradientPart, Tensor], None]
 class Buffers:
     """Named tensors that reuse their memory in every step, because fresh memory costs page faults."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
 
     def get(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor with undefined contents, reused if the shape is unchanged."""
         tensor = self._tensors.get(name)
         if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
-            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype)
         return tensor
 
     def operand(self, x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -46,10 +45,9 @@ class PassContext:
     """State shared by all layers of a pass: the batch, the gradients, and scratch buffers."""
 
     def __init__(self, model: GPT, dtype: torch.dtype, without: Collection[str]) -> None:
-        self.device = model.lm_head.weight.device
         self.dtype = dtype  # of the operands of the large products
         self.gradients = Gradients(model, without)
-        self.buffers = Buffers(self.device)
+        self.buffers = Buffers()
         self.ids = self.positions = torch.empty(0)
         self.batch = (0, 0)  # rows and tokens
         self.rotary = (torch.empty(0), torch.empty(0))
@@ -60,7 +58,7 @@ class PassContext:
         self.batch, self.ids = (ids.size(0), ids.size(1)), ids.flatten()
         self.positions = self.gradients.positions(ids)
         if len(self.rotary[0]) != ids.size(1):
-            self.rotary = ops.rotary_tables(0, ids.size(1), head_dim, self.device)
+            self.rotary = ops.rotary_tables(0, ids.size(1), head_dim)
 
     def ready(self, *names: str) -> None:
         """Report these gradients as complete."""
@@ -109,7 +107,7 @@ class MlpPass:
     def __init__(self, context: PassContext, mlp: MLP, name: str) -> None:
         self.context, self.mlp = context, mlp
         self.fc_name, self.proj_name = f"{name}.c_fc.weight", f"{name}.c_proj.weight"
-        self.buffers = Buffers(context.device)
+        self.buffers = Buffers()
         self.normed = Normed(context, self.buffers)
         self.hidden = torch.empty(0)
 
@@ -153,9 +151,9 @@ class AttentionPass:
         self.attn = model.transformer.block(layer).attn
         self.name, self.value_name = f"transformer.h.{layer}.attn", f"value_embeds.{layer}.weight"
         self.qkv_names = [f"{self.name}.{part}.weight" for part in ("c_q", "c_k", "c_v")]
-        self.table = model.value_table(layer) if model.config.has_value_embeds(layer) else None
-        self.window = model.config.window(layer)
-        self.buffers = Buffers(context.device)
+        self.table = model.value_table(layer) if self.attn.ve_gate is not None else None
+        self.window = model.windows[layer]
+        self.buffers = Buffers()
         self.scores: dict[int, WindowAttention] = {}  # by length of the sequences
         # Both gains of q and k and the softmax's scale, all applied to q.
         self.q_gain = ops.QK_SCALE**2 / math.sqrt(model.config.head_dim)
@@ -172,7 +170,7 @@ class AttentionPass:
         self.proj = self.context.operand(self.attn.c_proj.weight, "proj", self.buffers)
 
     def _split(self, qkv: Tensor, dim: int = 1) -> Triple:
-        q, k, v = qkv.split([self.config.n_embd, self.config.kv_dim, self.config.kv_dim], dim=dim)
+        q, k, v = qkv.chunk(3, dim=dim)
         return q, k, v
 
     def _heads(self, x_NC: Tensor) -> Tensor:
@@ -180,25 +178,13 @@ class AttentionPass:
         split: Tensor = x_NC.unflatten(1, (-1, self.config.head_dim)).unflatten(0, self.context.batch)
         return split
 
-    def _by_head(self, name: str, heads: int) -> Tensor:
-        """A buffer [B, heads, T, D], seen as [B, T, heads, D]."""
+    def _by_head(self, name: str) -> Tensor:
+        """A buffer [B, heads, T, D]."""
         rows, tokens = self.context.batch
-        return self.buffers.get(name, rows, heads, tokens, self.config.head_dim).transpose(1, 2)
+        return self.buffers.get(name, rows, self.config.n_head, tokens, self.config.head_dim)
 
     def _qkv_by_head(self) -> Triple:
-        kv_heads = self.config.n_kv_head
-        return self._by_head("q", self.config.n_head), self._by_head("k", kv_heads), self._by_head("v", kv_heads)
-
-    def _grouped(self, x: Tensor) -> Tensor:
-        """[B, T, heads, D] as [M, T, D], with the heads of k and v repeated to match q."""
-        groups = self.config.n_head // x.size(2)
-        x = x.transpose(1, 2)
-        return (x.repeat_interleave(groups, dim=1) if groups > 1 else x).flatten(0, 1)
-
-    def _ungrouped(self, dx_MTD: Tensor, heads: int) -> Tensor:
-        """The gradient [M, T, D] as [B, T, heads, D], summed over repeated heads."""
-        by_row: Tensor = dx_MTD.unflatten(0, (self.context.batch[0], heads, -1))
-        return (by_row.sum(2) if by_row.size(2) > 1 else by_row[:, :, 0]).transpose(1, 2)
+        return self._by_head("q"), self._by_head("k"), self._by_head("v")
 
     def forward(self, x: Tensor, mix: kernels.Mix) -> None:
         """Adds to u, the mix of x and the start."""
@@ -208,37 +194,32 @@ class AttentionPass:
         product(self.normed.operand, self.qkv_weight.t(), qkv)
         self._place_heads(*self._split(qkv))
         if tokens not in self.scores:
-            self.scores[tokens] = WindowAttention(tokens, self.window, u.device)
-        q, k, v = map(self._grouped, self._qkv_by_head())
-        out = self._by_head("out", self.config.n_head)
-        self.scores[tokens].forward(q, k, v, self._grouped(out))
+            self.scores[tokens] = WindowAttention(tokens, self.window)
+        out = self._by_head("out")
+        self.scores[tokens].forward(*self._qkv_by_head(), out)
         self.out = self.buffers.get("out_NC", *u.shape, dtype=self.context.dtype)
-        self._heads(self.out).copy_(out)
+        self._heads(self.out).copy_(out.transpose(1, 2))
         product(self.out, self.proj.t(), u, add=True)
 
     def _place_heads(self, q_NC: Tensor, k_NC: Tensor, v_NC: Tensor) -> None:
         """Turn products into the inputs of attention: gated, rotated, normed, by head."""
         q, k, v = self._qkv_by_head()
         for x, out, name, gain in ((q_NC, q, "q_factor", self.q_gain), (k_NC, k, "k_factor", 1.0)):
-            factor = self.buffers.get(name, len(x), out.size(2))
-            kernels.rotate(x, out.transpose(1, 2), factor, self.context.rotary, gain)
+            factor = self.buffers.get(name, len(x), self.config.n_head)
+            kernels.rotate(x, out, factor, self.context.rotary, gain)
         self._add_values(v_NC)
-        v.copy_(self._heads(v_NC))
+        v.transpose(1, 2).copy_(self._heads(v_NC))
 
     def _add_values(self, v: Tensor) -> None:
-        """v += 3 * sigmoid(gate) * value embedding, by kv head."""
+        """v += 3 * sigmoid(gate) * value embedding, by head."""
         if self.table is None or self.attn.ve_gate is None:
             return
-        self.values = self._gathered(v)
+        self.values = torch.index_select(self.table, 0, self.context.ids, out=self.buffers.get("values", *v.shape))
         self.gate = torch.sigmoid_(self.normed.y[:, :GATE_CHANNELS] @ self.attn.ve_gate.weight.t())
         self._heads(v).addcmul_(self._heads(self.values), self._per_head(self.gate), value=3)
 
-    def _gathered(self, v: Tensor) -> Tensor:
-        assert self.table is not None
-        return torch.index_select(self.table, 0, self.context.ids, out=self.buffers.get("values", *v.shape))
-
     def _per_head(self, gate: Tensor) -> Tensor:
-        """[N, KV] as [B, T, KV, 1]."""
+        """[N, heads] as [B, T, heads, 1]."""
         per_head: Tensor = gate.unflatten(0, self.context.batch).unsqueeze(-1)
         return per_head
 
@@ -259,18 +240,18 @@ class AttentionPass:
 
     def _scores_backward(self, dout_NC: Tensor) -> Tensor:
         """The gradients of the products q, k, v, side by side."""
-        config, context, get = self.config, self.context, self.context.buffers.get
+        context, get = self.context, self.context.buffers.get
         q, k, v = self._qkv_by_head()
-        qkv_MTD = self._grouped(q), self._grouped(k), self._grouped(v)
-        dout = self._by_head("out", config.n_head).copy_(self._heads(dout_NC))
-        dq, dk, dv = (get(f"d{name}", *x.shape) for name, x in zip("qkv", qkv_MTD, strict=True))
-        self.scores[self.context.batch[1]].backward(self._grouped(dout), qkv_MTD, (dq, dk, dv))
+        dout = self._by_head("out")
+        dout.transpose(1, 2).copy_(self._heads(dout_NC))
+        dq, dk, dv = (get(f"d{name}", *q.shape) for name in "qkv")
+        self.scores[context.batch[1]].backward(dout, (q, k, v), (dq, dk, dv))
         dqkv = get("qkv", len(dout_NC), len(self.qkv_weight))
         q_out, k_out, v_out = self._split(dqkv)
         for dy, y, name, gain, into in ((dq, q, "q_factor", self.q_gain, q_out), (dk, k, "k_factor", 1.0, k_out)):
-            factor, by_head = self.buffers.get(name, len(into), y.size(2)), self._ungrouped(dy, y.size(2))
-            kernels.rotate_backward(by_head.transpose(1, 2), y.transpose(1, 2), factor, context.rotary, gain, into)
-        self._heads(v_out).copy_(self._ungrouped(dv, config.n_kv_head))
+            factor = self.buffers.get(name, len(into), self.config.n_head)
+            kernels.rotate_backward(dy, y, factor, context.rotary, gain, into)
+        self._heads(v_out).copy_(dv.transpose(1, 2))
         return dqkv
 
     def _values_backward(self, dv: Tensor, dnormed: Tensor) -> None:
@@ -294,10 +275,10 @@ class LayerPass:
     def __init__(self, context: PassContext, model: GPT, layer: int) -> None:
         self.attention = AttentionPass(context, model, layer)
         self.mlp = MlpPass(context, model.transformer.block(layer).mlp, f"transformer.h.{layer}.mlp")
-        self.buffers = Buffers(context.device)
+        self.buffers = Buffers()
         self.x = self.start = torch.empty(0)
         self.resid = self.x0 = 0.0
-        self.dlambdas = torch.zeros(2, device=context.device)  # of resid and x0
+        self.dlambdas = torch.zeros(2)  # of resid and x0
 
     def refresh(self, resid: float, x0: float) -> None:
         """Begin a step: read the current weights and lambdas."""

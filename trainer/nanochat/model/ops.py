@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The model's operations, without gradients; fused.py adds those."""
+"""The model's operations. Autograd can follow those of the plain model (gpt.py); fused.py has gradients of its own."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def norm_factor(x: Tensor) -> Tensor:
     return mean_square.add_(torch.finfo(torch.float32).eps).rsqrt_()
 
 
-def rotary_tables(position: int, tokens: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(position: int, tokens: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, D/2] for positions position .. position + tokens - 1."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    positions = torch.arange(position, position + tokens, dtype=torch.float32, device=device)
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    positions = torch.arange(position, position + tokens, dtype=torch.float32)
     angle = torch.outer(positions, 1.0 / ROTARY_BASE**exponent).unsqueeze(1)
     return angle.cos(), angle.sin()
 
@@ -47,20 +47,21 @@ def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 
 
 def rotate_and_norm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return norm(rotate_into(x, cos, sin, torch.empty_like(x))).mul_(QK_SCALE)
+    first, second = x.chunk(2, dim=-1)
+    return norm(torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)) * QK_SCALE
 
 
-def window_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+def window_mask(queries: int, keys: int, window: int) -> Tensor:
     """0 where a query sees a key, else -inf; the last query is aligned with the last key."""
-    query = torch.arange(keys - queries, keys, device=device)[:, None]
-    distance = query - torch.arange(keys, device=device)[None, :]
+    query = torch.arange(keys - queries, keys)[:, None]
+    distance = query - torch.arange(keys)[None, :]
     hidden = (distance < 0) | (distance > window)
-    return torch.zeros(queries, keys, device=device).masked_fill_(hidden, -math.inf)
+    return torch.zeros(queries, keys).masked_fill_(hidden, -math.inf)
 
 
 def fuses_tanh(x: Tensor) -> bool:
-    """Whether oneDNN is available and supports the type."""
-    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    """Whether oneDNN is available and supports the type, without autograd."""
+    if x.requires_grad or not torch.backends.mkldnn.is_available():
         return False
     return x.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -76,12 +77,13 @@ def tanh_product(x: Tensor, weight: Tensor) -> Tensor:
 def logits(x: Tensor, head: Tensor, vocab_size: int) -> Tensor:
     """Capped logits of x [.., C] in float32, cut to the real vocabulary."""
     capped = tanh_product(x.flatten(0, -2) / SOFTCAP, head[:vocab_size])
-    return capped.float().mul_(SOFTCAP).view(*x.shape[:-1], vocab_size)
+    scaled = capped * SOFTCAP if capped.requires_grad else capped.mul_(SOFTCAP)
+    return scaled.view(*x.shape[:-1], vocab_size)
 
 
 def token_losses(x: Tensor, head: Tensor, vocab_size: int, targets: Tensor) -> Tensor:
     """Cross entropy of each row of x [N, C] in float32, 0 if the target is IGNORED."""
-    losses = torch.empty(x.size(0), device=x.device)
+    losses = torch.empty(x.size(0))
     for start in range(0, x.size(0), HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)
         chunk = logits(x[rows], head, vocab_size)

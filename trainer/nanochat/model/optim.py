@@ -103,9 +103,9 @@ def adamw_groups(model: GPT, rates: LearningRates) -> dict[str, AdamWGroup]:
 class Undo:
     """Copies of what an update changes, to take it back if it cannot be finished."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self._kept: list[tuple[Tensor, Tensor | None, Tensor]] = []
-        self._buffers = Buffers(device)
+        self._buffers = Buffers()
 
     def keep(self, rows: Tensor | None, *tensors: Tensor) -> None:
         """Copy these tensors, or some rows of each."""
@@ -118,7 +118,7 @@ class Undo:
 
     def take_back(self) -> None:
         """Restore all copies."""
-        for tensor, rows, copy in reversed(self._kept):
+        for tensor, rows, copy in self._kept:
             if rows is None:
                 tensor.copy_(copy)
             else:
@@ -129,23 +129,31 @@ class Undo:
         self._kept.clear()
 
 
-class DenseAdamW:
+class AdamW:
+    """A parameter and its moments."""
+
+    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
+        self.parameter, self.group = parameter, group
+        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All rows must be up to date."""
+        return {"exp_avg": self.m, "exp_avg_sq": self.v}
+
+
+class DenseAdamW(AdamW):
     """AdamW of one parameter or some of its rows, updated completely in every step, at once or in blocks of rows."""
 
     def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
-        self.parameter, self.group, self.part = parameter[part], group, part
-        self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
+        super().__init__(parameter[part], group)
+        self.part = part
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
-        p, m, v = self.at(rows)
-        kernels.dense_adamw(p, gradient, m, v, self.group.at(multiplier, step))
+        kernels.adamw(kernels.AdamWTable(*self.at(rows)), None, gradient, [self.group.at(multiplier, step)])
 
     def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """What an update of these rows changes."""
         return self.parameter[rows], self.m[rows], self.v[rows]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """state: of the whole parameter."""
@@ -164,21 +172,20 @@ class DenseAdamW:
         self.m, self.v = (t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.m, self.v))
 
 
-class RowAdamW:
+class RowAdamW(AdamW):
     """AdamW of one table. Updates of rows without a gradient are postponed, with the same result."""
 
     def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
-        self.parameter, self.group = parameter, group
-        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        super().__init__(parameter, group)
         # The step to which each row is up to date.
-        self.current = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
+        self.current = torch.zeros(len(parameter), dtype=torch.int32)
         self.turn_length = -(-len(parameter) // REFRESH_STEPS)
 
     def rows_in_turn(self, step: int) -> Tensor:
         turns = -(-len(self.parameter) // self.turn_length)
         start = step % turns * self.turn_length
         end = min(start + self.turn_length, len(self.parameter))
-        return torch.arange(start, end, device=self.parameter.device)
+        return torch.arange(start, end)
 
     def update(self, rows: Tensor, gradient: Tensor, multiplier: float, step: int) -> None:
         """Make step `step` of rows that are up to date with the previous one."""
@@ -193,10 +200,6 @@ class RowAdamW:
 
     def table(self) -> kernels.AdamWTable:
         return kernels.AdamWTable(self.parameter, self.m, self.v, self.current)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All rows must be up to date."""
-        return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         self.m.copy_(state["exp_avg"])
@@ -269,12 +272,8 @@ class Muon:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.momentum = {n: self._own(n, s["momentum_buffer"]) for n, s in state.items()}
-        self.second = {n: self._own(n, s["second_momentum_buffer"]) for n, s in state.items()}
-
-    def _own(self, name: str, loaded: Tensor) -> Tensor:
-        """A copy on the parameter's device; checkpoints are loaded into CPU memory."""
-        return loaded.to(self.parameters[name].device, copy=True)
+        self.momentum = {n: s["momentum_buffer"].clone() for n, s in state.items()}
+        self.second = {n: s["second_momentum_buffer"].clone() for n, s in state.items()}
 
 
 def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
@@ -375,7 +374,7 @@ class Optimizer:
     def catch_up(self) -> None:
         """Bring all rows up to date, in slices that fit into the cache."""
         for table in self.tables.values():
-            for rows in torch.arange(len(table.parameter), device=table.parameter.device).split(CATCH_UP_ROWS):
+            for rows in torch.arange(len(table.parameter)).split(CATCH_UP_ROWS):
                 table.advance(rows, self.history, self.steps)
 
     def start_step(self, schedule: StepSchedule) -> None:
@@ -408,7 +407,7 @@ class Optimizer:
     def update(self, name: str, gradient: Tensor, token_ids: Tensor, rows: slice = ALL_ROWS) -> None:
         """AdamW of one parameter; the gradient covers rows token_ids of a table, or `rows` of another parameter."""
         if name in self.tables:
-            self._keep(token_ids, *self.tables[name].table())
+            self._keep(token_ids, *(t for t in self.tables[name].table() if t is not None))
             self.tables[name].update(token_ids, gradient, self.schedule.lr_multiplier, self.steps)
         else:
             self._keep(None, *self.dense[name].at(rows))
@@ -424,12 +423,6 @@ class Optimizer:
     def apply(self, name: str, direction: Tensor) -> None:
         self._keep(None, self.parameters[name])
         self.muon.apply(name, direction, self.schedule.lr_multiplier, self.schedule.muon_weight_decay)
-
-    @torch.no_grad()
-    def replace(self, name: str, matrix: Tensor) -> None:
-        """Take a matrix as its owner has updated it."""
-        self._keep(None, self.parameters[name])
-        self.parameters[name].copy_(matrix.view_as(self.parameters[name]))
 
     def step(self, gradients: Mapping[str, Tensor], token_ids: Tensor, schedule: StepSchedule) -> None:
         """A whole step on one rank."""

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
 from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
-from nanochat.parallel.rendezvous import Rendezvous, StoreSilent, within
+from nanochat.parallel.rendezvous import StoreSilent, within
 from nanochat.rules.causes import Cause
 
 # Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
@@ -127,7 +127,8 @@ def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Sto
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise UserError(f"WORLD_SIZE={ranks.world}, but MASTER_ADDR and MASTER_PORT are not set; use torchrun.")
-    serves = ranks.rank == 0 and not _agent_serves(environ)
+    # torchrun's agent on the first host serves the store; without an agent, rank 0 does.
+    serves = ranks.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     limit = timedelta(seconds=timeout)
     try:
         store = within(
@@ -184,7 +185,7 @@ class Comm:
     ) -> None:
         self.rank, self.local_rank, self.world = ranks
         self.timeout = timeout
-        self.rendezvous = Rendezvous(store) if store is not None else None
+        self.store = store
         self.host = socket.gethostname()
         # Counts what all ranks do in the same order: phases and collectives, but not point-to-point messages.
         self.phase, self.step, self.collective = "start", -1, 0
@@ -211,8 +212,9 @@ class Comm:
 
     def ask(self, call: Callable[[Store], T], seconds: float | None = None) -> T:
         """Query the store, with a timeout."""
-        assert self.rendezvous is not None
-        return self.rendezvous.ask(self.silence if seconds is None else seconds, call)
+        store = self.store
+        assert store is not None
+        return within(self.silence if seconds is None else seconds, lambda: call(store))
 
     # -- this rank's position
 
@@ -327,7 +329,7 @@ class Comm:
 
     def messages(self, what: str, mine: str, patient: bool) -> list[str | bytes]:
         """Every rank's message as sent; mine: this rank's."""
-        if self.rendezvous is None:
+        if self.store is None:
             return [mine]
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
@@ -348,14 +350,14 @@ class Comm:
 
     def post(self, key: str) -> None:
         """Post a message that any rank may read."""
-        if self.rendezvous is None:
+        if self.store is None:
             return
         with contextlib.suppress(RuntimeError, dist.DistError):
             self.ask(lambda store: store.set(key, "1"))
 
     def posted(self, key: str) -> bool:
         """Whether any rank has posted that message; does not wait for a slow store."""
-        if self.rendezvous is None:
+        if self.store is None:
             return False
         with contextlib.suppress(RuntimeError, dist.DistError):
             return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
@@ -461,7 +463,7 @@ class Comm:
 
     def give_up(self, reason: str, cause: Cause, blames: Sequence[int] | None) -> None:
         """Tell the others that this rank failed, so that they need not wait."""
-        if self.rendezvous is None:
+        if self.store is None:
             return
         blamed = [self.rank] if blames is None else list(blames)
         word = json.dumps([" ".join(reason.split())[:MOST_CHARACTERS], cause.value, blamed])
@@ -472,7 +474,7 @@ class Comm:
 
     def close(self) -> None:
         """End together: nobody closes the store or a connection that another rank still needs."""
-        if self.rendezvous is None:
+        if self.store is None:
             return
         what = "the end of the run"
         self.enter("end")
@@ -529,11 +531,6 @@ def _farewell(word: bytes) -> Failure:
         if row(text, one_of([cause.value for cause in Cause]), listed(count()))(value):
             return Failure(value[0], Cause(value[1]), value[2])
     return Failure("an unreadable message", Cause.BUG, [])
-
-
-def _agent_serves(environ: Mapping[str, str]) -> bool:
-    """torchrun's agent on the first host serves the store; without an agent, rank 0 does."""
-    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _without_noise(error: Exception) -> str:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from nanochat.kit.settings import Settings, refuse
 from nanochat.model import kernels
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, product
 from nanochat.model.head import CACHED_BYTES, CHUNK_BYTES, row_slices
 from nanochat.model.layers import Buffers
@@ -42,6 +42,7 @@ from nanochat.model.optim import Optimizer
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.shares import part_bounds, passes_of
 from nanochat.rules.ways import choose_head
 
@@ -150,7 +151,7 @@ class SharedHead:
         self.row_bytes = max(self.sizes) * dtype.itemsize
         # The padding rows are never written.
         self.gradient = torch.zeros_like(self.part)
-        self.buffers = Buffers(self.weight.device)
+        self.buffers = Buffers()
         self.others = [(comm.rank + distance) % comm.world for distance in range(1, comm.world)]
         self.operand = self.logits = self.scaled = torch.empty(0)
         self.number = 0  # of the pass
@@ -217,7 +218,7 @@ class SharedHead:
     def take_part(self, scale: float) -> Tensor:
         """Do this rank's work of a pass; returns the loss of its rows, if any."""
         self.comm.enter("head")
-        loss = torch.zeros((), device=self.weight.device)
+        loss = torch.zeros(())
         most = max(one.all for one in self.rounds)
         for number, one in enumerate(self.rounds):
             order = [rank for rank in (self.comm.rank, *self.others) if rank in one.active]

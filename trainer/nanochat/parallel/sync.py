@@ -117,7 +117,7 @@ class Sync:
     def offer_ids(self, ids: Sequence[Tensor], notice: Notice = NO_NOTICE) -> None:
         """Send the others this rank's token ids of the coming step."""
         mine = self._ids[self.comm.rank]
-        torch.cat([notice.numbers(), *(part.flatten().to("cpu", torch.int32) for part in ids)], out=mine)
+        torch.cat([notice.numbers(), *(part.flatten().to(torch.int32) for part in ids)], out=mine)
         what = "the token ids"
         self.pending_ids = [self.comm.receive(self._ids[rank], rank, IDS_TAG, what) for rank in self.others]
         self.pending_ids += [self.comm.send(mine, rank, IDS_TAG, what) for rank in self.others]
@@ -425,14 +425,9 @@ class OverlappedSync(Sync):
             self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
-        """Update a matrix; the result is what is sent: a copy of the matrix, which may be taken back meanwhile, or its rounded
-        direction."""
-        if self.wire.exact:
-            self.optimizer.apply(name, direction)
-            matrix = self.parameters[name]
-            return self._message(f"new {name}", self.comm.rank, self.wire, *matrix.shape).copy_(matrix.view(-1))
+        """Update a matrix; the result is what is sent, its direction. Every rank applies it as sent, with the same bits."""
         message = self._written(f"new {name}", direction, self.wire, self._fed(name))
-        self.optimizer.apply(name, self.wire.read(message, direction))
+        self.optimizer.apply(name, direction if self.wire.exact else self.wire.read(message, direction))
         return message
 
     def _update_small(self) -> float:
@@ -446,7 +441,7 @@ class OverlappedSync(Sync):
         return float(total.views["loss"])
 
     def _expect_others(self) -> None:
-        """Receive the matrices or directions of other ranks."""
+        """Receive the directions of other ranks' matrices."""
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 new = f"new {name}"
@@ -457,11 +452,7 @@ class OverlappedSync(Sync):
         for name, owner in self.owners.items():
             if owner != self.comm.rank:
                 message = self._arrived(f"new {name}", owner)
-                if self.wire.exact:
-                    self.optimizer.replace(name, message)
-                else:
-                    direction = torch.empty_like(self.parameters[name])
-                    self.optimizer.apply(name, self.wire.read(message, direction))
+                self.optimizer.apply(name, self.wire.values(message, *self.parameters[name].shape))
 
 
 def share_out(shapes: Mapping[str, torch.Size], speeds: Sequence[float]) -> dict[str, int]:

@@ -19,10 +19,11 @@ class Cause(enum.Enum):
 
     _value_: str
     meaning: str
+    lasting: bool  # a restart would hit it again; a user must fix it first
 
-    def __new__(cls, code: str, meaning: str = "") -> Cause:
+    def __new__(cls, code: str, meaning: str = "", lasting: bool = False) -> Cause:
         cause = object.__new__(cls)
-        cause._value_, cause.meaning = code, meaning
+        cause._value_, cause.meaning, cause.lasting = code, meaning, lasting
         return cause
 
     FINISHED = "finished", "all steps are done"
@@ -32,39 +33,28 @@ class Cause(enum.Enum):
     STORE_LOST = "store-lost", "the rendezvous store on the host of rank 0 does not answer"
     LINK_LOST = "link-lost", "all ranks are alive and arrived, but the connection between them broke or never came up"
     PORT_TAKEN = "port-taken", "another process holds the rendezvous port"
-    SETTINGS_DIFFER = "settings-differ", "the ranks were started with different settings, devices or number types"
-    DATA_DIFFER = "data-differ", "the ranks have different shards or tokenizers"
-    TORCH_DIFFERS = "torch-differs", "the ranks have different versions of PyTorch"
-    CODE_DIFFERS = "code-differs", "the ranks have different trainer files"
-    WEIGHTS_DIFFER = "weights-differ", "the ranks hold different weights"
-    NON_FINITE_LOSS = "non-finite-loss", "the loss is infinite or not a number"
+    SETTINGS_DIFFER = "settings-differ", "the ranks were started with different settings, devices or number types", True
+    DATA_DIFFER = "data-differ", "the ranks have different shards or tokenizers", True
+    TORCH_DIFFERS = "torch-differs", "the ranks have different versions of PyTorch", True
+    CODE_DIFFERS = "code-differs", "the ranks have different trainer files", True
+    WEIGHTS_DIFFER = "weights-differ", "the ranks hold different weights", True
+    NON_FINITE_LOSS = "non-finite-loss", "the loss is infinite or not a number", True
     OOM = "oom", "not enough memory"
-    DISK_FULL = "disk-full", "a disk is full"
+    DISK_FULL = "disk-full", "a disk is full", True
     DISK_FAILED = "disk-failed", "a folder cannot be read or written"
-    BAD_DATA = "bad-data", "shards or tokenizer are missing, damaged or do not match"
-    BAD_CHECKPOINT = "bad-checkpoint", "the checkpoint is damaged or belongs to another model, or none is complete"
-    BAD_SETTINGS = "bad-settings", "a setting is invalid, or not supported on this machine"
+    BAD_DATA = "bad-data", "shards or tokenizer are missing, damaged or do not match", True
+    BAD_CHECKPOINT = (
+        "bad-checkpoint",
+        "the checkpoint is damaged or belongs to another model, or none is complete",
+        True,
+    )
+    BAD_SETTINGS = "bad-settings", "a setting is invalid, or not supported on this machine", True
     BUG = "bug", "a bug in the trainer; `error` names the file with the traceback"
 
 
 # Caused by another rank or the link to it; a restart may help.
 LOSSES = frozenset(cause.value for cause in (Cause.PEER_LOST, Cause.PEER_LATE, Cause.STORE_LOST, Cause.LINK_LOST))
-# A restart would hit these again; a user must fix them first.
-LASTING = frozenset(
-    cause.value
-    for cause in (
-        Cause.SETTINGS_DIFFER,
-        Cause.DATA_DIFFER,
-        Cause.TORCH_DIFFERS,
-        Cause.CODE_DIFFERS,
-        Cause.WEIGHTS_DIFFER,
-        Cause.NON_FINITE_LOSS,
-        Cause.DISK_FULL,
-        Cause.BAD_DATA,
-        Cause.BAD_CHECKPOINT,
-        Cause.BAD_SETTINGS,
-    )
-)
+LASTING = frozenset(cause.value for cause in Cause if cause.lasting)
 
 
 def is_echo(cause: str, blames: Sequence[int], rank: int | None) -> bool:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Union
 
 VOCAB_MULTIPLE = 64
 # Input columns of the value embeddings' gates and of the smear's.
@@ -22,20 +23,46 @@ def padded(vocab_size: int) -> int:
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def has_value_embeds(layer: int, depth: int) -> bool:
-    """True for every other layer, including the last."""
-    return layer % 2 == (depth - 1) % 2
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a model, stored in checkpoints as model_config."""
 
+    sequence_len: int = 2048
+    vocab_size: int = 32768
+    n_layer: int = 12
+    n_head: int = 6
+    n_kv_head: int = 6
+    n_embd: int = 768
+    window_pattern: str = "SSSL"
 
-def window(layer: int, depth: int, pattern: str, sequence: int) -> int:
-    """How far back a query attends; the last layer sees everything."""
-    if pattern[layer % len(pattern)].upper() == "L" or layer == depth - 1:
-        return sequence
-    return -(-sequence // (4 * 128)) * 128
+    @classmethod
+    def from_depth(
+        cls,
+        depth: int,
+        aspect_ratio: int = 64,
+        head_dim: int = 128,
+        sequence_len: int = 2048,
+        vocab_size: int = 32768,
+        window_pattern: str = "SSSL",
+    ) -> ModelConfig:
+        n_head = heads(depth, aspect_ratio, head_dim)
+        return cls(sequence_len, vocab_size, depth, n_head, n_head, n_head * head_dim, window_pattern)
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return padded(self.vocab_size)
+
+    @property
+    def backout_layer(self) -> int:
+        return self.n_layer // 2
 
 
 class Shape(NamedTuple):
-    """The sizes that determine all others."""
+    """The settings that determine all sizes."""
 
     depth: int
     aspect_ratio: int
@@ -43,6 +70,14 @@ class Shape(NamedTuple):
     sequence: int
     window_pattern: str
     vocab_size: int
+
+    @property
+    def n_layer(self) -> int:
+        return self.depth
+
+    @property
+    def sequence_len(self) -> int:
+        return self.sequence
 
     @property
     def n_embd(self) -> int:
@@ -58,32 +93,42 @@ class Shape(NamedTuple):
 
     @property
     def value_layers(self) -> list[int]:
-        return [layer for layer in range(self.depth) if has_value_embeds(layer, self.depth)]
+        return value_layers(self)
 
 
-def parameters(shape: Shape) -> dict[str, int]:
+Sizes = Union[ModelConfig, Shape]
+
+
+def value_layers(sizes: Sizes) -> list[int]:
+    """The layers with value embeddings: every other one, including the last."""
+    return list(range((sizes.n_layer - 1) % 2, sizes.n_layer, 2))
+
+
+def parameters(sizes: Sizes) -> dict[str, int]:
     """Number of parameters by group, as the trainer prints them."""
-    table = shape.padded_vocab * shape.n_embd
-    gates = len(shape.value_layers) * shape.n_head * GATE_CHANNELS
+    table, gated = padded(sizes.vocab_size) * sizes.n_embd, len(value_layers(sizes))
     counts = {
         "wte": table,
-        "value_embeds": len(shape.value_layers) * table,
+        "value_embeds": gated * table,
         "lm_head": table,
-        "transformer_matrices": shape.depth * 12 * shape.n_embd**2 + gates,
-        "scalars": 2 * shape.depth + SMEAR_CHANNELS + 2,
+        "transformer_matrices": sizes.n_layer * 12 * sizes.n_embd**2 + gated * sizes.n_head * GATE_CHANNELS,
+        "scalars": 2 * sizes.n_layer + SMEAR_CHANNELS + 2,
     }
     counts["total"] = sum(counts.values())
     return counts
 
 
-def windows(shape: Shape) -> list[int]:
-    """The attention window of each layer."""
-    return [window(layer, shape.depth, shape.window_pattern, shape.sequence) for layer in range(shape.depth)]
+def windows(sizes: Sizes) -> list[int]:
+    """How far back a query of each layer attends; the last layer sees everything."""
+    pattern, sequence = sizes.window_pattern.upper(), sizes.sequence_len
+    short = -(-sequence // (4 * 128)) * 128
+    marks = [pattern[layer % len(pattern)] for layer in range(sizes.n_layer - 1)]
+    return [sequence if mark == "L" else short for mark in marks] + [sequence]
 
 
-def flops_per_token(shape: Shape) -> int:
+def flops_per_token(sizes: Sizes) -> int:
     """FLOPs of forward and backward."""
-    counts = parameters(shape)
+    counts = parameters(sizes)
     linear = counts["transformer_matrices"] + counts["lm_head"] + SMEAR_CHANNELS
-    attention = sum(12 * shape.n_embd * min(one, shape.sequence) for one in windows(shape))
+    attention = sum(12 * sizes.n_embd * min(one, sizes.sequence_len) for one in windows(sizes))
     return 6 * linear + attention

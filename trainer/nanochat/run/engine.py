@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
-from nanochat.model.gpt import GPT, KVCache, ModelConfig
+from nanochat.model.gpt import GPT, KVCache
+from nanochat.rules.model_size import ModelConfig
 from nanochat.run import checkpoint_manager
 
 STOPS = ("<|bos|>", "<|assistant_end|>")

@@ -16,9 +16,10 @@ from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.parallel.agreement import file_digest
 from nanochat.rules import schedule, stages
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out

@@ -18,9 +18,9 @@ from nanochat.rules.shares import spread
 
 
 class TokenLosses(Protocol):
-    """Interface of a model: with reduction "none" it returns the nats of every target."""
+    """Interface of a model: the nats of every target."""
 
-    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor: ...
+    def losses(self, ids: Tensor, targets: Tensor) -> Tensor: ...
 
 
 def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
@@ -47,7 +47,7 @@ def nats_and_bytes(model: TokenLosses, batches: Iterable[Pair], token_bytes: Ten
     """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:
-        losses = model(ids, targets, reduction="none").flatten()
+        losses = model.losses(ids, targets).flatten()
         flat = targets.flatten()
         # Special tokens have no bytes, and a target of -1 is no token.
         sizes = torch.where(flat >= 0, token_bytes.to(flat.device)[flat.clamp(min=0)], 0)

@@ -16,10 +16,11 @@ from nanochat.data.dataloader import position_of
 from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import count, flag, listed, maybe
 from nanochat.model import numerics
-from nanochat.model.gpt import GPT, ModelConfig
+from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.sync import Sync
+from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage

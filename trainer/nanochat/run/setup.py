@@ -20,13 +20,14 @@ from nanochat.kit import common
 from nanochat.kit.expected import matching
 from nanochat.kit.settings import Settings, rank_shares, refuse, shared_config, user_config
 from nanochat.model import kernels, numerics
-from nanochat.model.fused import kernel_shape
-from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.model.fused import check_gradients, kernel_shape
+from nanochat.model.gpt import GPT
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import decide_head
 from nanochat.record.journal import Journal
+from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
@@ -57,6 +58,7 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     agree(comm, facts(settings, stage, matmul, data_dir))
     route = numerics.setup().route
     check_memory(config, settings, comm)
+    check_gradients()
     model = GPT(config)
     model.init_weights()
     leader = folder_leader(comm, folder)
@@ -119,7 +121,7 @@ def head_share(settings: Settings, comm: Comm) -> float:
 def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
     """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more. With a shared head each rank
     holds all of its weights, and all of its optimizer state in a save."""
-    counts, dummy = counted(config)
+    counts = parameters(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
     share = head_share(settings, comm)
@@ -134,8 +136,8 @@ def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
 
 def say_setup(run: Run, products: str) -> None:
     """The expected lines at start-up."""
-    say, settings, plan, counts = run.journal.say, run.settings, run.plan, run.model.parameter_counts()
-    flops, tokens = run.model.flops_per_token(), plan.total_batch_size * plan.num_iterations
+    say, settings, plan, counts = run.journal.say, run.settings, run.plan, parameters(run.model.config)
+    flops, tokens = flops_per_token(run.model.config), plan.total_batch_size * plan.num_iterations
     scaling = counts["transformer_matrices"] + counts["lm_head"]
     micro = settings.device_batch_size * settings.max_seq_len
     say("Model config:")
@@ -173,13 +175,13 @@ def accumulations(settings: Settings, shares: Sequence[int]) -> str:
 
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:
     """The first event of this attempt, with its environment; opening: when the process began, and when all ranks had met."""
-    config, counts = dataclasses.asdict(run.model.config), run.model.parameter_counts()
+    config, counts = dataclasses.asdict(run.model.config), parameters(run.model.config)
     attempt = run.comm.exchange("the name of this attempt", secrets.token_hex(8), fits=matching("[0-9a-f]{16}"))[0]
     run.journal.open_tracker(run.progress.resumed_from is not None)
     run.journal.heartbeat.steps = run.plan.num_iterations
     run.journal.record(
         "start", run.progress.step, rank=run.comm.rank, world=run.comm.world, run=run.settings.run,
-        model={"config": config, "parameters": counts, "flops_per_token": run.model.flops_per_token()},
+        model={"config": config, "parameters": counts, "flops_per_token": flops_per_token(run.model.config)},
         settings=user_config(run.settings), matmul=run.matmul, kernels=run.kernels.on,
         capability=torch.backends.cpu.get_cpu_capability(), steps=run.plan.num_iterations, total_batch_size=run.plan.total_batch_size,
         resumed_from=run.progress.resumed_from, attempt_id=attempt,

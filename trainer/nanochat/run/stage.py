@@ -21,8 +21,9 @@ from nanochat.data.streams import Streams
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import LIMITS, Settings
-from nanochat.model.gpt import GPT, ModelConfig, counted
+from nanochat.model.gpt import GPT
 from nanochat.rules import stages
+from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.rules.shares import stream_rows
 from nanochat.run.engine import SAMPLE_PROMPTS, complete
@@ -188,15 +189,14 @@ def model_config(settings: Settings, vocab_size: int, depth: int | None = None) 
 def plan_for(settings: Settings, config: ModelConfig) -> TrainingPlan:
     """Batch, steps and scaling for these settings."""
 
-    def scaling_parameters(counts: Mapping[str, int]) -> int:
+    def scaling_parameters(config: ModelConfig) -> int:
+        counts = parameters(config)
         return counts["transformer_matrices"] + counts["lm_head"]
 
-    counts, flops = counted(config)
-    reference, dummy = counted(model_config(settings, config.vocab_size, REFERENCE_DEPTH))
     plan = plan_training(
-        scaling_parameters=scaling_parameters(counts),
-        reference_parameters=scaling_parameters(reference),
-        flops_per_token=flops,
+        scaling_parameters=scaling_parameters(config),
+        reference_parameters=scaling_parameters(model_config(settings, config.vocab_size, REFERENCE_DEPTH)),
+        flops_per_token=flops_per_token(config),
         num_iterations=settings.num_iterations,
         target_flops=settings.target_flops,
         target_param_data_ratio=settings.target_param_data_ratio,

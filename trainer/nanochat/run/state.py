@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nanochat.data.tokenizer import Tokenizer
@@ -28,6 +27,7 @@ from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import make_head
 from nanochat.parallel.sync import Sync, make_sync
 from nanochat.record.journal import Journal
+from nanochat.rules.model_size import flops_per_token, parameters
 from nanochat.rules.schedule import StepSchedule, TrainingPlan
 from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
@@ -174,7 +174,7 @@ class Run:
         speeds = shares.head if len(set(shares.head)) > 1 else ()
         self.sync = make_sync(settings.sync, comm, self.training, self.optimizer, tokens_of_ranks, speeds)
         if settings.save_on_loss and self.sync.undoable and has_room_for_undo(self.optimizer):
-            self.optimizer.undo = Undo(torch.device("cpu"))
+            self.optimizer.undo = Undo()
         self.balancer, self.busy_seconds = new_balancer(model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
@@ -209,5 +209,5 @@ def has_room_for_undo(optimizer: Optimizer) -> bool:
 
 
 def new_balancer(model: GPT, shares: Shares) -> Balancer:
-    head_work = 6 * model.parameter_counts()["lm_head"] / model.flops_per_token()
+    head_work = 6 * parameters(model.config)["lm_head"] / flops_per_token(model.config)
     return Balancer(shares, head_work if shares.head else 0.0)
