@@ -58,48 +58,40 @@ way:
 """
 
 import os
-from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._contract.run_folder import BOOT
 from ..module_utils._kit import host_code
-from ..module_utils._kit import processes as processes_utils
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._session import boot as boot_utils
-from ..module_utils._session import tmux as tmux_utils
+from ..module_utils._kit.commands import runner
+from ..module_utils._kit.processes import user_name
+from ..module_utils._session import boot
+from ..module_utils._session.tmux import TmuxError, check_name
 
 
 def apply(module: AnsibleModule) -> dict[str, object]:
     """Bring the entry into its state and tell by what the session is started."""
-    name, state_dir = tmux_utils.check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
-    source = host_code.program(boot_utils.__name__, "main", state_dir).encode("utf-8")
-    entry = boot_utils.BootEntry(name, os.path.join(state_dir, BOOT), source, str(Path.home()))
-
-    def run(argv: list[str]) -> tuple[int, str, str]:
-        program = module.get_bin_path(argv[0])
-        if program is None:
-            return 127, "", f"{argv[0]} is not installed"
-        code, out, err = module.run_command([program, *argv[1:]], cwd="/")
-        return int(code), str(out), str(err)
-
-    before, wanted = boot_utils.entered(run, entry), boot_utils.NONE
+    name, state_dir = check_name(module.params["name"]), os.path.abspath(module.params["state_dir"])
+    source = host_code.program(boot.__name__, "main", state_dir).encode("utf-8")
+    entry = boot.BootEntry(runner(module), name, os.path.join(state_dir, BOOT), source)
+    before, wanted, user = entry.way(), boot.NONE, user_name(os.getuid())
     if module.params["state"] == "present":
-        user = processes_utils.user_name(os.getuid())
-        wanted, missing = boot_utils.possible(run, user, boot_utils.cron_is_running(), module.check_mode)
+        wanted = entry.possible(user, module.check_mode)
+        missing = "" if wanted != boot.NONE else f"neither systemd nor cron starts programs of {user} at boot"
         try:
-            if wanted not in (boot_utils.NONE, before) and not module.check_mode:
-                boot_utils.enter(run, entry, wanted)
-        except (boot_utils.BootError, OSError) as error:
+            if wanted not in (boot.NONE, before) and not module.check_mode:
+                entry.start_by(wanted)
+        except (boot.BootError, OSError) as error:
             # The run goes on without.
-            wanted, missing = boot_utils.NONE, f"{error}"
+            wanted, missing = boot.NONE, f"{error}"
         if missing:
             module.warn(
                 f"{name} will not start after a reboot: {missing}; `sudo loginctl enable-linger {user}` on that "
                 "host makes that possible, or start it with the playbook nanochat.ddp.join"
             )
-    if not module.check_mode and wanted == boot_utils.NONE:
-        boot_utils.leave(run, entry)
+    if not module.check_mode and wanted == boot.NONE:
+        entry.start_by(boot.NONE)
     diff = {
         "before": f"started by: {before}\n",
         "after": f"started by: {wanted}\n",
@@ -120,7 +112,7 @@ def main() -> None:
     )
     try:
         module.exit_json(**apply(module))
-    except (boot_utils.BootError, tmux_utils.TmuxError) as error:
+    except (boot.BootError, TmuxError) as error:
         module.fail_json(msg=f"{error}")
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: {error.strerror or error}")

@@ -23,7 +23,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
 from ansible_collections.nanochat.ddp.plugins.modules import session_boot, tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
-from ansible_collections.nanochat.ddp.tests.integration.test_env_file import environment_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
 
@@ -223,20 +222,6 @@ def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
 
 
 # -- what reaches the program -----------------------------------------------------------------------------------------
-
-
-def test_every_byte_of_the_environment_arrives_through_the_launch(job, tmp_path):
-    path, out = tmp_path / "env", tmp_path / "out"
-    env = {"EMPTY": b"", "ALL": bytes(range(1, 256)), "NEWLINES": b"\n\n", "QUOTES": b"'''"}
-    path.write_bytes(env_file_utils.render({name: os.fsdecode(value) for name, value in env.items()}))
-    job.start(
-        f"import os; open({str(out)!r}, 'wb').write(b''.join(b'%s=%s\\0' % pair for pair in os.environb.items()))",
-        env_file=str(path),
-    )
-    assert job.ended()["exit_code"] == 0
-
-    arrived = environment_of(out.read_bytes())
-    assert {name: arrived.get(name) for name in env} == env
 
 
 def test_field_11_every_argument_arrives_as_it_is(job, tmp_path):
@@ -475,16 +460,6 @@ def test_stop_finds_the_tree_of_a_runner_that_was_killed(job, monkeypatch, remov
     assert not [pid for pid in pids if living(pid)]
     assert remove or result["session"]["stopped"]
     assert not job.play("stopped")["changed"]
-
-
-def test_a_running_session_is_known_without_its_record(job):
-    session = job.start(SLEEP)["session"]
-    (job.folder / "session.json").unlink()
-
-    assert job.play("stopped", check=True)["session"]["state"] == "running"
-    assert job.start(SLEEP)["changed"] is False
-    job.play("stopped")
-    assert not living(session["pid"]) and not living(session["child_pid"])
 
 
 def test_field_06_what_the_program_leaves_behind_ends_with_it(job):

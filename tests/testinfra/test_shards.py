@@ -77,25 +77,6 @@ def test_field_07_master_with_201_shards_and_worker_with_4(lab):
     assert "changed: nothing" in lab.play("--tags", "data")
 
 
-def test_field_07_what_is_broken_on_any_host_is_found_and_mended(lab):
-    # The master's store is made of links to the collection, which must stay as it is: a copy takes the link's place.
-    as_user(
-        lab,
-        "desktop",
-        f"cd {store(lab, 'desktop')} && cp shard_00002.parquet x && printf XXXX | dd of=x bs=1 seek=9 conv=notrunc status=none "
-        "&& mv x shard_00002.parquet",
-    )
-    as_user(
-        lab, "laptop", f"cd {store(lab, 'laptop')} && truncate -s 100 shard_00003.parquet && rm shard_00200.parquet"
-    )
-    as_user(lab, "lab", f"cd {BASE['lab']}/runs/same/data && echo extra >shard_00777.parquet")
-    said = lab.play("--tags", "data", "--check")
-    assert "would change on laptop" in said
-    assert len(read_by(lab, "lab")) == 202, "check mode changed something"
-    lab.play("--tags", "data")
-    assert_the_same_everywhere(lab)
-
-
 def test_three_hosts_train_together_on_tables_that_do_not_divide_by_three(lab):
     # The timeout of the scenario is one for transfers.
     said = lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
@@ -194,21 +175,6 @@ def assert_read_everywhere(lab, run, wanted):
     assert {host: read_by(lab, host, run) for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
     tokenizers = {lab.on(host, f"cat {BASE[host]}/runs/{run}/tokenizer/* | sha256sum") for host in HOSTS}
     assert len(tokenizers) == 1
-
-
-def test_shards_of_the_controller(lab):
-    folder = lab.kept / "collection"
-    folder.mkdir()
-    for name in (*ALL[:3], ALL[200]):
-        subprocess.run(["podman", "cp", f"ddp-shards-desktop:/srv/collection/{name}", folder], check=True)
-    said = lab.play(*words_for("mine", "controller", folder, shards=9), code=2)
-    assert f"names {folder}, which has 4 shards (*.parquet) on the controller, but ddp_data_shards is 9" in said
-    lab.play(*words_for("mine", "controller", folder))
-    wanted = {
-        name: digest for name, digest in sums(lab, "desktop", "/srv/collection").items() if name in (*ALL[:2], ALL[200])
-    }
-    assert_read_everywhere(lab, "mine", wanted)
-    assert "changed: nothing" in lab.play(*words_for("mine", "controller", folder))
 
 
 def test_shards_of_a_host_that_is_not_the_master(lab):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -88,12 +89,6 @@ def difference(session: session_utils.Session, action: str, spec: Optional[sessi
     return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
 
 
-def run(argv: List[str]) -> Tuple[int, str, str]:
-    """Run a command on the host, from a folder that will not disappear."""
-    program = bare.find(argv[0])
-    return bare.run([program, *argv[1:]], folder="/") if program else (127, "", f"{argv[0]} is not installed")
-
-
 def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
     """The user's tmux server (None without tmux), and whether logging out would kill what starts now."""
     path = bare.find("tmux")
@@ -101,6 +96,8 @@ def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
         return None, False
     # Inside tmux the client would use the surrounding server instead of the user's.
     os.environ.pop("TMUX", None)
+    # From a folder that will not disappear.
+    run = functools.partial(bare.run, folder="/")
     if state not in ("started", "restarted"):
         return tmux_utils.Tmux(run, path), False
     logind = logind_of(run, processes_utils.user_name(os.getuid()))

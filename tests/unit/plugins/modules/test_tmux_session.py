@@ -160,17 +160,6 @@ def test_check_mode_on_a_bare_host_needs_neither_folder_nor_environment(play, tm
     assert result["changed"] and result["session"] == {"state": "absent"}
 
 
-def test_second_run_changes_nothing(play, host):
-    play()
-    host.calls.clear()
-
-    result = play()
-
-    assert not result["changed"] and result["action"] == "none"
-    assert result["diff"]["before"] == result["diff"]["after"]
-    assert not [argv for argv in host.calls if {"new-session", "kill-session"} & set(argv)]
-
-
 @pytest.mark.parametrize(
     "options, action",
     [
@@ -299,19 +288,6 @@ def test_a_session_of_somebody_else_is_not_replaced(play, host):
     assert host.sessions == {"job": ""}
 
 
-def test_a_run_of_another_folder_is_not_replaced_before_it_has_ended(play, host, tmp_path):
-    host.sessions["job"] = "another.id"
-    host.pane = "0 77"
-
-    result = play()
-    assert result["failed"] and f"is already running for /elsewhere, not for {tmp_path}" in result["msg"]
-    assert host.sessions == {"job": "another.id"}
-
-    host.pane = "1 77"
-    assert play()["changed"]
-    assert host.sessions["job"] != "another.id"
-
-
 def test_of_an_older_name_nothing_stays_behind(play, host):
     play()
     host.finish()
@@ -373,15 +349,6 @@ def test_root_is_excluded_from_the_killing_by_default():
     assert not logind(run, "root").kills
     assert logind(run, "lzw").kills
     assert logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
-
-
-def test_semicolons_do_not_end_tmuxs_command():
-    calls = []
-    tmux = tmux_utils.Tmux(lambda argv: (calls.append(argv), (0, "", ""))[1], "tmux")  # type: ignore[func-returns-value]
-    tmux.start("job", "label", "/a", ["python", "/a;b;", ";"])
-
-    words = calls[0]
-    assert words[words.index("python") : words.index("set-option") - 1] == ["python", "/a;b\\;", "\\;"]
 
 
 def test_a_tmux_server_that_is_just_ending_is_asked_again_and_not_for_ever():
