@@ -112,11 +112,6 @@ checkpoint:
   type: int
   returned: success
   sample: 250
-boot:
-  description: Whether an earlier start left an entry by which M(nanochat.ddp.session_boot) starts the session after a reboot.
-  type: bool
-  returned: success
-  sample: false
 """
 
 from ..module_utils._keeper.deployment import OPTIONS, apply

@@ -21,7 +21,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
-from ansible_collections.nanochat.ddp.plugins.modules import session_boot, tmux_session
+from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
@@ -320,7 +320,7 @@ def test_what_a_disk_did_not_take_of_a_stop_is_said(job, warnings):
 CRONTAB = '[ "$1" = -l ] && { cat %s; exit 0; }; cat "$1" >%s'
 
 
-def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, run_module, tmp_path, monkeypatch):
+def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, tmp_path, monkeypatch):
     table, tools = tmp_path / "crontab", tmp_path / "bin"
     tools.mkdir()
     table.touch()
@@ -329,8 +329,9 @@ def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(j
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr(boot, "cron_is_running", lambda: True)
-    session = job.start(SAY + SLEEP, revive=True)["session"]
-    assert run_module(session_boot, name=job.name, state_dir=str(job.folder))["way"] == "cron"
+    started = job.start(SAY + SLEEP, revive=True, at_boot=True)
+    session = started["session"]
+    assert started["at_boot"] == "cron"
     reboot, dummy, command = table.read_text().partition(" ")
     assert reboot == "@reboot"
     subprocess.run(["sh", "-c", command], check=True, cwd="/")
@@ -429,36 +430,25 @@ TREE = (
 )
 
 
-def test_stop_ends_the_whole_tree(job, monkeypatch):
-    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
-    job.start(TREE)
-    pids = job.pids(5)
-    os.kill(pids[-1], signal.SIGSTOP)
-
-    result = job.play("stopped", stop_timeout=1)
-
-    assert result["session"]["state"] == "finished"
-    assert not [pid for pid in pids if living(pid)]
-    assert not living(result["session"]["pid"])
-
-
-@pytest.mark.parametrize("remove", [False, True], ids=["record kept", "record lost"])
-def test_stop_finds_the_tree_of_a_runner_that_was_killed(job, monkeypatch, remove):
+@pytest.mark.parametrize("runner", ["alive", "killed", "killed, and its record lost"])
+def test_stop_ends_the_whole_tree(job, monkeypatch, runner):
     monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     session = job.start(TREE)["session"]
     pids = job.pids(5)
-    os.kill(session["pid"], signal.SIGKILL)
-    until(lambda: not living(session["pid"]))
-    if remove:
+    os.kill(pids[-1], signal.SIGSTOP)
+    if runner != "alive":
+        os.kill(session["pid"], signal.SIGKILL)
+        until(lambda: not living(session["pid"]))
+    if "lost" in runner:
         (job.folder / "session.json").unlink()
 
     assert job.play("stopped", check=True)["changed"]
     assert all(living(pid) for pid in pids)
     result = job.play("stopped", stop_timeout=1)
 
-    assert result["changed"] and result["session"]["state"] == "gone"
-    assert not [pid for pid in pids if living(pid)]
-    assert remove or result["session"]["stopped"]
+    assert result["changed"] and result["session"]["state"] == ("finished" if runner == "alive" else "gone")
+    assert not [pid for pid in (*pids, session["pid"]) if living(pid)]
+    assert "lost" in runner or result["session"]["stopped"]
     assert not job.play("stopped")["changed"]
 
 

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, Mapping, Optional
 
-from .._contract.run_folder import BOOT
 from .._kit import bare, host_code
 from .._run.folder import KeeperSetup, RunFolderError, make_ready, prepare
 from . import keeper
@@ -49,10 +47,8 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
     """Bring the folder into its state, or predict that, and return the result."""
     path, plan, fresh, training = (params[name] for name in ("path", "plan", "fresh", "training"))
     if params["state"] == "ready":
-        result = make_ready(path, plan, fresh, check, training)
-    else:
-        result = prepare(path, plan, fresh, check, keeper_of(params), training)
-    return {"boot": os.path.lexists(os.path.join(path, BOOT)), **result}
+        return make_ready(path, plan, fresh, check, training)
+    return prepare(path, plan, fresh, check, keeper_of(params), training)
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:

@@ -10,16 +10,17 @@ had ended or a user had stopped it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Tuple
+from typing import List, Optional, Tuple
 
-from .._contract.run_folder import SESSION, SESSION_FILES
-from .._kit import bare, processes
+from .._contract.run_folder import BOOT, SESSION, SESSION_FILES
+from .._kit import bare, host_code, processes
 from .._kit.files import read_bytes, write_whole
 from . import tmux
 from .record import LAUNCH, cut_short, label_of, launch_in, record_in
@@ -28,7 +29,7 @@ SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
 MARK = "# nanochat.ddp "
 # crontab's ways to report a missing crontab, where that is no failure.
-NO_CRONTAB = ("no crontab for", "No such file or directory", "is not installed")
+NO_CRONTAB = ("no crontab for", "No such file or directory")
 # tmux continues after the program has ended; at shutdown, everything in it is asked to exit.
 UNIT = "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n"
 
@@ -37,16 +38,36 @@ class BootError(Exception):
     """The crontab could not be changed; contains the system's message."""
 
 
-class BootEntry(NamedTuple):
+class BootEntry:
     """What starts a session at boot. An entry with another name that runs the same program is an earlier one, of another rank."""
 
-    run: Callable[[List[str]], Tuple[int, str, str]]
-    name: str  # of the session
-    program: str
-    source: bytes  # of the program
+    def __init__(self, name: str, run_dir: str) -> None:
+        self.name, self.run_dir, self.program = name, run_dir, os.path.join(run_dir, BOOT)
 
-    def way(self) -> str:
-        """By what it is started after a reboot now."""
+    @functools.cached_property
+    def source(self) -> bytes:
+        """The program."""
+        return host_code.program(__name__, "main", self.run_dir).encode()
+
+    def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
+        """By what the session was started after a reboot, by what it is from now on, and a warning if nothing can; None changes nothing."""
+        if wanted is None or not (wanted or os.path.lexists(self.program)):
+            return NONE, NONE, ""
+        before, user = self._way(), processes.user_name(os.getuid())
+        after = self._possible(user, check) if wanted else NONE
+        why = "neither systemd nor cron starts programs of %s at boot" % user if wanted and after == NONE else ""
+        try:
+            if not check and (after != before or after == NONE):
+                self._start_by(after)
+        except (BootError, OSError) as error:
+            after, why = NONE, "%s" % error
+        remedy = (
+            "`sudo loginctl enable-linger %s` on that host makes that possible, or start it with the playbook nanochat.ddp.join"
+            % user
+        )
+        return before, after, "%s will not start after a reboot: %s; %s" % (self.name, why, remedy) if why else ""
+
+    def _way(self) -> str:
         unit, link = _unit(self.name)
         if read_bytes(self.program) != self.source:
             return NONE
@@ -54,15 +75,15 @@ class BootEntry(NamedTuple):
             return SYSTEMD
         return CRON if self._line() in self._crontab()[0] else NONE
 
-    def possible(self, user: str, dry: bool) -> str:
+    def _possible(self, user: str, dry: bool) -> str:
         """How it can be started. Enables lingering for the user, unless only checking."""
-        if self.run(["systemctl", "--user", "show-environment"])[0] == 0:
-            lingers = "Linger=yes" in self.run(["loginctl", "show-user", user, "-p", "Linger"])[1].split()
-            if lingers or dry or self.run(["loginctl", "enable-linger", user])[0] == 0:
+        if _run("systemctl", "--user", "show-environment")[0] == 0:
+            lingers = "Linger=yes" in _run("loginctl", "show-user", user, "-p", "Linger")[1].split()
+            if lingers or dry or _run("loginctl", "enable-linger", user)[0] == 0:
                 return SYSTEMD
-        return CRON if self.run(["crontab", "-l"])[0] != 127 and cron_is_running() else NONE
+        return CRON if _run("crontab", "-l")[0] != 127 and cron_is_running() else NONE
 
-    def start_by(self, way: str) -> None:
+    def _start_by(self, way: str) -> None:
         """Start it this way and no other, or (NONE) not at all."""
         lines, unreadable = self._crontab()
         if unreadable and way == CRON:
@@ -94,7 +115,7 @@ class BootEntry(NamedTuple):
 
     def _crontab(self) -> Tuple[List[str], str]:
         """The lines of the user's crontab, or why it cannot be read."""
-        code, out, err = self.run(["crontab", "-l"])
+        code, out, err = _run("crontab", "-l")
         if code and not any(words in err for words in NO_CRONTAB):
             return [], "`crontab -l` failed, so the crontab was not changed: %s" % (err.strip() or "code %d" % code)
         return [] if code else out.splitlines(), ""
@@ -104,14 +125,18 @@ class BootEntry(NamedTuple):
         with tempfile.NamedTemporaryFile(prefix="nanochat-crontab-") as fresh:
             fresh.write("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
             fresh.flush()
-            code, out, err = self.run(["crontab", fresh.name])
+            code, out, err = _run("crontab", fresh.name)
         if code:
             raise BootError("`crontab %s` failed: %s" % (fresh.name, (err or out).strip() or "code %d" % code))
 
 
+def _run(*argv: str) -> Tuple[int, str, str]:
+    return bare.run(argv, {"LC_ALL": "C"})
+
+
 def _unit(name: str) -> Tuple[Path, Path]:
     """A unit of the user's systemd, and the link by which it starts."""
-    folder, file = Path.home() / ".config/systemd/user", name + ".service"
+    folder, file = Path.home() / ".config/systemd/user", "nanochat-%s.service" % name.removeprefix("nanochat-")
     return folder / file, folder / "default.target.wants" / file
 
 

@@ -13,6 +13,7 @@ from .._kit import bare
 from .._kit import env_file as env_file_utils
 from .._kit import processes as processes_utils
 from .._kit.logind import logind as logind_of
+from . import boot
 from . import session as session_utils
 from . import tmux as tmux_utils
 from .record import Status
@@ -33,6 +34,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     },
     "rerun": {"type": "bool", "default": False},
     "revive": {"type": "bool", "default": False},
+    "at_boot": {"type": "bool"},
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
@@ -130,9 +132,23 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
         action = decide(session, params, spec)
         diff = difference(session, action, spec)
         warnings = [] if check else carry_out(session, action, spec, params["stop_timeout"])
+        entry = boot.BootEntry(session.name, session.state_dir)
+        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
+        before, after, missing = entry.bring(wanted, check)
         status = session.status()
+    warnings += [missing] if missing else []
     warnings += warnings_of_logout(status) if logout_kills else []
-    return {"changed": action != "none", "action": action, "diff": diff, "session": status, "warnings": warnings}
+    if before != after:
+        diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}
+    changed = action != "none" or before != after
+    return {
+        "changed": changed,
+        "action": action,
+        "diff": diff,
+        "session": status,
+        "at_boot": after,
+        "warnings": warnings,
+    }
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 MODULES = (
     "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
     "run_folder", "run_info",
-    "session_boot", "setup_info", "shard_sync",
+    "setup_info", "shard_sync",
     "tmux_session", "trainer_files", "trainer_venv",
 )  # fmt: skip
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
