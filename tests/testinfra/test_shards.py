@@ -12,7 +12,6 @@ BASE = {"desktop": "/home/lzw/nanochat-ddp", "laptop": "/home/xiaoxin/nanochat-d
 USER = {"desktop": "lzw", "laptop": "xiaoxin", "lab": "lzw"}
 HOSTS = list(BASE)
 ALL = [f"shard_{number:05d}.parquet" for number in range(201)]
-MIRROR = "http://10.89.74.20:8000"
 
 COLLECTION = """
 import pathlib, sys
@@ -48,10 +47,6 @@ def sums(lab, host, folder):
 
 def read_by(lab, host, run="same"):
     return sums(lab, host, f"{BASE[host]}/runs/{run}/data")
-
-
-def store(lab, host):
-    return lab.on(host, f"ls -d {BASE[host]}/data/host-*").strip()
 
 
 def as_user(lab, host, script):
@@ -96,16 +91,6 @@ def test_three_hosts_train_together_on_tables_that_do_not_divide_by_three(lab):
     assert "changed: nothing" in lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
 
 
-def test_field_07_bytes_that_rot_without_a_trace_are_found_by_reading_all(lab):
-    script = (
-        f"cd {store(lab, 'lab')} && touch -r shard_00004.parquet /tmp/then && printf XXXX | dd of=shard_00004.parquet bs=1 seek=9 "
-        "conv=notrunc status=none && touch -r /tmp/then shard_00004.parquet"
-    )
-    as_user(lab, "lab", script)
-    lab.play("--tags", "data", "-e", "data_verify=full")
-    assert_the_same_everywhere(lab)
-
-
 def sent(lab, host):
     return int(lab.on(host, "cat /sys/class/net/eth0/statistics/tx_bytes"))
 
@@ -138,31 +123,6 @@ def test_a_transfer_that_was_cut_goes_on_where_it_ended(lab, background):
     assert moved < 2 * size - had + 2_000_000
     wanted = sums(lab, "desktop", "/srv/big")
     assert {host: read_by(lab, host, "cut") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
-
-
-def test_shards_of_a_url_are_fetched_once(lab):
-    lab.on(
-        "mirror",
-        f"cd /srv/http && cp {ALL[200]} shard_06542.parquet && "
-        "setsid python3 -m http.server 8000 >/tmp/http.log 2>&1 </dev/null & echo $! >/tmp/http.pid",
-    )
-    wait_for("the web server", lambda: ":8000 " in lab.on("mirror", "ss -Hltn"))
-    words = (
-        "--tags", "data", "-e", "ddp_run=url", "-e", "ddp_data_source=url", "-e", f"ddp_data_url={MIRROR}",
-        "-e", "ddp_data_shards=5",
-    )  # fmt: skip
-    lab.play(*words)
-    names = [*ALL[:4], "shard_06542.parquet"]
-    wanted = {name: digest for name, digest in sums(lab, "mirror", "/srv/http").items() if name in names}
-    assert {host: read_by(lab, host, "url") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
-    asked = [line for line in lab.on("mirror", "cat /tmp/http.log").splitlines() if '"GET ' in line]
-    assert len(asked) == 5
-    assert all(line.startswith("10.89.74.11 ") for line in asked), (
-        "only the master asks, and the others have it from hosts of the job"
-    )
-    # Shards that are there need no web server any more.
-    lab.on("mirror", "kill $(cat /tmp/http.pid)")
-    assert "changed: nothing" in lab.play(*words)
 
 
 def words_for(run, source, folder, shards=3, host=None):

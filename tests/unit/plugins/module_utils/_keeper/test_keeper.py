@@ -191,22 +191,6 @@ def hosts(tmp_path):
     made.close()
 
 
-def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
-    hosts.train_together(min_hosts=2)
-    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
-    hosts.wait("a second start on both", lambda: all(len(hosts.events(h, "start")) == 2 for h in ("desktop", "laptop")))
-    hosts.wait_for_training("desktop", "desktop", "laptop")
-    start = hosts.events("laptop", "start")[1]
-    assert "--rank-rows=4,4" in start["argv"]
-    assert start["meets"] == ["1", "2", "127.0.0.1", f"generation-{hosts.state('laptop')['generation']}"]
-    assert "keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)" in (hosts.folder / "laptop.log").read_text()
-    # A user's stop ends both keepers, and nothing starts again.
-    hosts.stop("desktop")
-    hosts.stop("laptop")
-    assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
-    assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.STOPPED] * 2
-
-
 def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
     hosts.train_together(min_hosts=2)
     (hosts.folder / "laptop/spoil").touch()
