@@ -39,7 +39,7 @@ class BootError(Exception):
 
 
 class BootEntry:
-    """What starts a session at boot. An entry with another name that runs the same program is an earlier one, of another rank."""
+    """The entry that starts a session at boot. An entry with another name that runs the same program is an earlier one, of another rank."""
 
     def __init__(self, name: str, run_dir: str) -> None:
         self.name, self.run_dir, self.program = name, run_dir, os.path.join(run_dir, BOOT)
@@ -50,7 +50,7 @@ class BootEntry:
         return host_code.program(__name__, "main", self.run_dir).encode()
 
     def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
-        """By what the session was started after a reboot, by what it is from now on, and a warning if nothing can; None changes nothing."""
+        """The means by which the session was, and now is, started after a reboot, and a warning if there is none; None changes nothing."""
         if wanted is None or not (wanted or os.path.lexists(self.program)):
             return NONE, NONE, ""
         before, user = self._way(), processes.user_name(os.getuid())

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the module predicts, shows and refuses, on a tmux server of this test; tests/integration has whole sessions."""
+"""The predictions, diffs and refusals of the module, on a tmux server of this test; tests/integration has whole sessions."""
 
 from __future__ import annotations
 
