@@ -201,15 +201,6 @@ def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path
     assert os.sched_getscheduler(runner) == os.SCHED_OTHER
 
 
-def test_restarted_always_starts_anew(job):
-    argv = [sys.executable, "-c", SLEEP]
-    first = job.play("restarted", argv=argv)
-    second = job.play("restarted", argv=argv)
-
-    assert first["action"] == "start" and second["action"] == "restart"
-    assert not living(first["session"]["pid"]) and living(second["session"]["pid"])
-
-
 def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
     job.start("print('hello')")
     job.ended()
@@ -473,23 +464,6 @@ def test_field_06_what_the_program_leaves_behind_ends_with_it(job):
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", port))
-
-
-def test_stop_finds_an_orphan_that_cleared_its_environment(job):
-    """Nothing but its ancestry tells whose it is, and the runner takes orphans in."""
-    orphan = SAY + SLEEP
-    parent = (
-        f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', {orphan!r}], env={{}}, start_new_session=True)"
-    )
-    job.start(f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {parent!r}])\n{SAY}{SLEEP}")
-    pids = job.pids(2)
-    runner = job.record()["pid"]
-    assert {processes.process(pid).ppid for pid in pids} == {runner}
-    assert {processes.process(pid).marker for pid in pids} == {None, job.record()["id"]}
-
-    job.play("stopped")
-
-    assert not [pid for pid in pids if living(pid)]
 
 
 def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
