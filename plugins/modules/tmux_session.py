@@ -195,7 +195,7 @@ action:
   type: str
   sample: start
 at_boot:
-  description: What starts the session after a reboot, if O(at_boot) was given. One of V(systemd), V(cron), V(none).
+  description: What starts the session after a reboot, V(systemd), V(cron) or V(none); V(none) also if O(at_boot) was not given.
   returned: success
   type: str
   sample: systemd
