@@ -47,8 +47,8 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
     """Bring the folder into its state, or predict that, and return the result."""
     path, plan, fresh, training = (params[name] for name in ("path", "plan", "fresh", "training"))
     if params["state"] == "ready":
-        return make_ready(path, plan, fresh, check, training)
-    return prepare(path, plan, fresh, check, keeper_of(params), training)
+        return {**make_ready(path, plan, fresh, check, training)}
+    return {**prepare(path, plan, fresh, check, keeper_of(params), training)}
 
 
 def say(mark: str, params: Dict[str, Any]) -> None:
