@@ -95,7 +95,7 @@ def test_what_another_room_lends_is_found():
     names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
     assert (
         " ".join(names)
-        == "files processes politeness env_file priority reaper validate document values decode ownership record runner"
+        == "files processes politeness env_file priority reaper validate document decode ownership record runner"
     )
 
 
