@@ -22,11 +22,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from storm_account import back_by, from_scratch, log_of, rows_of_steps, surviving
+from storm_account import back_by, from_scratch, log_of, pauses, rows_of_steps, surviving
 from storm_faults import STOPPED, Faults
 from storm_lab import HOSTS, Lab
 
@@ -87,17 +87,9 @@ class Story:
 
 
 def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
-    """The parts of the time between two steps, as logged by one host's keeper."""
-    told: list[Json] = []
-
-    def is_told() -> bool:
-        told[:] = [
-            one for one in lab.member_events(witness) if one["what"] == "goes on" and one["time"] > start["time"]
-        ]
-        return bool(told)
-
-    lab.wait("the keeper's account", is_told)
-    return dict(told[0]["seconds"])
+    """The parts of the time between two steps, as one host saw it."""
+    seen = pauses(lab.member_events(witness), lab.events(witness))
+    return next((dict(one["seconds"]) for one in seen if one["time"] > start["time"]), {})
 
 
 class Storm:
@@ -157,7 +149,7 @@ class Storm:
             "wanted": undisturbed / (seconds - stopped),
             "faults an hour": len(self.hits) / seconds * 3600,
             "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
-            "parts": lost_by_part([self.lab.member_events(host) for host in HOSTS], [hit["begun"] for hit in stops]),
+            "parts": lost_by_part([pauses(self.lab.member_events(host), told[host]) for host in HOSTS], [hit["begun"] for hit in stops]),
             "from scratch": sum(len(from_scratch(events)) for events in told.values()),
             "not once": sum(count != sum(self.lab.plan()["training"]["rows"]) for count in rows.values()) + len(rows) - max(rows) - 1,
             "differing": sum(not event["identical"] for event in digests),
@@ -189,13 +181,13 @@ def all_back(steps: Sequence[Json], since: float) -> float:
     return next((event["time"] for event in steps if event["time"] > since and event["world"] == len(HOSTS)), math.inf)
 
 
-def lost_by_part(told: Sequence[Sequence[Json]], launches: Sequence[float]) -> Json:
+def lost_by_part(told: Sequence[Iterable[Json]], launches: Sequence[float]) -> Json:
     """Seconds without a step by their parts, in all generations; of each, as the host knows that stood still for the shortest.
 
     Each launch numbers its generations anew.
     """
     shortest: dict[tuple[int, int], Json] = {}
-    for event in (event for events in told for event in events if event["what"] == "goes on"):
+    for event in (event for events in told for event in events):
         launch = sum(event["time"] > begun for begun in launches)
         seconds = shortest.setdefault((launch, event["generation"]), event["seconds"])
         if sum(event["seconds"].values()) < sum(seconds.values()):

@@ -13,7 +13,7 @@ description:
   - Starts, restarts, stops and removes one tmux session that runs a program with its own environment, working folder and
     log, and returns its state.
   - The program outlives the SSH connection and the controller. C(tmux attach -t NAME) shows its output while it
-    runs and after its end; the log has it line by line, standard output and standard error.
+    runs and after its end; the log has standard output and standard error of all starts.
   - Stopping ends everything that the session started and nothing else. Processes that can save their work (the workers of torchrun, or
     else the last children) get SIGTERM first and have O(stop_timeout) seconds; then all get SIGTERM, then all are killed.
     A process belongs to the session if it descends from it or has its id in E(NANOCHAT_DDP_SESSION); its name and command line do not matter.
@@ -82,6 +82,13 @@ options:
       - Its remaining processes are ended first. A program that is stopped is not started again.
     type: bool
     default: false
+  at_boot:
+    description:
+      - Whether the session is started again when the host boots, unless it had ended or was stopped. It then runs its last command.
+      - This is done by a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
+        without root), or else by a line of the user's crontab. If neither works, a warning says so.
+      - By default this stays as it is. With O(state=absent) it ends.
+    type: bool
   stop_timeout:
     description: Seconds in which the program may save its work when it is stopped.
     type: int
@@ -187,6 +194,11 @@ action:
   returned: success
   type: str
   sample: start
+at_boot:
+  description: What starts the session after a reboot, V(systemd), V(cron) or V(none); V(none) also if O(at_boot) was not given.
+  returned: success
+  type: str
+  sample: systemd
 """
 
 from ..module_utils._kit.arguments import checked_module

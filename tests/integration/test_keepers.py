@@ -132,6 +132,9 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     os.kill(run.rank_of("laptop"), signal.SIGKILL)
     until(lambda: "generation 3" in run.book("status"), PATIENCE)
     run.wait_for_training("desktop", "desktop", "laptop")
+    # In words that people search for, as it could not write them itself.
+    log = Path(run.play.hosts["laptop"]["run_dir"]) / "log/rank1.log"
+    assert "keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)" in log.read_text()
 
     # Taken out by hand, and let in again.
     assert "laptop would leave the run d4" in run.book("leave", "-e", "target=laptop", "--check")

@@ -39,7 +39,7 @@ def events(lab, host, kind):
 
 @pytest.mark.parametrize(
     ("host", "release", "shell", "python"),
-    [("attic", "11", "fish", "3.9"), ("cellar", "12", "zsh", "3.11"), ("desk", "13", "bash", "3.13")],
+    [("attic", "12", "fish", "3.11"), ("cellar", "12", "zsh", "3.11"), ("desk", "13", "bash", "3.13")],
 )
 def test_the_hosts_differ_as_they_are_meant_to(lab, host, release, shell, python):
     assert lab.on(host, "cat /etc/debian_version").startswith(f"{release}.")

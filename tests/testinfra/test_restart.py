@@ -92,14 +92,6 @@ def test_what_runs_as_planned_is_left_alone(lab):
     assert {host: session(lab, host) for host in HOSTS} == before
 
 
-def test_status_of_what_runs(lab):
-    said = lab.play("--tags", "status")
-    for host in HOSTS:
-        assert host in said
-    assert "running" in said
-    assert "running" in lab.play(playbook="status")
-
-
 def test_field_18_restart_of_a_crashed_run_goes_on(lab):
     lab.on("laptop", f"kill -9 {trainer_pid(lab, 'laptop')}")
     wait_for("the end on both hosts", lambda: "running" not in lab.states().values())
@@ -120,15 +112,6 @@ def test_field_06_a_session_whose_record_is_lost_is_found_and_ended(lab):
     for host in HOSTS:
         assert not alive(lab, host, before[host]["child_pid"])
         assert [line.split()[0] for line in of_this_run(lab, host)] == ["nanochat-rank"]
-
-
-def test_restart_after_the_tmux_server_was_killed(lab):
-    before = {host: session(lab, host) for host in HOSTS}
-    lab.on("laptop", "tmux kill-server", user="xiaoxin")
-    wait_for("the end on both hosts", lambda: "running" not in lab.states().values())
-    restart(lab)
-    assert lab.states() == ALL_RUNNING
-    assert not alive(lab, "laptop", before["laptop"]["child_pid"])
 
 
 def test_field_23_stop_ends_both_and_is_verified(lab):

@@ -12,7 +12,6 @@ BASE = {"desktop": "/home/lzw/nanochat-ddp", "laptop": "/home/xiaoxin/nanochat-d
 USER = {"desktop": "lzw", "laptop": "xiaoxin", "lab": "lzw"}
 HOSTS = list(BASE)
 ALL = [f"shard_{number:05d}.parquet" for number in range(201)]
-MIRROR = "http://10.89.74.20:8000"
 
 COLLECTION = """
 import pathlib, sys
@@ -50,10 +49,6 @@ def read_by(lab, host, run="same"):
     return sums(lab, host, f"{BASE[host]}/runs/{run}/data")
 
 
-def store(lab, host):
-    return lab.on(host, f"ls -d {BASE[host]}/data/host-*").strip()
-
-
 def as_user(lab, host, script):
     return lab.on(host, script, user=USER[host])
 
@@ -77,25 +72,6 @@ def test_field_07_master_with_201_shards_and_worker_with_4(lab):
     assert "changed: nothing" in lab.play("--tags", "data")
 
 
-def test_field_07_what_is_broken_on_any_host_is_found_and_mended(lab):
-    # The master's store is made of links to the collection, which must stay as it is: a copy takes the link's place.
-    as_user(
-        lab,
-        "desktop",
-        f"cd {store(lab, 'desktop')} && cp shard_00002.parquet x && printf XXXX | dd of=x bs=1 seek=9 conv=notrunc status=none "
-        "&& mv x shard_00002.parquet",
-    )
-    as_user(
-        lab, "laptop", f"cd {store(lab, 'laptop')} && truncate -s 100 shard_00003.parquet && rm shard_00200.parquet"
-    )
-    as_user(lab, "lab", f"cd {BASE['lab']}/runs/same/data && echo extra >shard_00777.parquet")
-    said = lab.play("--tags", "data", "--check")
-    assert "would change on laptop" in said
-    assert len(read_by(lab, "lab")) == 202, "check mode changed something"
-    lab.play("--tags", "data")
-    assert_the_same_everywhere(lab)
-
-
 def test_three_hosts_train_together_on_tables_that_do_not_divide_by_three(lab):
     # The timeout of the scenario is one for transfers.
     said = lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
@@ -113,16 +89,6 @@ def test_three_hosts_train_together_on_tables_that_do_not_divide_by_three(lab):
         digests |= {event["digest"] for event in events if event["kind"] == "digest" and event["step"] == 6}
     assert len(digests) == 1
     assert "changed: nothing" in lab.play("-e", "ddp_iterations=6", "-e", "ddp_timeout=60", "-e", "ddp_eval_every=-1")
-
-
-def test_field_07_bytes_that_rot_without_a_trace_are_found_by_reading_all(lab):
-    script = (
-        f"cd {store(lab, 'lab')} && touch -r shard_00004.parquet /tmp/then && printf XXXX | dd of=shard_00004.parquet bs=1 seek=9 "
-        "conv=notrunc status=none && touch -r /tmp/then shard_00004.parquet"
-    )
-    as_user(lab, "lab", script)
-    lab.play("--tags", "data", "-e", "data_verify=full")
-    assert_the_same_everywhere(lab)
 
 
 def sent(lab, host):
@@ -159,31 +125,6 @@ def test_a_transfer_that_was_cut_goes_on_where_it_ended(lab, background):
     assert {host: read_by(lab, host, "cut") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
 
 
-def test_shards_of_a_url_are_fetched_once(lab):
-    lab.on(
-        "mirror",
-        f"cd /srv/http && cp {ALL[200]} shard_06542.parquet && "
-        "setsid python3 -m http.server 8000 >/tmp/http.log 2>&1 </dev/null & echo $! >/tmp/http.pid",
-    )
-    wait_for("the web server", lambda: ":8000 " in lab.on("mirror", "ss -Hltn"))
-    words = (
-        "--tags", "data", "-e", "ddp_run=url", "-e", "ddp_data_source=url", "-e", f"ddp_data_url={MIRROR}",
-        "-e", "ddp_data_shards=5",
-    )  # fmt: skip
-    lab.play(*words)
-    names = [*ALL[:4], "shard_06542.parquet"]
-    wanted = {name: digest for name, digest in sums(lab, "mirror", "/srv/http").items() if name in names}
-    assert {host: read_by(lab, host, "url") for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
-    asked = [line for line in lab.on("mirror", "cat /tmp/http.log").splitlines() if '"GET ' in line]
-    assert len(asked) == 5
-    assert all(line.startswith("10.89.74.11 ") for line in asked), (
-        "only the master asks, and the others have it from hosts of the job"
-    )
-    # Shards that are there need no web server any more.
-    lab.on("mirror", "kill $(cat /tmp/http.pid)")
-    assert "changed: nothing" in lab.play(*words)
-
-
 def words_for(run, source, folder, shards=3, host=None):
     """The settings of a run with data of its own."""
     settings = {"ddp_run": run, "ddp_data_source": source, "ddp_data_paths": [str(folder)], "ddp_data_shards": shards}
@@ -194,21 +135,6 @@ def assert_read_everywhere(lab, run, wanted):
     assert {host: read_by(lab, host, run) for host in HOSTS} == dict.fromkeys(HOSTS, wanted)
     tokenizers = {lab.on(host, f"cat {BASE[host]}/runs/{run}/tokenizer/* | sha256sum") for host in HOSTS}
     assert len(tokenizers) == 1
-
-
-def test_shards_of_the_controller(lab):
-    folder = lab.kept / "collection"
-    folder.mkdir()
-    for name in (*ALL[:3], ALL[200]):
-        subprocess.run(["podman", "cp", f"ddp-shards-desktop:/srv/collection/{name}", folder], check=True)
-    said = lab.play(*words_for("mine", "controller", folder, shards=9), code=2)
-    assert f"names {folder}, which has 4 shards (*.parquet) on the controller, but ddp_data_shards is 9" in said
-    lab.play(*words_for("mine", "controller", folder))
-    wanted = {
-        name: digest for name, digest in sums(lab, "desktop", "/srv/collection").items() if name in (*ALL[:2], ALL[200])
-    }
-    assert_read_everywhere(lab, "mine", wanted)
-    assert "changed: nothing" in lab.play(*words_for("mine", "controller", folder))
 
 
 def test_shards_of_a_host_that_is_not_the_master(lab):

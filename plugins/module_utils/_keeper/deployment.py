@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Mapping, Optional
 
-from .._contract.run_folder import BOOT
 from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare
@@ -34,10 +33,8 @@ def run_folder(
     the keepers of this start prove to each other that they know; without it a keeper that was there is taken away.
     """
     if state == "ready":
-        result = make_ready(path, plan, fresh, check, training)
-    else:
-        result = prepare(path, plan, fresh, check, keeper_of(path, plan, host, keeper_secret), training)
-    return {"boot": os.path.lexists(os.path.join(path, BOOT)), **result}
+        return {**make_ready(path, plan, fresh, check, training)}
+    return {**prepare(path, plan, fresh, check, keeper_of(path, plan, host, keeper_secret), training)}
 
 
 def keeper_of(path: str, plan: Mapping[str, Any], host: str, secret: str) -> Optional[KeeperSetup]:

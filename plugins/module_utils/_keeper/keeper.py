@@ -39,12 +39,11 @@ from .._kit import files
 from .._kit.processes import RESTARTED_VARIABLE, boot_id
 from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
-from . import membership, memory, pause, presence, talk
+from . import membership, memory, presence, talk
 from .quorum import Rules, wanted
 from .rank import LocalRank
 
 TICK = 0.2
-GOES_ON = "goes on"
 LINGER = 3.0  # for this long others can ask how it ended
 READ_SECONDS = 1.0  # between two checks of how the machine is used
 MACHINE = "NANOCHAT_MACHINE"  # a folder that replaces /, for tests that simulate a laptop
@@ -107,7 +106,6 @@ class Keeper:
         self.signals: Set[int] = set()
         self.code = 0
         self.cause = ""  # of the generation being formed
-        self.pause = pause.Pause()
         self.waits = ""  # the hosts that this one waits for, and why
         self.awake = time.clock_gettime(time.CLOCK_BOOTTIME)  # this clock runs while the machine is suspended
         self.woke = 0.0  # when it last resumed, by time.monotonic
@@ -325,9 +323,9 @@ class Keeper:
         if waits != self.waits:
             self.waits = waits
             self._tell("waits" if waits else "waits no more", waits)
-        self._tell_pause()
-        if word.state != was.state:
-            self.pause.change(word.state, self.rank.last_step_time(), time.time())
+        if word.state == states.TRAINING and word.steps > was.steps:
+            # Again, if it was killed: not while the ranks load what they need themselves.
+            self.rank.prepare()
         if (word.state, word.generation) != (was.state, was.generation):
             # Why a guest was away is no reason for its return.
             self.cause = word.why or ("" if was.state == states.RESTING else self.cause)
@@ -338,17 +336,6 @@ class Keeper:
             self._tell(states.LOST, "%s is not heard any more" % host, about=host)
         for host in sorted(set(word.hears) - set(was.hears)):
             self._tell(states.HEARD, "%s is heard" % host, about=host)
-
-    def _tell_pause(self) -> None:
-        """After the first step following a membership change: log where the time went."""
-        if self.pause.marks and self.own.word.state == states.TRAINING:
-            start, step = self.rank.first_step()
-            if step:
-                # Again, if it was killed: not while the ranks load what they need themselves.
-                self.rank.prepare()
-                parts = self.pause.over(start, step)
-                if parts:
-                    self._tell(GOES_ON, pause.in_words(parts), seconds=parts)
 
     def _waiting_for(self) -> str:
         """The hosts that have been silent for longer than a message takes, and why."""
@@ -363,13 +350,13 @@ class Keeper:
             reasons += ["%s: %s" % (one.host, one.why) for one in words if one.state in (states.RESTING, states.STUCK)]
         return "; ".join(dict.fromkeys(reasons))
 
-    def _tell(self, what: str, why: str, about: str = "", **more: object) -> None:
+    def _tell(self, what: str, why: str, about: str = "") -> None:
         """Record an event: a log line, a line of members.jsonl, and members.json."""
         word, mine = self.own.word, self.own.word.generation
         number = mine.number if mine else 0
         event = {
             "time": time.time(), "host": about or self.host, "what": what, "why": why, "generation": number,
-            "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number, **more,
+            "members": list(mine.members) if mine else [], "steps": word.steps, "rank": self.rank.number,
         }  # fmt: skip
         members = " of generation %d: %s" % (number, ", ".join(mine.members)) if mine else ""
         with contextlib.suppress(OSError):  # of an ended session

@@ -262,16 +262,6 @@ class LocalRank:
             self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
         return self._counted[1]
 
-    def last_step_time(self) -> Optional[float]:
-        """When its last step was finished, in any start."""
-        return finite(self._last("step").get("time"))
-
-    def first_step(self) -> Tuple[Document, Document]:
-        """This start's first event and its first step's; empty until then."""
-        lines = self._metrics_lines(self._metrics_begin)
-        start, step = _newest("start", lines), _newest("step", lines[::-1])
-        return (start, step) if start and step else ({}, {})
-
     def resumed_from(self) -> Optional[int]:
         """The step from which this start resumed; None until the rank has reported it."""
         start = _newest("start", self._metrics_lines(self._metrics_begin))

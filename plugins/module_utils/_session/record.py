@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, cast
+from typing import Dict, List, Mapping, Optional, Sequence, Type, TypedDict, TypeVar, cast
 
-from .._contract.document import Document, section, words
+from .._contract.decode import decode
+from .._contract.validate import InvalidHostData
 from .._kit.files import read_object
 from .._kit.ownership import exposure, exposure_of_run
 
 LAUNCH = "launch.json"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
 COME_BACK = os.EX_TEMPFAIL
-TEXT, WHOLE, TIME = (str,), (int,), (int, float)
-LARGEST = 2**63
-# Types of the fields that we use.
-KINDS: Mapping[str, Tuple[type, ...]] = {
-    **dict.fromkeys(("id", "session", "script", "record", "boot_id", "log", "terminated_by", "died_of"), TEXT),
-    **dict.fromkeys(("pid", "pid_start", "child_pid", "exit_code", "signal", "revived"), WHOLE),
-    **dict.fromkeys(("started", "ended", "stop_timeout", "died"), TIME),
-}
+Kept = TypeVar("Kept", bound=Mapping[str, object])
 
 
 def label_of(state_dir: str) -> str:
@@ -85,17 +79,22 @@ class Status(Record, total=False):
 
 
 def launch_in(path: str) -> Launch:
-    """The arguments of the last launch; invalid fields are dropped, and all without an id."""
-    found = _fitting(read_object(path))
-    given = section(found, "given")
-    texts = [given.get("chdir"), given.get("log"), *section(given, "env").values(), *words(given, "argv")]
-    if (
-        not all(isinstance(text, str) for text in texts)
-        or not isinstance(given.get("env"), dict)
-        or not given.get("argv")
-    ):
-        found.pop("given", None)
-    return cast(Launch, found if found.get("id") else {})
+    """The arguments of the last launch."""
+    found = _read(Launch, path)
+    return found if found.get("id") else {}
+
+
+def record_in(path: str) -> Record:
+    """A session's record."""
+    return _read(Record, path)
+
+
+def _read(kind: Type[Kept], path: str) -> Kept:
+    """The file's content; empty if it is missing, or somebody has edited or overwritten it."""
+    try:
+        return decode(kind, read_object(path))
+    except InvalidHostData:
+        return cast(Kept, {})
 
 
 def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Optional[str]) -> str:
@@ -112,21 +111,3 @@ def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Opt
 def cut_short(exit_code: Optional[int]) -> bool:
     """Whether an ended job was killed (no exit code) or wants to be restarted."""
     return exit_code in (None, COME_BACK)
-
-
-def record_in(path: str) -> Record:
-    """A session's record; invalid fields are dropped."""
-    return cast(Record, _fitting(read_object(path)))
-
-
-def _fitting(found: Document) -> Document:
-    """The fields with valid types; somebody may have edited or overwritten the file."""
-    return {
-        name: value for name, value in found.items() if name not in KINDS or value is None or _fits(value, KINDS[name])
-    }
-
-
-def _fits(value: object, kinds: Tuple[type, ...]) -> bool:
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        return False
-    return not isinstance(value, int) or abs(value) < LARGEST

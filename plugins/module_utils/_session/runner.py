@@ -31,8 +31,6 @@ from .record import Launch, Record, cut_short, exposed_start
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Show an incomplete line after this long (a prompt, a progress bar).
-_PARTIAL_SECONDS = 0.5
 _CHUNK = 65536
 REFUSED = 1 << 8  # the wait status of an exit with code 1
 # First delay before restarting a dead job; doubles each time it dies again soon.
@@ -57,13 +55,11 @@ def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]
 
 
 class Output:
-    """The job's output: complete lines to the log at once, everything to the pane as long as it accepts it."""
+    """The job's output: all of it to the log at once, and to the pane as long as that accepts it."""
 
     def __init__(self, log: str, source: int) -> None:
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.source = source
-        self._partial = b""
-        self._partial_since = 0.0
         os.set_blocking(source, False)
         # A pane stopped with Ctrl-S must not stop the job.
         os.set_blocking(1, False)
@@ -71,23 +67,16 @@ class Output:
     def pump(self, seconds: float) -> None:
         """Pass on available output, waiting up to `seconds` for it."""
         if select.select([self.source], [], [], seconds)[0]:
-            try:
-                self._take(os.read(self.source, _CHUNK))
-            except BlockingIOError:
-                return
-        if self._partial and time.monotonic() - self._partial_since > _PARTIAL_SECONDS:
-            self.flush()
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(self.source, _CHUNK)
+                self._write(1, data)
+                self._write(self.log, data)
 
     def drain(self) -> None:
         """Pass on output that is available now."""
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline and select.select([self.source], [], [], 0)[0]:
             self.pump(0)
-        self.flush()
-
-    def flush(self) -> None:
-        self._write(self.log, self._partial)
-        self._partial = b""
 
     def say(self, text: str) -> None:
         """A message of the runner, only for the pane."""
@@ -95,19 +84,8 @@ class Output:
 
     def log_line(self, text: str) -> None:
         """A message of the runner that should outlive the pane."""
-        self.flush()
         self.say(text)
         self._write(self.log, f"session: {text}\n".encode("utf-8", "backslashreplace"))
-
-    def _take(self, data: bytes) -> None:
-        self._write(1, data)
-        if not self._partial:
-            self._partial_since = time.monotonic()
-        lines, newline, rest = (self._partial + data).rpartition(b"\n")
-        if newline:
-            self._write(self.log, lines + newline)
-            self._partial_since = time.monotonic()
-        self._partial = rest
 
     @staticmethod
     def _write(descriptor: int, data: bytes) -> None:

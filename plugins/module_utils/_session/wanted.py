@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -12,6 +13,7 @@ from .._kit import bare
 from .._kit import env_file as env_file_utils
 from .._kit import processes as processes_utils
 from .._kit.logind import logind as logind_of
+from . import boot
 from . import session as session_utils
 from . import tmux as tmux_utils
 from .record import Status
@@ -32,6 +34,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     },
     "rerun": {"type": "bool", "default": False},
     "revive": {"type": "bool", "default": False},
+    "at_boot": {"type": "bool"},
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
@@ -87,12 +90,6 @@ def difference(session: session_utils.Session, action: str, spec: Optional[sessi
     return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
 
 
-def run(argv: List[str]) -> Tuple[int, str, str]:
-    """Run a command on the host, from a folder that will not disappear."""
-    program = bare.find(argv[0])
-    return bare.run([program, *argv[1:]], folder="/") if program else (127, "", f"{argv[0]} is not installed")
-
-
 def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
     """The user's tmux server (None without tmux), and whether logging out would kill what starts now."""
     path = bare.find("tmux")
@@ -100,6 +97,8 @@ def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
         return None, False
     # Inside tmux the client would use the surrounding server instead of the user's.
     os.environ.pop("TMUX", None)
+    # From a folder that will not disappear.
+    run = functools.partial(bare.run, folder="/")
     if state not in ("started", "restarted"):
         return tmux_utils.Tmux(run, path), False
     logind = logind_of(run, processes_utils.user_name(os.getuid()))
@@ -132,9 +131,23 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
         action = decide(session, params, spec)
         diff = difference(session, action, spec)
         warnings = [] if check else carry_out(session, action, spec, params["stop_timeout"])
+        entry = boot.BootEntry(session.name, session.state_dir)
+        wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
+        before, after, missing = entry.bring(wanted, check)
         status = session.status()
+    warnings += [missing] if missing else []
     warnings += warnings_of_logout(status) if logout_kills else []
-    return {"changed": action != "none", "action": action, "diff": diff, "session": status, "warnings": warnings}
+    if before != after:
+        diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}
+    changed = action != "none" or before != after
+    return {
+        "changed": changed,
+        "action": action,
+        "diff": diff,
+        "session": status,
+        "at_boot": after,
+        "warnings": warnings,
+    }
 
 
 def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:

@@ -52,7 +52,6 @@ HOST_VERBS = {
     "purge": HostVerb("_keeper.deployment", check=True, host=True),
     "env_file": HostVerb("_kit.env_state", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
-    "session_boot": HostVerb("_session.boot", check=True),
     "doctor_info": HostVerb("_doctor.gather"),
     "setup_info": HostVerb("_preflight.setup_look", host=True),
     "peer_check": HostVerb("_preflight.peer_check"),

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ...module_utils._preflight.setup import disagreements, what_is_there
-from ...module_utils._session.launch import launch_action
 from .evidence import OF_PLAN, JudgeTask, Options, evidence_of
 
 LAUNCH: Options = {
@@ -40,8 +41,27 @@ def judge_launch(task: JudgeTask) -> dict[str, object]:
     plan = options["plan"]
     seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
     runs = [one["run"] for one in seen.values()]
-    decision, reason = launch_action(runs, plan["digest"], options["restart"], options["fresh"])
+    decision, reason = _launch_action(runs, plan["digest"], options["restart"], options["fresh"])
     return {"decision": decision, "reason": reason}
+
+
+def _launch_action(
+    runs: Sequence[Mapping[str, object]], plan_digest: str, restart: bool, fresh: bool
+) -> tuple[str, str]:
+    """From all hosts' states (from run_info), because a run lives or ends as a whole."""
+    states = {str(run["state"]) for run in runs}
+    if fresh:
+        return "start", "you asked for a fresh start"
+    if any(run.get("plan_digest") != plan_digest for run in runs):
+        return "start", "the plan is new on at least one host"
+    if "finished" in states and states <= {"finished", "away"}:
+        # A host that was away at the end has nothing left to do either.
+        return "keep", "it already finished with this plan; -e ddp_fresh=true trains it from scratch"
+    if restart:
+        return "start", "you asked for a restart"
+    if states == {"running"}:
+        return "keep", "it is already running with this plan"
+    return "start", "it is " + " and ".join(sorted(states)) + " on its hosts"
 
 
 def judge_sameness(task: JudgeTask) -> dict[str, object]:

@@ -7,23 +7,57 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-from hosts import SCENARIO, Lab, name, on, podman, until
+from ansible_collections.nanochat.ddp.tests.integration.lan import json_of
 
-__all__ = ["name", "on", "podman", "until"]
+SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
 SUBNET = {"membership": "10.89.78", "evening": "10.89.85"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
 ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
 RUN = "d2"
 PATIENCE = 300
+
+
+def name(host: str) -> str:
+    """The container of a host."""
+    return f"ddp-{SCENARIO}-{host}"
+
+
+def on(host: str, script: str, check: bool = True) -> str:
+    """A shell script as root on a host, past ssh and whatever fault is on the network."""
+    argv = ["podman", "exec", "-i", "--user", "root", name(host), "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 or not check, f"{host}: {script}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def podman(*argv: str) -> None:
+    # In a container on cgroup v1, systemd may notice only after 90 s that a user's processes have ended.
+    done = subprocess.run(["podman", *argv], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"podman {' '.join(argv)}: {done.stderr}"
+
+
+def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Poll until something is true; returns it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
 def cut(host: str, *sources: str) -> None:
@@ -62,12 +96,45 @@ def prepare(host: str) -> None:
         on(host, "systemctl mask user@.service")
 
 
-class Trio(Lab):
-    """The run of the scenario."""
+class Played:
+    """A playbook's exit code and output."""
+
+    def __init__(self, code: int, output: str) -> None:
+        self.code, self.output = code, output
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document that it printed."""
+        return json_of(self.output)
+
+
+class Trio:
+    """The inventory of the scenario, a folder for results, and the run."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        self.folder = folder
         self.table: list[dict[str, Any]] = []
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "MOLECULE_"))}
+        self.env |= {
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
+            "ANSIBLE_SSH_ARGS": f"-F {os.environ['TEST_SSH_CONFIG']} -o ControlMaster=auto -o ControlPersist=60s",
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_FORKS": "8",
+            "ANSIBLE_STDOUT_CALLBACK": "default",
+            "ANSIBLE_INTERPRETER_PYTHON": "auto_silent",
+            "NO_COLOR": "1",
+        }
+
+    def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
+        given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
+        return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
+
+    def play(self, playbook: str, *words: str, **settings: Any) -> Played:
+        """A playbook to its end."""
+        done = subprocess.run(
+            self.argv(playbook, *words, **settings),
+            env=self.env, cwd=self.folder, capture_output=True, text=True, check=False, timeout=900,
+        )  # fmt: skip
+        return Played(done.returncode, done.stdout + done.stderr)
 
     def played(self, playbook: str, *words: str, **settings: Any) -> str:
         """The output of a playbook, which must succeed."""
@@ -98,9 +165,9 @@ class Trio(Lab):
         events = map(json.loads, self.read(host, "members.jsonl").split("\n")[:-1])
         return max((event["time"] for event in events if event["what"] == "keeper started"), default=0.0)
 
-    def pid(self, host: str) -> int:
+    def pid(self, host: str, run: str = RUN) -> int:
         rank = list(HOSTS).index(host)
-        return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json"))["pid"])
+        return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json", run))["pid"])
 
     def wait_for(self, *members: str, run: str = RUN) -> None:
         """Until these train together and have made steps."""

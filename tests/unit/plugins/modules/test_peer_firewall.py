@@ -131,12 +131,6 @@ def test_field_02_without_root_nothing_fails_and_nothing_changes(run_module, ipt
     assert iptables.changes == []
 
 
-def test_none_is_left_alone(run_module, iptables):
-    result = run_module(peer_firewall, backend="none", **OPEN)
-    assert (result["changed"], result["active"]) == (False, False)
-    assert iptables.changes == []
-
-
 def test_field_29_without_a_name_what_no_live_run_needs_is_closed(run_module, iptables, monkeypatch):
     for name in ("d4", "d8", "nanochat-tracker"):
         run_module(peer_firewall, **{**OPEN, "name": name})

@@ -132,28 +132,6 @@ def change_ufw(added, *wanted, **more):
     return change(ufw.Ufw, script(ufw_version="0.36", ufw_status_verbose=DENY, ufw_show_added=added), *wanted, **more)
 
 
-def test_ufw_prepends_so_that_a_denial_does_not_win():
-    [argv] = argvs(change_ufw("ufw deny 29500/tcp\n", FOUR))
-    assert argv[:3] == ["ufw", "prepend", "allow"] and argv[-2:] == ["comment", MARK]
-
-
-def test_ufw_shares_a_rule_with_another_job_and_leaves_it_to_that_job():
-    assert change_ufw(ADDED, FOUR).steps == []
-    assert argvs(change_ufw(ADDED)) == [["ufw", *ufw.words_of(FOUR), "comment", "nanochat.ddp:e5"]]
-    assert argvs(change_ufw(ADDED.replace("d4,e5", "e5"), FOUR))[0][-1] == "nanochat.ddp:d4,e5"
-
-
-def test_ufw_removes_what_is_no_longer_wanted():
-    found = change_ufw(ADDED.replace("d4,e5", "d4"), WIDE)
-    assert ["ufw", "delete", *ufw.words_of(FOUR)] in argvs(found)
-    assert (found.before, found.after) == ([FOUR.text()], [WIDE.text()])
-
-
-def test_ufw_never_takes_the_owners_rule_for_its_own():
-    own = "ufw allow from 192.168.1.11 to any port 29500 proto tcp\n"
-    assert change_ufw(own, FOUR).steps == change_ufw(own).steps == []
-
-
 @pytest.mark.parametrize(
     ("status", "added", "backend"),
     [
@@ -220,13 +198,6 @@ def own_line(rule, mark=MARK):
     return "-A INPUT " + " ".join(iptables.words_of(rule, f'"{mark}"')) + "\n"
 
 
-def test_iptables_adds_only_what_is_missing_and_removes_what_is_too_much():
-    run = script(iptables_w_S="-P INPUT DROP\n" + own_line(FOUR), ip6tables_w_S="-P INPUT ACCEPT\n")
-    found = change(iptables.Iptables, run, WIDE, SIX)
-    assert [argv[2] for argv in argvs(found)] == ["-I", "-D"]
-    assert found.after == [WIDE.text()]  # nothing can drop IPv6
-
-
 def test_a_peer_that_needs_none_keeps_its_rule_and_gets_no_new_one():
     run = script(iptables_w_S="-P INPUT DROP\n" + own_line(FOUR))
     assert change(iptables.Iptables, run, FOUR, OTHER, needed=[]).steps == []
@@ -257,15 +228,6 @@ def test_a_peer_that_another_job_lets_in_gets_a_rule_of_this_job_too(kind):
 
 
 SAVED = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n"
-
-
-def test_saved_rules_get_ours_at_the_head_of_input_and_lose_them_without_a_trace():
-    with_it = iptables.saved_with(SAVED, MARK, [iptables.words_of(FOUR, MARK)])
-    lines = with_it.splitlines()
-    assert MARK in lines[lines.index(":INPUT DROP [0:0]") + 1]
-    assert iptables.saved_with(with_it, MARK, []) == SAVED
-    nat = SAVED.partition("*filter")[0]
-    assert iptables.saved_with(nat, MARK, [iptables.words_of(FOUR, MARK)]) == nat
 
 
 @pytest.mark.parametrize(("text", "lost"), [(SAVED, False), (SAVED.partition("*filter")[0], True)])
@@ -344,24 +306,6 @@ def test_a_table_of_iptables_is_opened_by_the_tool_that_keeps_it(version, opened
         f"{tool}_{asked}": told for tool in tools for asked, told in (("version", version), ("w_S", "-P INPUT DROP\n"))
     }
     assert apply(nft(base("INPUT", "drop", "filter", "ip"), **answers), request(FOUR))["backend"] == opened
-
-
-def test_nftables_goes_into_every_chain_that_can_drop():
-    found = change(nftables.Nftables, nft(base(policy="drop"), base("late", "drop", "other", "ip")), FOUR, SIX)
-    chains = [tuple(argv[3:6]) for argv in argvs(found)]
-    assert chains.count(("inet", "filter", "input")) == 2
-    assert chains.count(("ip", "other", "late")) == 1  # no IPv6 in a chain of IPv4
-    assert "reboot" in found.note
-
-
-def test_nftables_leaves_its_rules_where_they_are_and_deletes_the_rest():
-    def own(ports):
-        return f'ip saddr {FOUR.peer} tcp dport {ports} accept comment "{MARK}"'
-
-    there = base(policy="drop", rules=[own("29500"), own("1-2").replace("d4", "d44")])
-    assert change(nftables.Nftables, nft(there), FOUR).steps == []
-    found = change(nftables.Nftables, nft(base(policy="drop", rules=[own("29500"), own("1-2")])), FOUR)
-    assert argvs(found) == [["nft", "delete", "rule", "inet", "filter", "input", "handle", "6"]]
 
 
 @pytest.mark.parametrize("check", [(0, "", ""), (1, "", "x.nft:3:1: Error: No such file or directory")])
@@ -460,46 +404,8 @@ def test_rules_of_a_stopped_firewalld_are_taken_away_as_well():
 # Closing what is left over
 
 
-class Host:
-    """A machine whose firewalls do what they are told, as far as these tests tell them."""
-
-    def __init__(self, added="", listing="-P INPUT DROP\n"):
-        self.added, self.listing = added, listing
-
-    def __call__(self, argv):
-        if argv[:2] == ["ufw", "show"]:
-            return 0, self.added, ""
-        if argv[:2] == ["ufw", "delete"]:
-            kept = [line for line in self.added.splitlines(True) if " ".join(argv[2:]) not in line]
-            self.added = "".join(kept)
-        elif argv[0] == "ufw" and "comment" in argv:
-            lines = self.added.splitlines(True)
-            words = " ".join(argv[1 : argv.index("comment")])
-            self.added = "".join(f"ufw {words} comment '{argv[-1]}'\n" if words in line else line for line in lines)
-        elif argv[:3] == ["iptables", "-w", "-S"]:
-            return 0, self.listing, ""
-        elif argv[:3] == ["iptables", "-w", "-D"]:
-            self.listing = "".join(x for x in self.listing.splitlines(True) if iptables.words_in(x)[2:] != argv[4:])
-        elif argv[0] != "ufw":
-            return 127, "", "not installed"
-        return 0, "", ""
-
-
 def left_over(**more):
     return request(**{"mark": rules.MARK, "present": False, "check": False, **more})
-
-
-def test_field_29_the_rules_of_earlier_runs_go_and_those_of_a_live_one_stay():
-    e5 = own_line(WIDE, "nanochat.ddp:e5")
-    host = Host(ADDED, "-P INPUT DROP\n" + own_line(FOUR) + e5 + "-A INPUT -i lo -j ACCEPT\n")
-    result = apply(host, left_over(keep=("e5",)))
-    assert (result["changed"], result["closed"]) == (True, ["d4"])
-    assert "nanochat.ddp:e5'" in host.added
-    assert host.listing == "-P INPUT DROP\n" + e5 + "-A INPUT -i lo -j ACCEPT\n"
-    assert not apply(host, left_over(keep=("e5",)))["changed"]
-    assert apply(host, left_over())["closed"] == ["e5"]
-    assert "nanochat.ddp" not in host.added + host.listing
-    assert "hi there" in host.added
 
 
 def test_field_29_a_firewalld_is_asked_for_the_jobs_that_are_known():
@@ -521,12 +427,6 @@ def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boo
 # Choosing
 
 
-def test_nothing_is_done_where_nothing_can_drop():
-    result = apply(nft(base(), iptables_w_S="-P INPUT ACCEPT\n"), request(FOUR))
-    assert (result["backend"], result["active"], result["changed"], result["commands"]) == ("none", False, False, [])
-    assert result["message"] == "no firewall on this host can drop incoming connections"
-
-
 def test_a_native_drop_beside_ufw_is_opened_too():
     answers = {"ufw_version": "0.36", "ufw_status_verbose": DENY, "ufw_show_added": ""}
     result = apply(nft(base(policy="drop"), iptables_w_S="-P INPUT DROP\n", **answers), request(FOUR))
@@ -540,36 +440,6 @@ def test_a_ban_beside_ufw_is_named_too():
     assert (result["backend"], result["foreign"]) == ("ufw", [])
     result = apply(script(iptables_w_S=listing, **answers), request(FOUR))
     assert (result["backend"], result["foreign"]) == ("ufw", ["iptables chain f2b-sshd"])
-
-
-def test_nobody_is_closed_out_by_a_setting_of_none():
-    assert not apply(script(), left_over(backend="none", known=("d4",)))["changed"]
-
-
-def without_root(monkeypatch, kind, **more):
-    monkeypatch.setattr(kind, "suspected", lambda self: True)
-    run = script()
-    result = apply(run, request(FOUR, root=False, check=False, **more))
-    assert (result["changed"], result["needs_root"]) == (False, True)
-    assert {call[0] for call in run.calls} <= {"systemctl"}  # only asked what is active
-    return result["commands"]
-
-
-def test_field_02_without_root_the_owner_gets_the_commands(monkeypatch):
-    rule = "allow from 192.168.1.11 to any port 29500 proto tcp"
-    assert without_root(monkeypatch, ufw.Ufw) == [f"sudo ufw prepend {rule} comment nanochat.ddp:d4"]
-    assert without_root(monkeypatch, ufw.Ufw, present=False) == [f"sudo ufw delete {rule}"]
-    assert without_root(monkeypatch, ufw.Ufw, needed=[]) == []
-
-
-@pytest.mark.parametrize(
-    ("tool", "command"), [("nft", "sudo nft insert rule "), ("iptables", "sudo iptables -w -I INPUT 1 ")]
-)
-def test_field_02_where_no_firewall_shows_itself_the_owner_gets_the_commands_for_closed_ports(tool, command):
-    result = apply(script(**{f"{tool}_version": "1"}), request(FOUR, root=False))
-    assert not result["needs_root"] and result["commands"] == []
-    assert result["if_closed"][0].startswith(command)
-    assert apply(script(), request(FOUR, root=False))["if_closed"] == []
 
 
 def test_field_02_a_root_that_may_not_is_treated_as_none(monkeypatch):

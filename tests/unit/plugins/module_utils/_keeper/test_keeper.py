@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.run_folder import KEEPER_MEMORY
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership, talk
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, membership
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import record
 from ansible_collections.nanochat.ddp.tests.integration.local import free_port
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -192,22 +191,6 @@ def hosts(tmp_path):
     made.close()
 
 
-def test_a_rank_that_is_killed_is_started_again_with_all(hosts):
-    hosts.train_together(min_hosts=2)
-    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
-    hosts.wait("a second start on both", lambda: all(len(hosts.events(h, "start")) == 2 for h in ("desktop", "laptop")))
-    hosts.wait_for_training("desktop", "desktop", "laptop")
-    start = hosts.events("laptop", "start")[1]
-    assert "--rank-rows=4,4" in start["argv"]
-    assert start["meets"] == ["1", "2", "127.0.0.1", f"generation-{hosts.state('laptop')['generation']}"]
-    assert "keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)" in (hosts.folder / "laptop.log").read_text()
-    # A user's stop ends both keepers, and nothing starts again.
-    hosts.stop("desktop")
-    hosts.stop("laptop")
-    assert [process.wait(PATIENCE) for process in hosts.running.values()] == [0, 0]
-    assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.STOPPED] * 2
-
-
 def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
     hosts.train_together(min_hosts=2)
     (hosts.folder / "laptop/spoil").touch()
@@ -215,19 +198,6 @@ def test_an_error_that_would_come_again_ends_the_run_on_all_hosts(hosts):
     assert [hosts.state(host)["state"] for host in ("desktop", "laptop")] == [states.FAILED] * 2
     assert hosts.state("laptop")["why"] == "the shard is damaged"
     assert len(hosts.events("desktop", "start")) == 1
-
-
-def test_a_host_that_goes_down_by_a_signal_leaves_the_run_to_the_others(hosts):
-    hosts.train_together()
-    # As a shutdown does it: all processes at once.
-    for pid in (hosts.running["desktop"].pid, hosts.trainer("desktop")):
-        os.kill(pid, signal.SIGTERM)
-    assert hosts.running["desktop"].wait(PATIENCE) == record.COME_BACK
-    assert hosts.events("desktop", "end")[-1]["reason"] == "stopped"
-    hosts.wait_for_training("laptop", "laptop")
-    assert not (hosts.folder / "desktop/.session/stop").exists()
-    hosts.start("desktop", again=True)
-    hosts.wait_for_training("desktop", "desktop", "laptop")
 
 
 def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
@@ -259,17 +229,6 @@ def test_a_keeper_that_cannot_write_promises_nothing_and_goes_on_when_it_can(hos
     hosts.wait("a second start", lambda: len(hosts.events("laptop", "start")) == 2)
     assert log.read_text().count("keeper: cannot write") == 1
     assert json.loads((folder / KEEPER_MEMORY).read_text())["promised"] > promised
-
-
-def test_a_host_that_cannot_write_is_done_without_until_it_can(hosts):
-    hosts.train_together()
-    folder, away = hosts.folder / "laptop/.keeper", hosts.folder / "laptop/away"
-    folder.rename(away)
-    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
-    hosts.wait_for_training("desktop", "desktop")
-    assert hosts.state("desktop")["generation"] < 12 and hosts.running["laptop"].poll() is None
-    away.rename(folder)
-    hosts.wait("room", lambda: "keeper: can write" in (hosts.folder / "laptop.log").read_text())
 
 
 def test_field_35_a_host_that_is_lost_is_done_without_and_let_in_again(hosts):
@@ -335,62 +294,6 @@ def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_m
     assert len(hosts.events("laptop", "start")) == 1
     # The stand-in counts until its keeper has noticed that the desktop is gone; a real trainer makes no step alone.
     assert len(hosts.events("laptop", "step")) < steps + 100
-
-
-def test_the_others_hear_how_far_a_rank_is_as_long_as_there_is_one() -> None:
-    steps, noted = iter((7, 9)), []
-    rank = SimpleNamespace(ended=lambda: None, stuck={}, process=object(), steps=lambda: next(steps))
-    one: Any = SimpleNamespace(
-        own=membership.OwnState(membership.Word("a")), rank=rank, _note_apart_since=lambda: noted.append(1)
-    )
-    for process in (rank.process, None):
-        rank.process = process
-        keeper.Keeper._see_rank(one, 1.0)
-        assert (one.own.word.steps, noted) == (7, [1])
-
-
-def test_a_host_keeps_in_mind_since_when_it_trains_apart(tmp_path: Path) -> None:
-    steps: list[int | None] = [700, 900, None]
-    one: Any = SimpleNamespace(
-        rules=membership.Rules(("a", "b"), 1, 1, 1), since=None, rank=SimpleNamespace(resumed_from=lambda: steps[0])
-    )
-    word = membership.Word("a")
-    for members, expected in ((("a",), 700), (("a",), 700), (("a", "b"), None), (("a",), None)):
-        one.own = membership.OwnState(word._replace(generation=membership.Generation(1, members)))
-        keeper.Keeper._note_apart_since(one)
-        assert one.since == expected
-        steps.pop(0) if len(steps) > 1 else None
-
-
-def test_a_host_whose_rank_dies_time_and_again_gives_up_alone(hosts):
-    hosts.train_together()
-    (hosts.folder / "laptop/sick").touch()
-    os.kill(hosts.trainer("laptop"), signal.SIGKILL)
-    assert hosts.running["laptop"].wait(PATIENCE) == 1
-    assert hosts.state("laptop")["why"].startswith("the rank of laptop died")
-    hosts.wait_for_training("desktop", "desktop")
-    assert hosts.running["desktop"].poll() is None
-
-
-def test_a_host_that_gives_way_puts_aside_what_it_made_since_the_split_once() -> None:
-    moved: list[tuple[int, int]] = []
-
-    def set_apart(number: int, since: int) -> str:
-        moved.append((number, since))
-        return "apart/generation-4"
-
-    one: Any = SimpleNamespace(
-        rank=SimpleNamespace(process=object(), set_apart=set_apart), since=700, gave_way=None, _tell=lambda *words: None
-    )
-    mine = membership.Generation(4, ("a",))
-    one.own = membership.OwnState(membership.Word("a", generation=mine, regroup=4, apart=True, last=mine))
-    keeper.Keeper._give_way(one)
-    assert not moved, "its rank saves"
-    one.rank.process = None
-    for dummy in range(2):
-        keeper.Keeper._give_way(one)
-    # The others still hear why.
-    assert (moved, one.since, one.own.word.apart) == ([(4, 700)], None, True)
 
 
 GOOD_STATE = {
@@ -463,29 +366,3 @@ def test_a_host_whose_rank_cannot_start_costs_the_others_seconds(hosts, how, tol
     # A few for each of three attempts, on a machine with other work.
     assert took < 60 and hosts.running[well].poll() is None
     assert hosts.state(well)["generation"] < 12
-
-
-def test_a_keeper_that_says_nonsense_is_done_without(hosts):
-    hosts.train_together()
-    settings = json.loads((hosts.folder / "laptop/.keeper/keeper.json").read_text())
-    for pid in [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]:
-        os.kill(pid, signal.SIGKILL)
-    hosts.running["laptop"].wait()
-    addresses = {n["host"]: talk.KeeperAddress(n["host"], "127.0.0.1", n["keeper_port"]) for n in hosts.plan["nodes"]}
-    liar = talk.Messenger(addresses["laptop"], (addresses["desktop"],), settings["secret"], settings["launch"])
-    liar.start()
-    try:
-        word = membership.Word("laptop", states.TRAINING, promised=2**53 - 1, hears=("desktop",))
-
-        def is_alone():
-            liar.say(word)
-            return hosts.state("desktop")["members"] == ["desktop"]
-
-        hosts.wait("the desktop alone", is_alone)
-        assert hosts.state("desktop")["generation"] < 20
-    finally:
-        liar.close()
-    log = hosts.folder / "desktop.log"
-    heard = log.read_text().count("laptop is heard")
-    hosts.start("laptop", again=True)
-    hosts.wait("a true word", lambda: log.read_text().count("laptop is heard") > heard)

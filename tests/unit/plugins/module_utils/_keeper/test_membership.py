@@ -72,27 +72,6 @@ def test_a_host_taken_out_by_hand_is_not_waited_for():
     assert not m.may_train(RULES, (), left=BOTH)
 
 
-def test_a_generation_is_offered_promised_and_begun():
-    now = 5.0
-    a, b = m.OwnState(m.Word("desktop")), m.OwnState(m.Word("laptop"))
-    a, order = m.decide(RULES, a, heard(now, b.word._replace(hears=("desktop",))), now)
-    assert (a.word.state, order, a.word.generation.members) == (m.OFFERED, "", BOTH)
-    b, order = m.decide(RULES, b, heard(now, a.word), now)
-    assert (b.word.state, order, b.word.promised) == (m.PROMISED, "", a.word.promised)
-    a, order = m.decide(RULES, a, heard(now, b.word), now)
-    assert (a.word.state, order, a.word.go) == (m.TRAINING, m.START, True)
-    b, order = m.decide(RULES, b, heard(now, a.word), now)
-    assert (b.word.state, order, b.word.started) == (m.TRAINING, m.START, a.word.started)
-
-
-def test_an_offer_is_promised_once():
-    offer = m.Generation(5, BOTH)
-    caller = m.Word("desktop", m.OFFERED, offer, promised=5, hears=("laptop",))
-    for promised, state in ((4, m.PROMISED), (5, m.IDLE)):
-        own = m.OwnState(m.Word("laptop", promised=promised))
-        assert m.decide(RULES, own, heard(5, caller), 5.0)[0].word.state == state
-
-
 def test_an_offer_from_before_a_suspend_is_void():
     """The others may have started and been stopped while this host slept."""
     offer = m.Generation(5, BOTH)
@@ -132,41 +111,6 @@ def test_the_first_generation_waits_for_all_hosts():
     own = m.OwnState(m.Word("desktop"))
     assert m.decide(RULES, own, {}, 30.0)[0].word.state == m.IDLE
     assert m.decide(RULES, own, {}, 61.0)[0].word.state == m.OFFERED
-
-
-def test_a_missing_member_ends_the_generation_and_is_waited_for():
-    own = trains(RULES, "desktop", BOTH)
-    laptop = m.Word("laptop", m.TRAINING, last=m.Generation(2, BOTH), promised=2, hears=("desktop",))
-    assert m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 105.0)[1] == ""
-    own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 100, 0)}, 107.0)
-    assert (order, own.word.why) == (m.SAVE, "laptop is not heard")
-    own = m.rank_ended(own, 108.0, 17, m.FAILED)
-    assert (own.word.state, own.word.steps) == (m.IDLE, 17)
-    assert m.decide(RULES, own, {}, 117.0)[0].word.state == m.IDLE
-    own, order = m.decide(RULES, own, {}, 118.0)
-    own, order = m.decide(RULES, own, {}, 118.0)
-    assert (order, own.word.generation.members) == (m.START, ("desktop",))
-
-
-def test_who_comes_back_is_let_in():
-    own = trains(RULES, "desktop", ("desktop",), now=0.0)
-    laptop = m.Word("laptop", m.IDLE, hears=("desktop",))
-    assert m.decide(RULES, own, {"laptop": m.Heard(laptop, 10, 9)}, 10.0)[1] == ""
-    own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 30, 9)}, 30.0)
-    assert (order, own.word.why) == (m.FINISH_STEP, "laptop comes in")
-    own = m.rank_ended(own, 33.0, 40, m.STOPPED)
-    own, order = m.decide(RULES, own, {"laptop": m.Heard(laptop, 33, 9)}, 33.0)
-    assert own.word.generation.members == BOTH
-
-
-def test_of_two_parts_the_one_with_fewer_steps_gives_way():
-    desktop = trains(RULES, "desktop", ("desktop",), number=2, now=0.0, steps=40)
-    laptop = trains(RULES, "laptop", ("laptop",), number=3, now=0.0, steps=35)
-    desktop, laptop = desktop.with_word(hears=("laptop",)), laptop.with_word(hears=("desktop",))
-    desktop, order = m.decide(RULES, desktop, heard(50, laptop.word), 50.0)
-    assert (order, desktop.word.outranked) == ("", 3)
-    laptop, order = m.decide(RULES, laptop, heard(51, desktop.word), 51.0)
-    assert (order, laptop.word.apart, laptop.word.why) == (m.FINISH_STEP, True, "desktop has more steps")
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -311,25 +255,6 @@ def test_losses_of_hosts_and_links_never_end_a_run():
     assert m.FAILED not in (desktop.word.state, laptop.word.state)
 
 
-def test_who_goes_down_is_not_waited_for_and_is_let_in_again():
-    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.AWAY, "laptop goes down")
-    assert (laptop.word.state, order) == (m.ENDING, m.FINISH_STEP)
-    desktop, order = m.decide(RULES, trains(RULES, "desktop", BOTH), heard(111, laptop.word), 111.0)
-    assert (desktop.word.state, order, desktop.word.why) == (m.ENDING, m.FINISH_STEP, "laptop goes down")
-    laptop = m.rank_ended(laptop, 112.0, 20, m.STOPPED)
-    assert laptop.word.state == m.AWAY
-    desktop = m.rank_ended(desktop, 112.0, 20, m.STOPPED)
-    gone = {"laptop": m.Heard(laptop.word, 112, 0)}
-    desktop, order = m.decide(RULES, desktop, gone, 113.0)
-    assert (desktop.word.state, desktop.word.generation.members) == (m.OFFERED, ("desktop",))
-    # It has not left for good: if all hosts are needed, the others wait for it.
-    desktop = m.change(desktop, 113.0, m.IDLE)
-    assert m.decide(RULES._replace(least=2), desktop, gone, 1000.0)[0].word.state == m.IDLE
-    laptop = again(laptop, returned=True)
-    both = heard(1001, laptop.word._replace(hears=("desktop",)))
-    assert m.decide(RULES._replace(least=2), desktop, both, 1001.0)[0].word.generation.members == BOTH
-
-
 def test_a_signal_to_a_rank_that_nobody_explains_costs_no_wait():
     desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
     laptop = m.rank_ended(trains(RULES, "laptop", BOTH), 111.0, 20, m.STOPPED)
@@ -445,30 +370,3 @@ def test_a_stop_reaches_whoever_waits():
     assert m.decide(RULES, own, {}, 1120.0)[0].word.state == m.IDLE
     idle = m.Word("desktop", m.IDLE, last=m.Generation(2, BOTH))
     assert m.decide(RULES, own, heard(107, idle), 107.0)[0].word.state == m.IDLE
-
-
-def test_leaving_by_hand_lets_the_others_go_on():
-    laptop, order = m.asked_to_end(trains(RULES, "laptop", BOTH), 110.0, m.LEFT, "taken out")
-    assert order == m.FINISH_STEP
-    desktop = m.rank_ended(trains(RULES, "desktop", BOTH), 111.0, 20, m.STOPPED)
-    laptop = m.rank_ended(laptop, 111.0, 20, m.STOPPED)
-    assert laptop.word.state == m.LEFT
-    desktop, dummy = m.decide(RULES._replace(least=2), desktop, heard(112, laptop.word), 112.0)
-    assert desktop.word.left == ("laptop",)
-    desktop, dummy = m.decide(RULES._replace(least=2), desktop, {}, 113.0)
-    assert desktop.word.generation.members == ("desktop",)
-
-
-def test_a_link_that_is_cut_one_way_counts_as_none():
-    own = m.OwnState(m.Word("a"))
-    words = {"b": m.Word("b", hears=("a",)), "c": m.Word("c", hears=())}
-    assert m.clique_around(THREE, own, m.present(own, words)) == ("a", "b")
-
-
-def test_numbers_are_unique_to_who_offers():
-    numbers = {}
-    for host in THREE.hosts:
-        for promised in range(12):
-            number = m.next_number(THREE, m.OwnState(m.Word(host, promised=promised)), {})
-            assert number > promised
-            assert numbers.setdefault(number, host) == host

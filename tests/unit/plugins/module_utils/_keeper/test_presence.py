@@ -93,41 +93,11 @@ MINE = m.Generation(2, ("desktop", "laptop"))
 TRAINS = m.OwnState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
 
 
-def test_a_guest_finishes_its_step_and_stays_until_there_is_no_reason():
-    own, order = presence.follow(TRAINS, 1.0, "used")
-    assert (own.word.state, own.word.regroup, order) == (m.ENDING, 2, m.FINISH_STEP)
-    assert presence.follow(own, 2.0, "used") == (own, "")
-    own = m.rank_ended(own, 3.0, 7, m.STOPPED)
-    assert own.word.state == m.RESTING
-    assert m.decide(RULES, own, {}, 1000.0) == (own, "")
-    assert presence.follow(own, 4.0, "used")[0].word.state == m.RESTING
-    assert presence.follow(own, 4.0, "")[0].word.state == m.IDLE
-
-
-def test_a_guest_leaves_again_after_it_has_been_back():
-    back = TRAINS._replace(after_ending=m.RESTING)
-    assert presence.follow(back, 1.0, "used")[1] == m.FINISH_STEP
-
-
-def test_a_guest_that_is_away_hears_the_end_of_the_run():
-    rests = m.OwnState(m.Word("laptop", m.RESTING))
-    for state in (m.STOPPED, m.FINISHED):
-        heard = {"desktop": m.Heard(m.Word("desktop", state), 1.0, 0.0)}
-        assert m.decide(RULES, rests, heard, 1.0)[0].word.state == state
-
-
 def test_leave_by_hand_wins():
     assert m.asked_to_end(m.OwnState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
     leaving = presence.follow(TRAINS, 1.0, "used")[0]
     left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
     assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
-
-
-def test_the_others_do_not_wait_for_a_guest_that_is_away():
-    rules = RULES._replace(grace=30.0, first_grace=300.0)
-    word = m.Word("laptop", m.RESTING, hears=("desktop",))
-    own = m.decide(rules, m.OwnState(m.Word("desktop")), {"laptop": m.Heard(word, 1.0, 0.0)}, 1.0)[0]
-    assert own.word.generation.members == ("desktop",)
 
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():

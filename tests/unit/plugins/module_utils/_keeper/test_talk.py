@@ -190,19 +190,6 @@ def test_what_is_no_keeper_is_told_as_such(monkeypatch):
     assert answered_by(lambda link: time.sleep(2)) == "desktop does not answer"
 
 
-def test_questions_go_over_one_connection_until_the_peer_ends_it(talks):
-    desktop, laptop = talks()
-    desktop.start()
-    until_answered(laptop, desktop.me)
-    (link,) = laptop._links[desktop.me]
-    laptop.ask(desktop.me)
-    assert laptop._links[desktop.me] == [link]
-    link.shutdown(socket.SHUT_WR)
-    assert link.recv(1, socket.MSG_PEEK) == b""
-    laptop.ask(desktop.me)
-    assert laptop._links[desktop.me] != [link]
-
-
 def test_late_answers_are_not_waited_for_and_do_not_follow_later_ones(talks, monkeypatch):
     monkeypatch.setattr(talk, "SECONDS", 0.05)
     laptop = talks()[1]

@@ -55,7 +55,10 @@ def test_each_source_comes_after_what_it_needs(file):
 
 def test_what_another_room_lends_is_found():
     names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
-    assert " ".join(names) == "files processes politeness env_file priority reaper document ownership record runner"
+    assert (
+        " ".join(names)
+        == "files processes politeness env_file priority reaper validate document decode ownership record runner"
+    )
 
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):

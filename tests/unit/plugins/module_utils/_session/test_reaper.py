@@ -85,38 +85,3 @@ def test_a_signal_goes_to_the_process_that_was_looked_at_or_to_nobody(child, mon
     reaper.send(target, signal.SIGKILL)
     assert child.wait(10) == -signal.SIGKILL
     reaper.send(target, signal.SIGKILL)  # nobody has the pid any more, and that is no error
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """The signals that would have been sent."""
-    numbers = []
-    monkeypatch.setattr(reaper, "send", lambda target, number: numbers.append(number))
-    return numbers
-
-
-def test_end_returns_who_could_not_be_ended(child, sent, monkeypatch):
-    monkeypatch.setattr(reaper, "TERM_SECONDS", 0.1)
-    monkeypatch.setattr(reaper, "KILL_SECONDS", 0.2)
-    stubborn = {child.pid: processes.process(child.pid)}
-    monkeypatch.setattr(reaper, "members", lambda session: stubborn)
-
-    assert reaper.end(SESSION, 0) == stubborn
-    assert sent[:3] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
-
-
-@pytest.mark.parametrize(("hurry", "asked"), [({}, 1), ({"hurry": lambda: True}, 2)])
-def test_whoever_saves_is_given_the_time_for_it_unless_there_is_a_hurry(sent, monkeypatch, hurry, asked):
-    trees = iter([{11: one(11, 10)}] * 3 + [{}] * 9)
-    monkeypatch.setattr(reaper, "members", lambda session: next(trees))
-
-    assert reaper.end(SESSION, 60, **hurry) == {}
-    assert sent == [signal.SIGTERM] * asked
-
-
-def test_one_that_is_stopped_is_woken_to_hear_it(sent, monkeypatch):
-    trees = iter([{11: one(11, 10, state="T")}, {}])
-    monkeypatch.setattr(reaper, "members", lambda session: next(trees))
-
-    assert reaper.end(SESSION, 5) == {}
-    assert sent == [signal.SIGTERM, signal.SIGCONT]
