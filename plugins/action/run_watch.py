@@ -16,17 +16,16 @@ from ansible.utils.display import Display
 
 from ..module_utils._kit.printable import printable
 from ..module_utils._run import polling
-from ..module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
+from ..module_utils._run.health import UNSEEN, Seen, StallLimits, without_cpu
 from ..module_utils._run.state import ENDED, RunState
-from ..module_utils._run.watching import Observation, WatchVerdict, intervals, judge
+from ..module_utils._run.watching import WatchVerdict, intervals, judge
 from ..plugin_utils import _configuration
 from ..plugin_utils._company import FollowingAction, Ledger, abandoned, ledger_of
-from ..plugin_utils._display.progress import is_due, row_of, run_line
+from ..plugin_utils._display.progress import is_due, run_line, watched
 
 display = Display()
 
 LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
-UNSEEN: Mapping[str, None] = {"state": None, "step": None}
 OPTIONS: dict[str, dict[str, Any]] = {
     "nodes": {"type": "list", "elements": "dict", "required": True},
     "first_step": {"type": "bool", "default": False},
@@ -57,17 +56,18 @@ class WatchEntry(TypedDict, total=False):
     over: str
 
 
-def observation(entry: WatchEntry, now: float) -> Observation:
+def seen_by(host: str, entry: WatchEntry, now: float) -> Seen:
     """A ledger entry as input of the judgement."""
     asked = now - entry.get("asked", now)
-    return Observation(
-        run=entry.get("run") or UNSEEN,
+    return Seen(
+        host,
+        entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
         # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
         without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
-        over=entry.get("over"),
+        verdict=entry.get("over"),
     )
 
 
@@ -142,7 +142,7 @@ class ActionModule(FollowingAction):
             hosts = [node["host"] for node in self._options()["nodes"]]
             seen = seen_of(hosts, self._ledger(), time.monotonic())
             now = time.monotonic()
-            line = run_line([row_of(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
+            line = run_line([watched(host, one, now - one["watched"]) for host, one in seen.items()]) if seen else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
                 ledger.write("line", {**before, "line": line, "at": now})
                 # Programs that read another display's output want nothing else in it.
@@ -192,7 +192,7 @@ class ActionModule(FollowingAction):
         """Judge with the results of the other hosts' loops."""
         now, ledger = time.monotonic(), self._ledger()
         hosts = {node["host"] for node in options["nodes"]} | {host}
-        seen = {name: observation(entry_of(ledger, name), now) for name in hosts}
+        seen = {name: seen_by(name, entry_of(ledger, name), now) for name in hosts}
         limits = StallLimits(minimum=options["stall_minimum"], timeout=options["timeout"])
         return judge(host, seen, limits, options["first_step"], options["lost_after"])
 
@@ -217,9 +217,9 @@ class ActionModule(FollowingAction):
         now, run = time.monotonic(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
-        if seconds_without_cpu(run) == 0:
+        if without_cpu(run) == 0:
             entry["worked"] = now
-        if state_of(run) in ENDED:
+        if Seen(host, run).state in ENDED:
             entry.setdefault("ended_since", now)
         else:
             entry.pop("ended_since", None)

@@ -91,7 +91,7 @@ def test_the_display_counts_hosts_beyond_the_forks(stage: Stage, ranks: Callable
     ranks("--seconds", "1.2", steps=20, of=[3])
     told = stage.play(WATCH, "--forks", "1")
     # Only node1 has a process of Ansible's own.
-    assert re.search(r"step \d+/\d+.*  waiting node1 .*, node4 30 %", told), told
+    assert re.search(r"step \d+/\d+.*  waited node1 .*, node4 30 %", told), told
     assert re.search(r"node4 +3 +finished +20/20", told)
 
 

@@ -28,9 +28,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions impor
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _look
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
@@ -167,12 +167,10 @@ def shown(results: dict[str, Any]) -> str:
     """The screens and documents about a run, made of these results."""
     filters = FilterModule().filters()
     texts = [filters["status_table"](results), filters["closing_table"](results, PREDICTED)]
-    json.dumps(filters["status_data"](results), allow_nan=False)
-    rows = [
-        {"host": host, "run": result.get("run") or {"state": None, "step": None}, "age": 3.0}
-        for host, result in results.items()
-    ]
-    seen = {row["host"]: Observation(row["run"], 100.0, 30.0) for row in rows}
+    json.loads(filters["status_table"](results, True), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    answered = {host: result["run"] for host, result in results.items() if result.get("run")}
+    seen = {host: Seen(host, run, age=100.0, looked=3.0, silent=30.0) for host, run in answered.items()}
+    rows = list(seen.values())
     texts += [live_line(rows, 80), phases_text(rows), regrouped(rows, 0)[1]]
     texts += [str(judge(host, seen, StallLimits(), first)) for host in seen for first in (True, False)]
     return texts[0]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.action import run_watch
 from ansible_collections.nanochat.ddp.plugins.action.run_watch import ActionModule, node_of, seen_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import UNSEEN
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _configuration
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger, common_password, taken_along
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import progress
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display.progress import RunProgress
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of
 
 HOSTS = [f"host{number}" for number in range(8)]
 
@@ -79,7 +82,7 @@ def test_of_hosts_that_go_along_what_was_seen_is_told_and_how_old_it_is(tmp_path
     assert seen_of(["host5", "host6", "host7", "host8"], ledger, now=100.0) == {
         "host5": {"run": {"state": "running"}, "reachable": True, "verdict": None, "age": 4.0, "watched": 10.0},
         "host6": {
-            "run": {"state": None, "step": None},
+            "run": UNSEEN,
             "reachable": False,
             "verdict": None,
             "age": 0.0,
@@ -121,7 +124,7 @@ def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
     assert not said, "nothing was seen yet"
     now = run_watch.time.time()
     for host in ("host1", "host2"):
-        entry = {"begun": now, "run": {"state": "running", "phase": "data"}, "seen": now}
+        entry = {"begun": now, "run": run_of(phase="data", step=None), "seen": now}
         Ledger(tmp_path / "run-watch").write(host, entry)
     watches = [object.__new__(ActionModule) for dummy in range(2)]
     for watch in watches:
@@ -137,11 +140,12 @@ def test_the_display_takes_what_one_result_tells_of_several_hosts():
     terminal: Any = SimpleNamespace(quiet=True)
     steps: Any = SimpleNamespace(forget_task=lambda: None, tell=lambda text: None)
     shown = RunProgress(terminal, steps)
-    run = {"state": "running", "step": 3}
+    run = run_of(step=3)
     other = {"run": run, "reachable": False, "verdict": "lost", "age": 20.0}
     shown.take("host1", {"over": False, "run": run, "verdict": None, "others": {"host6": other}}, final=False)
     own, along = shown.rows["host1"], shown.rows["host6"]
-    assert (own["verdict"], own["reachable"], along["verdict"], along["reachable"]) == (None, True, "lost", False)
-    assert own["seen"] - along["seen"] == pytest.approx(20, abs=1)
+    told = (own.seen.verdict, own.seen.silent, along.seen.verdict, along.seen.silent)
+    assert told == (None, 0.0, "lost", math.inf)
+    assert own.looked - along.looked == pytest.approx(20, abs=1)
     shown.take("host2", {"over": True, "lines": []}, final=True)
     assert "host2" not in shown.rows
