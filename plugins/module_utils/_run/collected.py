@@ -107,7 +107,6 @@ def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[Coll
         heartbeat={},
         training=read_object(os.path.join(folder, TRAINING_FILE)),
         events=fitting(MetricsEvent, events, metrics.get(rank, ""), problems),
-        complete=True,
         members=fitting(MemberEvent, json_lines(read_tail(kept, TAIL_BYTES)), kept, problems),
         member={},
         lines=log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Iterator, List, Optional, Tuple, TypedDict
 
 from .._contract.document import Document, number, section, text, whole, words
 
@@ -88,13 +88,6 @@ class RunFigures(Speeds, RowShare):
     started: Optional[float]  # when the session started, in seconds since the epoch
 
 
-class MetricsRead(NamedTuple):
-    """The events of a metrics file, and whether they are complete."""
-
-    events: List[Event]
-    complete: bool
-
-
 def finite(value: Any) -> Optional[float]:
     """The number as a float, or None if it is not finite (a NaN loss must not break JSON)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -133,19 +126,20 @@ def parse_events(data: bytes) -> List[Event]:
     return [event for event in json_lines(data) if isinstance(event.get("kind"), str)]
 
 
-def read_events(path: str, limit: int = METRICS_BYTES) -> MetricsRead:
+def read_events(path: str, limit: int = METRICS_BYTES) -> List[Event]:
     """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
+    if limit <= 2 * HEAD_BYTES or _size(path) <= limit:
+        return parse_events(read_tail(path, limit))
+    with open(path, "rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    return parse_events(head) + parse_events(read_tail(path, limit - len(head)))
+
+
+def _size(path: str) -> int:
     try:
-        size = os.path.getsize(path)
+        return os.path.getsize(path)
     except OSError:
-        return MetricsRead([], True)
-    if size <= limit:
-        return MetricsRead(parse_events(read_tail(path, limit)), True)
-    head = b""
-    if limit > 2 * HEAD_BYTES:
-        with open(path, "rb") as stream:
-            head = stream.read(HEAD_BYTES)
-    return MetricsRead(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
+        return 0
 
 
 def _number(event: Event, key: str) -> float:

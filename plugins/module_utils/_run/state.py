@@ -81,14 +81,13 @@ class RunState(RunFigures):
     membership: Optional[Membership]  # by the keeper of this session: its last word
     last_lines: List[str]  # the last lines of the log
     log: Optional[str]  # path of the rank's log
-    sampled: bool  # whether the metrics are so long that only their beginning and newest part were read
     previous: Optional[Previous]  # the outputs that a fresh start set aside last
     saved: Optional[int]  # the step of the newest checkpoint in the run folder
     stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
 
 
 # A run of which nothing is known.
-_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], "sampled": False, **describe_events([])}
+_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], **describe_events([])}
 EMPTY = cast(RunState, {**dict.fromkeys(RunState.__annotations__), **_KNOWN})
 
 
@@ -101,8 +100,7 @@ class Records(NamedTuple):
     session: Document
     heartbeat: Document
     training: Document
-    events: List[Event]  # of the rank's metrics
-    complete: bool  # whether these are all
+    events: List[Event]  # of the rank's metrics; of long ones only the beginning and the newest part
     members: Sequence[Document]  # its keeper's events
     member: Document  # its keeper's last word
     lines: List[str]  # of the log
@@ -122,7 +120,6 @@ def read_records(run_dir: str, rank: Optional[int], lines: int, limit: int = MET
     plan, session = read("plan.json"), read("session.json")
     rank = find_rank(run_dir, plan, session) if rank is None else rank
     suffix = "rank%d" % (rank or 0)
-    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
     records = Records(
         run_dir=run_dir,
         rank=rank,
@@ -130,8 +127,7 @@ def read_records(run_dir: str, rank: Optional[int], lines: int, limit: int = MET
         session=session,
         heartbeat=read("heartbeat-%s.json" % suffix),
         training=read(TRAINING_FILE),
-        events=metrics.events,
-        complete=metrics.complete,
+        events=read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit),
         members=read_members(run_dir),
         member=read(MEMBERS),
         lines=[],
@@ -291,7 +287,6 @@ def describe(records: Records, alive: bool) -> RunState:
         "membership": keeper,
         "last_lines": records.lines,
         "log": records.log,
-        "sampled": not records.complete,
         "previous": previous_of(records.run_dir),
         "saved": max(checkpoint_steps(records.run_dir), default=None),
         "stop_seconds": stop_seconds(records.events, heartbeat, plan) if alive else None,
