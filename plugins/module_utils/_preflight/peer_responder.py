@@ -24,7 +24,8 @@ import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
 from .._contract.document import Document
-from .._kit.processes import PORT_CHECK, ListeningSocket, alive, is_check, port_holders, start_ticks
+from .._kit import background
+from .._kit.processes import PORT_CHECK, ListeningSocket, is_check, port_holders
 
 GREETING = "NANOCHAT-DDP-CHECK"
 ANSWER = b"OK\n"
@@ -152,51 +153,12 @@ def start(ask: Ask) -> Started:
     """Start the responder in a separate process; returns what the peers and the stop need."""
     sockets, holders = listeners(ask)
     token = secrets.token_hex(16)
-    pid, started = _spawn(sockets, token, ask.seconds)
+    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, ask.seconds))
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
     responder: Responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
     return {"responder": responder, "holders": holders, "error": ""}
-
-
-def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[int, int]:
-    """Fork twice, so that the responder has no parent and leaves no zombie; its pid comes through a pipe."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                os.write(writing, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
-                os.close(writing)
-                _detach([listener.fileno() for listener in sockets])
-                _serve(sockets, token, seconds)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading, "rb") as pipe:
-        words = pipe.read().split()
-    if len(words) != 2:
-        raise PeerCheckError("the responder process could not be started")
-    return int(words[0]), int(words[1])
-
-
-def _detach(keep: Sequence[int]) -> None:
-    """Set a name and close the connection that started us, which would otherwise wait for our exit."""
-    os.chdir("/")
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
-        comm.write(PORT_CHECK)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the listing itself
 
 
 class Clients:
@@ -213,8 +175,6 @@ def _make_way(signum: int, frame: object) -> None:
 def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
     Clients.last = time.monotonic()
     signal.signal(signal.SIGUSR1, _make_way)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, seconds))
     for listener in sockets:
         threading.Thread(target=_accept, args=(listener, token), daemon=True).start()
@@ -297,19 +257,9 @@ def _both(connection: socket.socket) -> None:
         sender.join(PATIENCE)
 
 
-def stop(pid: int, started: int, patience: float = 2.0) -> bool:
+def stop(pid: int, started: int) -> bool:
     """Stop the responder if its process still runs; True if it did."""
-    if not alive(pid, started):
-        return False
     try:
-        os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + patience
-        while alive(pid, started) and time.monotonic() < end:
-            time.sleep(0.01)
-        if alive(pid, started):
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        return background.end(pid, started)
     except PermissionError as error:
         raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
-    return True

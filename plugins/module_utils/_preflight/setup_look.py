@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Mapping
 
-from .._contract.document import Document, digest_of
+from .._contract.document import Document
 from .._kit import bare
-from .._shards.folder import Digests, ShardsError, compare, entries, load_manifest, plan_links
+from .._shards.folder import Digests, compare, load_manifest, plan_links
 from .._trainer import files as trainer_files
 from .._trainer.uv_errors import VenvError, VenvSpec
 from .._trainer.venv import Venv
@@ -84,9 +84,9 @@ def data_seen(folder: str, run_dir: str) -> Document:
     if manifest is None:
         return {"ready": False, "digest": ""}
     try:
-        wanted = entries(manifest)
-        whole = all(one.state == "ok" for one in compare(wanted, Digests(folder)))
-        links = plan_links(folder, run_dir, wanted)
-    except (ShardsError, OSError):
+        states = compare(manifest.files, Digests(folder))
+        links = plan_links(folder, run_dir, manifest.files)
+    except OSError:
         return {"ready": False, "digest": ""}
-    return {"ready": whole and not links.make and not links.remove, "digest": digest_of(manifest)}
+    ready = set(states.values()) <= {"ok"} and not links.make and not links.remove
+    return {"ready": ready, "digest": manifest.digest()}

@@ -22,8 +22,8 @@ import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import background
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.modules import peer_responder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -158,7 +158,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(peer_responder, "start", lambda ask: {"responder": {}, "holders": []})
         patch.setattr(peer_responder, "stop", lambda pid, started: False)
         patch.setattr(ways.socket, "create_connection", _refuse)
-        patch.setattr(server.subprocess, "Popen", _refuse)
+        patch.setattr(background, "spawn", _refuse)
         patch.setattr(basic.AnsibleModule, "run_command", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
         patch.setattr(gather, "SAMPLE_SECONDS", 0.001)

@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("shard_sync", {"state": "fetched", "url": "https://me:hidden@example.org/x", "shards": 2, "last_shard": 5}),
+        ("shard_sync", {"state": "fetched", "url": "https://me:hidden@example.org/x", "names": ["a"]}),
         ("trainer_venv", {"torch_index": "https://me:hidden@example.org/x"}),
     ],
 )

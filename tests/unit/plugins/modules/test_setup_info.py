@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    apply_links,
-    entries,
-    plan_links,
-    save_manifest,
-)
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv
 from ansible_collections.nanochat.ddp.plugins.modules import setup_info
-from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill, parquet
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import make_ready, parquet
 
 LOCK = {"digest": "one", "pins": {"torch": ["2.13.0"]}}
 SOURCES = {"scripts/base_train.py": b"print('training')\n", "run.sh": b"#!/bin/sh\n"}
@@ -40,10 +34,7 @@ class Host:
         trainer_tree.apply(trainer, DIGESTS, trainer_tree.compare(trainer, DIGESTS), contents)
         (folder / "venv").mkdir()
         (folder / "venv" / venv.STAMP).write_text(json.dumps({"digest": "one", "python": "3.11"}))
-        manifest = describe(fill(folder / "data"))
-        save_manifest(str(folder / "data"), manifest)
-        places = str(folder / "data"), str(folder / "run")
-        apply_links(*places, plan_links(*places, entries(manifest)))
+        make_ready(str(folder / "data"), str(folder / "run"))
 
     def run(self, argv: list[str]) -> tuple[int, str, str]:
         if venv.ASK_PYTHON in argv:

@@ -17,7 +17,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import set
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 
 
 def answer(module, params):
@@ -92,7 +91,7 @@ def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
     assert answer(wanted, {**params, "name": "a.b"})["failed"]
 
 
-@pytest.mark.parametrize("module", [polling, host, setup_look, runner, server, env_state, deployment, wanted])
+@pytest.mark.parametrize("module", [polling, host, setup_look, runner, env_state, deployment, wanted])
 def test_each_source_comes_after_what_it_needs(module):
     names = [name for name, dummy_source in host_code.sources(module.__name__)]
     assert names[-1] == module.__name__
@@ -106,7 +105,7 @@ def test_what_another_room_lends_is_found():
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
     """Like the loader of collections on the controller."""
-    source = host_code.sources(server.__name__)
+    source = host_code.sources(setup_look.__name__)
 
     class Loader:
         @staticmethod
@@ -114,4 +113,4 @@ def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
             return dict(source)[name].encode("utf-8")
 
     monkeypatch.setattr(host_code.importlib, "import_module", lambda name: type("module", (), {"__loader__": Loader}))
-    assert host_code.sources(server.__name__) == source
+    assert host_code.sources(setup_look.__name__) == source

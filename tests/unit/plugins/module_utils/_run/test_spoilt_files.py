@@ -176,7 +176,7 @@ def look_everywhere(base: Path) -> None:
     session.same(Spec(("true",), "/", None, "/tmp/log"))
     boot.to_start(run)
     Digests(run).known("a")
-    shard_server.running(run)
+    shard_server.running(f"{run}/server.state")
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
     reading.innermost_frame(found)
     reading.last_collective(found)
