@@ -194,7 +194,7 @@ class Health:
         return min(failed, key=lambda host: float(self.seen[host].run["membership"]["since"]), default=None)
 
     def newest_record(self) -> Optional[Membership]:
-        """What the keeper that trained last said last."""
+        """The last record of the keeper that trained last."""
         records = [one.run["membership"] for one in self.seen.values() if one.run["membership"]]
         return max(records, key=lambda one: (one["state"] == TRAINING, one["generation"] or 0), default=None)
 

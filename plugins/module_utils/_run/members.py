@@ -55,7 +55,7 @@ class Membership(TypedDict):
 def membership_of(
     record: Document, events: Sequence[Document], started: Optional[float], metrics: Sequence[Event], plan: Document
 ) -> Optional[Membership]:
-    """What this session's keeper said last, from its record (members.json, not collected) and its events; None if it has none."""
+    """The last record of this session's keeper (members.json, which is not collected) with its events; None if it has none."""
     newest = next((event for event in reversed(events) if event.get("what") in STATES), {})
     record = record or ({**events[-1], "state": newest.get("what"), "since": events[-1]["time"]} if newest else {})
     since, state = finite(record.get("since")), text(record, "state")

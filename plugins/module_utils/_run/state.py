@@ -249,7 +249,7 @@ def read_run(
 
 
 def describe(records: Records, alive: bool) -> RunState:
-    """What the files of a host's share of a run say, whenever that is asked."""
+    """The state by the files alone, without the fields that depend on the clock."""
     plan, session = records.plan, records.session
     figures, started = _session_figures(records.events, session), finite(session.get("started"))
     keeper = membership_of(records.member, records.members, started, records.events, plan)

@@ -31,7 +31,7 @@ class WatchVerdict(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What a watcher knows and wants; the state of a host that was silent for too long is unknown."""
+    """Judges the hosts of a run for a watcher; the state of a host that was silent for too long is unknown."""
 
     health: Health
     known: Health  # only of hosts that answered lately

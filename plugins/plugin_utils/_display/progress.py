@@ -20,7 +20,7 @@ QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at
 
 
 class Watched(NamedTuple):
-    """What is shown of a watched host, by this machine's clock."""
+    """A watched host, with times by this machine's clock."""
 
     seen: Seen
     first: float  # when watching it began
