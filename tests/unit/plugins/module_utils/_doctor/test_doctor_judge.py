@@ -18,7 +18,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
 
 PLAN: dict[str, Any] = {
     "run": "d4",
@@ -28,24 +28,9 @@ PLAN: dict[str, Any] = {
         {"host": "laptop", "rank": 1, "address": "192.168.1.11", "nic": "wlp3s0"},
     ],
 }
-RUN = {
-    **EMPTY,
-    "state": "running",
-    "step": 40,
-    "done": 41,
-    "step_seconds": 2.0,
-    "steps_counted": 39,
-    "idle_seconds": 1.0,
-    "phase": "forward_backward",
-    "phase_seconds": 1.0,
-    "heartbeat_age": 0.5,
-    "collective": 300,
-    "error": None,
-    "last_lines": ["step 00040/05000"],
-    "exit_code": None,
-    "signal": None,
-    "ended": None,
-}
+RUN = run_of(
+    step=40, done=41, steps_counted=39, phase="forward_backward", collective=300, last_lines=["step 00040/05000"]
+)
 PROCESS = {
     "pid": 4711,
     "state": "R",
@@ -56,16 +41,9 @@ PROCESS = {
     "command": "python",
 }
 SYSTEM = {
-    "cpus": 4,
-    "load1": 2.0,
-    "memory_total": 2**34,
-    "memory_available": 2**33,
-    "swapped_pages_per_second": 0.0,
-    "disk_free": 2**36,
-    "throttled": False,
-    "oom_kills": 0,
-    "nics": {"enp4s0": {"state": "up"}, "wlp3s0": {"state": "up"}},
-}
+    "cpus": 4, "load1": 2.0, "memory_total": 2**34, "memory_available": 2**33, "swapped_pages_per_second": 0.0, "disk_free": 2**36,
+    "throttled": False, "oom_kills": 0, "nics": {"enp4s0": {"state": "up"}, "wlp3s0": {"state": "up"}},
+}  # fmt: skip
 
 
 def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -13,20 +13,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
 from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.fake_run import collected
 
 PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
 PARTS = {"report.html": "{{ TITLE }}|{{ STYLE }}|{{ SCRIPT }}|{{ DATA }}", "report.css": "css", "report.js": "js"}
-
-
-def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, ...] = ("node1", "node2")) -> Path:
-    """A finished run as run_files brings it."""
-    path = folder / run
-    nodes = [path / host for host in hosts]
-    for rank, node in enumerate(nodes):
-        fake_run.write_history(node, fake_run.history(rank, len(hosts), steps, 1.7e9, 0.5, run), rank)
-        fake_run.write_json(node / "session.json", fake_run.session_of(rank, 1.7e9, run, ended=1.7e9 + 99, exit_code=0))
-        fake_run.write_json(node / "plan.json", fake_run.plan_for(nodes, steps, run))
-    return path
 
 
 @pytest.fixture
