@@ -11,7 +11,7 @@ from .document import Document
 from .training import TrainingIdentity
 
 if TYPE_CHECKING:
-    from .values import (
+    from .decode import (
         AbsolutePath,
         Duration,
         Interface,

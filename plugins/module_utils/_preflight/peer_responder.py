@@ -257,6 +257,21 @@ def _both(connection: socket.socket) -> None:
         sender.join(PATIENCE)
 
 
+def start_responder(
+    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
+) -> Started:
+    """Start answering (see Ask); that it cannot be started is a result, for the judgement of all hosts."""
+    try:
+        return start(Ask(address, rendezvous_port, others, low, high, data_count, seconds))
+    except PeerCheckError as error:
+        return {"responder": {}, "holders": [], "error": str(error)}
+
+
+def stop_responder(pid: int, started: int) -> dict[str, bool]:
+    """Stop the responder that is this process and started at that clock tick."""
+    return {"stopped": stop(pid, started)}
+
+
 def stop(pid: int, started: int) -> bool:
     """Stop the responder if its process still runs; True if it did."""
     try:

@@ -33,7 +33,7 @@ def team_speed(
 def follows_speed(plan: Plan) -> bool:
     """Whether the hosts' rows follow their speeds."""
     training = plan["training"]
-    return training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
+    return training.get("batch_split") in ("auto", "speed")
 
 
 def part_of(job: StepJob, rows: Mapping[str, int]) -> StepJob:

@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 import sys
-from typing import Any, Mapping, Optional, Sequence, cast
+from typing import Any, Optional, Sequence, cast
 
 from .._contract.probe import Measured, Probe, Python, Pythons, Transfer, VenvFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER
@@ -30,21 +30,11 @@ VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
 # Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
-OPTIONS: dict[str, dict[str, object]] = {
-    "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
-    "run_dir": {"type": "str"},
-    "venv_dir": {"type": "str"},
-    "python": {"type": "str"},
-    "ports": {"type": "list", "elements": "int", "default": []},
-    "peers": {"type": "list", "elements": "str", "default": []},
-    "folders": {"type": "list", "elements": "str", "default": []},
-    "base_run": {"type": "str"},
-}
 
 
-def say(mark: str, params: Mapping[str, Any]) -> None:
-    """The program: returns the result of host_info."""
-    bare.answer(mark, {"probe": probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, **params)})
+def host_info(**asked: Any) -> dict[str, Probe]:
+    """The facts of this host; `asked` are the further parameters of `probe`."""
+    return {"probe": probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, **asked)}
 
 
 def probe(

@@ -11,9 +11,9 @@ import os
 import shutil
 import stat
 import subprocess
-from typing import Iterator, Mapping, Optional, Sequence, TypedDict
+from typing import Iterator, Mapping, Optional, Sequence
 
-from .._contract.plan import ControllerQuestion, ConversationFacts
+from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
 from .._contract.run_folder import TOKENIZER
 
@@ -146,27 +146,6 @@ def checkout_of(source: str, environment: Mapping[str, str]) -> str:
 def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
     """Whether a clone exists, so that the repository is not contacted again."""
     return os.path.isdir(os.path.join(checkout_of(source, environment), ".git"))
-
-
-class Results(TypedDict):
-    """The results folder on the controller."""
-
-    path: str
-    writable: bool
-
-
-class _Looked(TypedDict, total=False):
-    conversations: ConversationFacts
-    held_out: ConversationFacts
-
-
-class Here(_Looked):
-    """The controller's answers to the plan."""
-
-    folders: dict[str, Folder]
-    git: str
-    commits: dict[str, str]  # commits of the clone and of its repository
-    results: Results
 
 
 def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:

@@ -46,6 +46,6 @@ def test_without_a_module_it_is_the_same(tmp_path):
 
 def test_paths_are_those_of_this_host(monkeypatch):
     monkeypatch.setenv("PLACE", "/srv")
-    given = {"path": "~/a", "other": "$PLACE/b", "plain": "~", "none": None}
+    given = {"path": "~/a", "base_dir": "$PLACE/b", "plain": "~", "run_dir": None}
     home = Path("~").expanduser()
-    assert bare.expanded(given, ["path", "other", "none"]) == {**given, "path": f"{home}/a", "other": "/srv/b"}
+    assert bare.expanded(given) == {**given, "path": f"{home}/a", "base_dir": "/srv/b"}

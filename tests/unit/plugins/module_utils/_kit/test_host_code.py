@@ -12,89 +12,82 @@ import sys
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_state, host_code
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, env_state, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner, session, wanted
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import verbs
 
 
-def answer(module, params):
-    """The answer of the module's program, from a Python with only its standard library."""
-    text = host_code.program(module.__name__, "say", "mark ", params)
+def answer(verb, **params):
+    """The answer of a verb's program, from a Python with only its standard library."""
+    told = ("mark ", verb.__module__, verb.__name__, params, {})
+    text = host_code.program(bare.__name__, "answer", *told, needs=(verb.__module__,))
     done = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mark ")
     return json.loads(done.stdout[5:])
 
 
-def defaults(module):
-    return {name: option.get("default") for name, option in module.OPTIONS.items()}
-
-
-def params_of(module, **given):
-    """A module's parsed options, outside of check mode."""
-    return {**defaults(module), "check": False, **given}
-
-
 def test_a_program_brings_what_it_imports(tmp_path):
-    params = {"run_dir": str(tmp_path), "base_dir": None, "rank": None, "wait": None, "lines": 1, "plan": False}
-    assert answer(polling, params)["run"]["state"] == state.PREPARED
+    assert answer(polling.run_info, run_dir=str(tmp_path), lines=1)["run"]["state"] == state.PREPARED
 
 
-def test_a_host_is_probed_and_looked_over_without_a_module(tmp_path, monkeypatch):
+def test_a_host_is_probed_and_looked_over(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    probe = answer(host, defaults(host))["probe"]
+    probe = answer(host.host_info, base_dir="~/nanochat-ddp")["probe"]
     assert probe["base_dir"] == f"{tmp_path}/nanochat-ddp" and probe["cpu"]["logical"] >= 1
-    folders = {name: "~/none" for name, option in setup_look.OPTIONS.items() if option["type"] == "path"}
-    seen = answer(setup_look, {**defaults(setup_look), **folders})
+    folders = dict.fromkeys(["dest", "venv_dir", "data_dir", "run_dir"], "~/none")
+    seen = answer(setup_look.setup_info, files={}, digest="", pins={}, **folders)
     assert [seen[part]["ready"] for part in ("files", "venv", "data")] == [False, False, False]
 
 
-def test_an_env_file_is_written_without_a_module(tmp_path, monkeypatch):
+def test_an_env_file_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    params = params_of(env_state, path="~/env", env={"KEY": "it's secret"}, secrets=["KEY"])
-    assert answer(env_state, {**params, "check": True})["changed"] and not (tmp_path / "env").exists()
-    done = answer(env_state, params)
+    params = {"path": "~/env", "env": {"KEY": "it's secret"}, "secrets": ["KEY"]}
+    assert answer(env_state.env_file, **params, check=True)["changed"] and not (tmp_path / "env").exists()
+    done = answer(env_state.env_file, **params)
     assert done["changed"] and "secret" not in json.dumps(done)
     assert (tmp_path / "env").read_text().splitlines()[-1] == "KEY='it'\\''s secret'"
-    assert answer(env_state, params)["changed"] is False
-    refused = answer(env_state, {**params, "mode": "9"})
+    assert answer(env_state.env_file, **params)["changed"] is False
+    refused = answer(env_state.env_file, **params, mode="9")
     assert refused["failed"] and "mode '9' is not a quoted octal mode" in refused["msg"]
 
 
-def test_a_run_folder_is_deployed_without_a_module_and_its_keeper_starts(tmp_path):
+def test_a_run_folder_is_deployed_and_its_keeper_starts(tmp_path):
     plan = {"keeper": {"port": 1}, "nodes": []}
-    params = params_of(deployment, path=str(tmp_path / "run"), plan=plan, host="node1", keeper_secret="secret")
-    assert answer(deployment, {**params, "check": True})["changed"] and not (tmp_path / "run").exists()
-    assert answer(deployment, params)["changed"]
+    params = {"path": str(tmp_path / "run"), "plan": plan, "host": "node1", "keeper_secret": "secret"}
+    assert answer(deployment.run_folder, **params, check=True)["changed"] and not (tmp_path / "run").exists()
+    assert answer(deployment.run_folder, **params)["changed"]
     assert json.loads((tmp_path / "run/plan.json").read_text()) == plan
     keeper = (tmp_path / "run/.keeper/keeper.py").read_text()
     # A program that is built from within another program is the one that the collection builds.
     assert keeper == host_code.program(deployment.keeper.__name__, "main", str(tmp_path / "run"))
     (tmp_path / "file").write_text("")
-    refused = answer(deployment, params_of(deployment, path=f"{tmp_path}/file/run", plan={}, state="ready"))
+    refused = answer(deployment.run_folder, path=f"{tmp_path}/file/run", plan={}, state="ready")
     assert "cannot be created" in refused["msg"]
 
 
-@pytest.mark.skipif(not wanted.bare.find("tmux"), reason="tmux is not installed here")
-def test_a_session_is_started_and_stopped_without_a_module(tmp_path):
+@pytest.mark.skipif(not bare.find("tmux"), reason="tmux is not installed here")
+def test_a_session_is_started_and_stopped(tmp_path):
     name = f"bare-{os.getpid()}"
-    params = params_of(wanted, name=name, state_dir=str(tmp_path), argv=["/bin/sleep", "600"])
-    assert answer(wanted, {**params, "check": True})["action"] == "start" and not (tmp_path / "session.json").exists()
+    params = {"name": name, "state_dir": str(tmp_path), "argv": ["/bin/sleep", "600"]}
+    verb = wanted.tmux_session
+    assert answer(verb, **params, check=True)["action"] == "start" and not (tmp_path / "session.json").exists()
     try:
-        started = answer(wanted, params)
+        started = answer(verb, **params)
         assert started["changed"] and started["session"]["state"] == session.RUNNING
-        assert answer(wanted, params)["action"] == "none"
+        assert answer(verb, **params)["action"] == "none"
     finally:
-        stopped = answer(wanted, {**params, "state": "absent"})
+        stopped = answer(verb, **params, state="absent")
     assert stopped["changed"] and stopped["action"] == "remove"
-    assert answer(wanted, {**params, "name": "a.b"})["failed"]
+    assert answer(verb, **{**params, "name": "a.b"})["failed"]
 
 
-@pytest.mark.parametrize("module", [polling, host, setup_look, runner, env_state, deployment, wanted])
-def test_each_source_comes_after_what_it_needs(module):
-    names = [name for name, dummy_source in host_code.sources(module.__name__)]
-    assert names[-1] == module.__name__
+@pytest.mark.parametrize("verb", [*verbs.ON_HOSTS.values(), *verbs.BEHIND.values(), runner.main])
+def test_each_source_comes_after_what_it_needs(verb):
+    names = [name for name, dummy_source in host_code.sources(verb.__module__)]
+    assert names[-1] == verb.__module__
     assert len(names) == len(set(names))
 
 
@@ -112,5 +105,6 @@ def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
         def get_source(name):
             return dict(source)[name].encode("utf-8")
 
+    host_code._read.cache_clear()
     monkeypatch.setattr(host_code.importlib, "import_module", lambda name: type("module", (), {"__loader__": Loader}))
     assert host_code.sources(setup_look.__name__) == source

@@ -79,7 +79,7 @@ def test_what_is_not_known_is_not_told() -> None:
 def test_equal_shares_stay_equal_unless_they_follow_the_speeds() -> None:
     each, document = speeds(a=0.25, b=0.5, c=1.0), plan(dict.fromkeys("abc", 4), "equal")
     fixed = without_each(document, each, links("abc"), [4] * 3)["a"]
-    document["training"]["rebalance"] = True
+    document["training"]["batch_split"] = "speed"
     assert without_each(document, each, links("abc"), [4] * 3)["a"] > 1.05 * fixed
 
 

@@ -167,7 +167,7 @@ def look_everywhere(base: Path) -> None:
     run_facts(run)
     data_sets(str(base))
     purge.plan_purge(str(base), "", True)
-    deployed = polling.read_run_info({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
+    deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, None)
     session.left_over()
