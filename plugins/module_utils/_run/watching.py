@@ -30,7 +30,7 @@ class WatchVerdict(NamedTuple):
     sentence: str
 
 
-class Watch(NamedTuple):
+class WatchedRun(NamedTuple):
     """Judges the hosts of a run for a watcher; the state of a host that was silent for too long is unknown."""
 
     health: Health
@@ -141,7 +141,7 @@ def judge(
 ) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
     known = [one if one.silent <= lost_after else one._replace(run=UNSEEN) for one in seen.values()]
-    return Watch(Health(seen.values(), limits), Health(known, limits), first_step, lost_after).verdict(host)
+    return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step, lost_after).verdict(host)
 
 
 def _is_over(one: Seen, grace: float) -> bool:
