@@ -40,7 +40,7 @@ from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 
 from ..module_utils._kit.printable import printable
-from ..module_utils._kit.words import seconds_text
+from ..module_utils._kit.words import seconds_text, wrapped
 from ..plugin_utils import _handover
 from ..plugin_utils._agent.verbs import on_controller
 from ..plugin_utils._display.progress import RunProgress
@@ -196,7 +196,9 @@ class Story(_Named):
                 self._seen_findings.add(key)
                 severity = str(found["severity"])
                 kind = severity if severity in MARKS else "info"
-                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found)}", COLORS.get(kind))
+                text, width = f"{self._terminal.mark(kind)} {finding_text(found)}", max(0, self._terminal.columns - 2)
+                lines = [part for line in text.split("\n") for part in wrapped(line, width)]
+                self._steps.tell("\n".join(lines), COLORS.get(kind))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error with its host; ignored ones are not shown."""

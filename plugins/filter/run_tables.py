@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
 from ..module_utils._preflight.predict import comparison_text
 from ..module_utils._run import table as run_table
+from ..module_utils._run.health import Seen, without_cpu
 from ..module_utils._run.state import EMPTY, RUNNING
 
 
@@ -32,46 +35,53 @@ def why_no_answer(result: Mapping[str, Any]) -> str:
     return words.plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
 
 
-def rows_of(results: Any) -> list[run_table.Row]:
-    """The results of several hosts as rows, whatever happened to the task."""
+def seen_of(results: Any) -> list[Seen]:
+    """Several hosts as they were seen last, from their results, whatever happened to the task."""
     if not isinstance(results, Mapping):
         raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
-    rows: list[run_table.Row] = []
-    for host, told in results.items():
-        result = told or {}
-        run = dict(result.get("run") or {})
-        if run.get("state") is None:
-            run = {**EMPTY, **run, "state": None}
-        reachable = not result.get("unreachable") and result.get("reachable", True)
-        problem = None if result.get("run") else why_no_answer(result)
-        rows.append({**result, "host": str(host), "run": run, "reachable": reachable, "problem": problem})
-    return rows
+    return [seen_in(str(host), told or {}) for host, told in results.items()]
+
+
+def seen_in(host: str, result: Mapping[str, Any]) -> Seen:
+    """A host as it was seen last, from its result."""
+    run = {**EMPTY, "state": None, **(result.get("run") or {})}
+    reachable = not result.get("unreachable") and result.get("reachable", True)
+    return Seen(
+        host,
+        run,
+        silent=0.0 if reachable else math.inf,
+        without_cpu=without_cpu(run),
+        verdict=result.get("verdict"),
+        sentence=result.get("sentence"),
+        problem=None if result.get("run") else why_no_answer(result),
+        newest_run=result.get("newest_run"),
+    )
 
 
 def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
     """The closing table, followed by the prediction compared with the result."""
-    rows = rows_of(results)
-    happened = {row["host"]: row["run"] for row in rows}
-    beside = comparison_text(prediction, happened) if prediction else ""
-    return printable("\n".join([run_table.closing_table(rows, width()), *([beside] if beside else [])]))
+    seen = seen_of(results)
+    beside = comparison_text(prediction, {one.host: one.run for one in seen}) if prediction else ""
+    return printable("\n".join([run_table.closing_table(seen, width()), *([beside] if beside else [])]))
 
 
-def status_table(results: Any) -> str:
-    """The status screen."""
-    return printable(run_table.status_table(rows_of(results), width()))
+def status_table(results: Any, as_json: bool = False) -> str:
+    """The status screen; the same for programs."""
+    if as_json:
+        return json.dumps(run_table.status_data(seen_of(results)), indent=2, sort_keys=True)
+    return printable(run_table.status_screen(seen_of(results), width()))
 
 
 def last_lines(results: Any, hostvars: Mapping[str, Any]) -> str:
     """The last lines of all logs, and the commands that follow those of the running ranks."""
-    rows = rows_of(results)
-    wide = max(len(row["host"]) for row in rows)
+    seen = seen_of(results)
+    wide = max(len(one.host) for one in seen)
     said, follow = [], []
-    for row in rows:
-        host, run = row["host"], row["run"]
-        nothing = row["problem"] or "no log yet: " + (str(run["log"]) if run["log"] else "no run was started here")
-        said += [f"{host:<{wide}} | {line}" for line in run["last_lines"] or [nothing]]
-        if run["state"] == RUNNING:
-            follow.append("  " + by_hand(host, hostvars[host], ["tail", "-F", str(run["log"])]))
+    for one in seen:
+        nothing = one.problem or "no log yet: " + (one.run["log"] or "no run was started here")
+        said += [f"{one.host:<{wide}} | {line}" for line in one.run["last_lines"] or [nothing]]
+        if one.run["state"] == RUNNING:
+            follow.append("  " + by_hand(one.host, hostvars[one.host], ["tail", "-F", one.run["log"]]))
     return printable("\n".join([*said, *(["To follow them:", *follow] if follow else [])]))
 
 
@@ -87,11 +97,6 @@ def by_hand(host: str, known: Mapping[str, Any], argv: list[str]) -> str:
     return shlex.join(["ssh", *words, target, shlex.join(argv)])
 
 
-def status_data(results: Any) -> dict[str, object]:
-    """The same for programs."""
-    return run_table.status_data(rows_of(results))
-
-
 class FilterModule:
     """The filters by name."""
 
@@ -100,7 +105,6 @@ class FilterModule:
         return {
             "closing_table": closing_table,
             "status_table": status_table,
-            "status_data": status_data,
             "last_lines": last_lines,
             "why_no_answer": why_no_answer,
         }

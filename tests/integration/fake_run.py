@@ -158,6 +158,16 @@ def session_of(rank: int, started: float, run: str = "d4", **more: Any) -> dict[
     return session
 
 
+def collected(folder: Path, run: str = "d4", steps: int = 40, hosts: tuple[str, ...] = ("node1", "node2")) -> Path:
+    """A finished run as run_files brings it."""
+    nodes = [folder / run / host for host in hosts]
+    for rank, node in enumerate(nodes):
+        write_history(node, history(rank, len(hosts), steps, 1.7e9, 0.5, run), rank)
+        write_json(node / "session.json", session_of(rank, 1.7e9, run, ended=1.7e9 + 99, exit_code=0))
+        write_json(node / "plan.json", plan_for(nodes, steps, run))
+    return folder / run
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)

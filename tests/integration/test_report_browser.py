@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.report import make_report
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
+from ansible_collections.nanochat.ddp.tests.integration.fake_run import collected
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -83,17 +84,6 @@ class Seen:
     @property
     def text(self) -> str:
         return str(self.found["text"])
-
-
-def collected(folder: Path, run: str, steps: int) -> Path:
-    nodes = [folder / run / f"node{rank + 1}" for rank in (0, 1)]
-    for rank, node in enumerate(nodes):
-        fake_run.write_history(node, fake_run.history(rank, 2, steps, 1.7e9, 0.5, run), rank)
-        fake_run.write_json(
-            node / "session.json", fake_run.session_of(rank, 1.7e9, run, ended=1.7e9 + steps, exit_code=0)
-        )
-        fake_run.write_json(node / "plan.json", fake_run.plan_for(nodes, steps, run))
-    return folder / run
 
 
 def write_report(folder: Path, *runs: Path) -> None:

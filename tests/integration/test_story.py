@@ -254,7 +254,7 @@ def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..
     # Long enough for a line in the middle, on a busy machine too.
     ranks(steps=40)
     told = stage.play(WATCH)
-    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waiting node1 5\.0 %, node2 30 %", told)
+    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waited node1 5\.0 %, node2 30 %", told)
     assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
     assert "weights identical on both ranks" in told
     assert "Ctrl-C stops watching; training continues" in told

@@ -9,7 +9,7 @@ import re
 from typing import Any, Dict, Mapping, Sequence
 
 from .._contract.plan import Plan
-from .answers import answers_of
+from .case import answer_of
 
 # Variables that the plan sets; all others may be secrets.
 OPEN_NAMES = re.compile(r"(NANOCHAT|OMP|GLOO|NCCL|PYTHON|TORCH)[A-Z_]*|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES")
@@ -22,7 +22,8 @@ def bundle(
     """The verdict, the plan and all evidence, without secrets and user-defined variables."""
     nodes = [dict(node, env=masked_env(node.get("env") or {})) for node in plan["nodes"]]
     values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
-    hosts = {host: answer.evidence or answer.words for host, answer in answers_of(results).items()}
+    answers = {host: answer_of(result) for host, result in results.items()}
+    hosts = {host: answer.evidence or answer.words for host, answer in answers.items()}
     whole = {**told, "plan": dict(plan, nodes=nodes), "hosts": hosts}
     return dict(without(whole, sorted(values, key=len, reverse=True)))
 

@@ -1,75 +1,114 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Input of the doctor's judge: the plan, each host's answer, and the time limits."""
+"""Input of the doctor's judge: the plan, the health of the run, and each host's evidence, or why there is none.
+
+Unreachable, too slow to answer, and a failed module are three different cases.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
+from .._contract.decode import decode
+from .._contract.document import section
 from .._contract.plan import Plan
-from .._run.stalls import ObservedRank, StallLimits, state_of
-from .answers import Answer
+from .._contract.validate import InvalidHostData
+from .._kit.words import plain_reason
+from .._run.health import Health, Seen, StallLimits
+from .._run.state import CRASHED, EMPTY
 from .deaths import RankDeath, death_of
 from .evidence import RankEvidence
 from .reading import works
 
 
-class Case(NamedTuple):
+class Answer(NamedTuple):
+    """A host's evidence; otherwise why there is none, and whether it returned nothing at all."""
+
+    evidence: Optional[RankEvidence]
+    words: str = ""
+    is_silent: bool = False
+
+
+def answer_of(result: Any) -> Answer:
+    """The result of doctor_info on a host, whatever happened to the task."""
+    if not isinstance(result, Mapping):
+        return Answer(None, "was not examined: the host was not contacted")
+    found = result.get("evidence")
+    if found is not None:
+        try:
+            return Answer(decode(RankEvidence, {**found, "run": {**EMPTY, **section(found, "run")}}))
+        except InvalidHostData as why:
+            return Answer(None, "sent an invalid answer: %s" % why)
+    said = (plain_reason(str(result.get("msg") or "")).splitlines() or [""])[0]
+    if result.get("unreachable"):
+        return Answer(None, "cannot be reached" + (": %s" % said if said else ""), True)
+    if result.get("timedout"):
+        period = result["timedout"].get("period")
+        return Answer(None, "did not answer within %s s" % period if period else "did not answer in time", True)
+    return Answer(None, "could not be examined: %s" % (said or "the host was not contacted"))
+
+
+class Case:
     """One examination."""
 
-    plan: Plan
-    answers: Dict[str, Answer]
-    limits: StallLimits
+    def __init__(self, plan: Plan, answers: Mapping[str, Answer]) -> None:
+        self.plan = plan
+        self.ranks = {node["host"]: node["rank"] for node in plan["nodes"]}
+        # In the order of their ranks.
+        self.answers = {host: answers[host] for host in sorted(answers, key=self.rank)}
+        self.known = {host: one.evidence for host, one in self.answers.items() if one.evidence is not None}
+        self.silent = sorted(host for host, one in self.answers.items() if one.is_silent)
+        self.limits = StallLimits(timeout=float(plan.get("timeout_seconds") or StallLimits().timeout))
+        seen = [self._seen(host) for host in self.answers]
+        self.health = Health(seen, self.limits)
+        self.stalled = self.health.stalled
+        # Whether the run would count as stalled if no rank used CPU.
+        self.lags = Health([one._replace(without_cpu=math.inf) for one in seen], self.limits).stalled
+        self.states = {host: str(self.health.seen[host].state) for host in self.known}
+
+    def _seen(self, host: str) -> Seen:
+        found = self.known.get(host)
+        if found is None:
+            return Seen(host, silent=math.inf)
+        return Seen(host, found["run"], without_cpu=0.0 if works(found) else math.inf)
+
+    def part(self, hosts: Iterable[str]) -> Case:
+        """The same of some hosts."""
+        return Case(self.plan, {host: self.answers[host] for host in hosts if host in self.answers})
 
     def rank(self, host: str) -> int:
-        return next((int(node["rank"]) for node in self.plan["nodes"] if node["host"] == host), -1)
+        return self.ranks.get(host, -1)
 
     def host_of(self, rank: int) -> Optional[str]:
-        return next((str(node["host"]) for node in self.plan["nodes"] if node["rank"] == rank), None)
-
-    def by_rank(self) -> List[str]:
-        """The hosts that were asked, in the order of their ranks."""
-        return sorted(self.answers, key=self.rank)
+        return next((host for host, one in self.ranks.items() if one == rank), None)
 
     def leader(self) -> str:
         """The master if it answered, or else the first host that did."""
-        master, known = str(self.plan["master"]["host"]), self.known()
-        return master if master in known else min(known)
+        master = self.plan["master"]["host"]
+        return master if master in self.known else min(self.known)
 
     def name(self, host: str) -> str:
         return "rank %d (%s)" % (self.rank(host), host)
 
-    def states(self) -> Dict[str, str]:
-        return {host: str(state_of(found["run"])) for host, found in self.known().items()}
-
     def in_state(self, state: str) -> List[str]:
         """The hosts that report this state."""
-        return [host for host, seen in self.states().items() if seen == state]
+        return [host for host, seen in self.states.items() if seen == state]
 
-    def without_answer(self, hosts: Sequence[str]) -> str:
+    def without_answer(self, hosts: Iterable[str]) -> str:
         """Why these hosts have no evidence."""
         return "; ".join("%s %s" % (self.name(host), self.answers[host].words) for host in hosts)
 
     def death(self, host: str) -> RankDeath:
-        return death_of(self.known()[host], self.rank(host))
+        return death_of(self.known[host], self.rank(host))
 
-    def known(self) -> Dict[str, RankEvidence]:
-        return {host: answer.evidence for host, answer in self.answers.items() if answer.evidence is not None}
+    def own_deaths(self) -> List[str]:
+        """The hosts whose rank crashed by itself."""
+        return [host for host in self.in_state(CRASHED) if not self.death(host).is_echo]
 
-    def runs(self) -> Dict[str, Mapping[str, Any]]:
-        """The run of each host; empty for a silent one."""
-        return {host: answer.evidence["run"] if answer.evidence else {} for host, answer in self.answers.items()}
 
-    def silent(self) -> List[str]:
-        """The hosts that returned nothing."""
-        return sorted(host for host, answer in self.answers.items() if answer.is_silent)
-
-    def ranks(self, count_cpu: bool = True) -> Dict[str, ObservedRank]:
-        """Input for stalls.py; without `count_cpu` as if no rank used the CPU."""
-        ranks = {host: ObservedRank({}, silent=math.inf) for host in self.answers}
-        for host, found in self.known().items():
-            quiet = 0.0 if count_cpu and works(found) else math.inf
-            ranks[host] = ObservedRank(found["run"], quiet, found["run"].get("session_age") or 0.0)
-        return ranks
+def case_of(plan: Plan, results: Mapping[str, Any]) -> Case:
+    """From doctor_info's results by host."""
+    answers: Dict[str, Answer] = {str(host): answer_of(result) for host, result in results.items()}
+    return Case(plan, answers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import List, NamedTuple
 
 from .._rules.causes import Cause, is_echo
-from .._run.membership_view import without_keeper
+from .._run.health import Seen
 from . import prose
 from .evidence import RankEvidence
 from .reading import error_of, low_disk, system_of
@@ -45,29 +45,29 @@ class RankDeath(NamedTuple):
 def death_of(found: RankEvidence, rank: int) -> RankDeath:
     """Classify the end of a crashed rank."""
     run = found["run"]
-    if without_keeper(run):
+    if Seen("", run).lost_its_keeper:
         # Its rank could still record why it ended, but only because the keeper had ended first.
         full = low_disk(found) is not None
         return RankDeath("rank-oom" if out_of_memory(found) else "disk-full" if full else "keeper-gone", [rank], False)
-    if run.get("end_cause"):
-        cause, blames = str(run["end_cause"]), [one for one in run.get("end_blames") or [] if isinstance(one, int)]
+    if run["end_cause"]:
+        cause, blames = run["end_cause"], run["end_blames"] or []
         return RankDeath(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
-    if killed or (run.get("ended") is None and not run.get("end_error")):
+    if killed or (run["ended"] is None and not run["end_error"]):
         return RankDeath(
             "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished", [rank], False
         )
     text = error_of(found)
-    return RankDeath(prose.code_of(text), [], not run.get("signal") and prose.is_echo(text))
+    return RankDeath(prose.code_of(text), [], not run["signal"] and prose.is_echo(text))
 
 
 def was_killed(found: RankEvidence) -> bool:
     """By SIGKILL; a keeper or torchrun then exits with its own code and logs it."""
     run = found["run"]
-    if run.get("signal") == 9 or run.get("exit_code") in (137, -9):
+    if run["signal"] == 9 or run["exit_code"] in (137, -9):
         return True
     # A trainer that could record the reason was not killed; the log may be from an earlier attempt.
-    return not run.get("end_error") and prose.says_killed("\n".join([*(run.get("last_lines") or []), error_of(found)]))
+    return not run["end_error"] and prose.says_killed("\n".join([*run["last_lines"], error_of(found)]))
 
 
 def out_of_memory(found: RankEvidence) -> bool:

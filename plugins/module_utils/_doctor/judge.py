@@ -18,19 +18,16 @@ from .._contract.findings_table import WARNING
 from .._contract.plan import Plan
 from .._kit.words import bytes_text
 from .._rules.causes import LOSSES
-from .._run.membership_view import apart_text, gave_up, history, keepers, parts, reason, without_keeper
-from .._run.stalls import StallLimits, is_stalled
+from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
-from .answers import FAILED, answers_of
-from .case import Case
+from .case import Case, case_of
 from .deaths import was_killed
 from .evidence import RankEvidence
 from .reading import (
     cpu_share,
     error_of,
-    evidence_lines,
     innermost_frame,
-    last_collective,
+    lines_of,
     low_disk,
     process_of,
     slow_reasons,
@@ -52,13 +49,12 @@ class Diagnosis(TypedDict):
 
 def diagnose(plan: Plan, results: Mapping[str, Any]) -> Diagnosis:
     """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
-    limits = StallLimits(timeout=float(plan.get("timeout_seconds") or StallLimits().timeout))
-    case = Case(plan, answers_of(results), limits)
-    names = {host: case.name(host) for host in case.by_rank()}
-    return {
-        "verdict": of_keepers(case) or judged(case),
-        "evidence": [*history(case.runs()), *evidence_lines(names, case.answers)],
-    }
+    case = case_of(plan, results)
+    evidence = history(case.health)
+    for host, answer in case.answers.items():
+        first, *more = lines_of(answer.evidence) if answer.evidence else [answer.words]
+        evidence += ["%s: %s" % (case.name(host), first), *more]
+    return {"verdict": of_keepers(case) or judged(case), "evidence": evidence}
 
 
 def judged(case: Case) -> Finding:
@@ -72,18 +68,19 @@ def judged(case: Case) -> Finding:
 
 def of_keepers(case: Case) -> Optional[Finding]:
     """With keepers: first judge the training hosts, then who does not train and why; None if there is nothing more to report."""
-    runs = case.runs()
-    found = parts(runs)
+    found = case.health.parts
     if not found:
-        return waiting(case) if keepers(runs) else given_up(case)
+        return waiting(case) if case.health.keepers else given_up(case)
     members = [host for part in found for host in part.members if host in case.answers]
     for part in found:
-        verdict = judged(case._replace(answers={host: case.answers[host] for host in part.members if host in members}))
+        verdict = judged(case.part(part.members))
         if not str(verdict["code"]).startswith("healthy"):
             return verdict
     if len(found) > 1:
-        return finding("rank-away", found[-1].members[0], apart_text(runs), remedy="Repair the link between them.")
-    away = [host for host in case.by_rank() if host not in members]
+        return finding(
+            "rank-away", found[-1].members[0], apart_text(case.health), remedy="Repair the link between them."
+        )
+    away = [host for host in case.answers if host not in members]
     if not away:
         return None
     seen = "%s %s on without %s: %s." % (
@@ -100,29 +97,28 @@ def absence(case: Case, host: str) -> str:
     found = case.answers[host].evidence
     if found is None:
         return case.answers[host].words
-    return reason(host, case.runs()) or "is %s there" % found["run"]["state"]
+    return reason(case.health, host) or "is %s there" % found["run"]["state"]
 
 
 def waiting(case: Case) -> Finding:
     """No rank trains: who is at fault, and who waits for whom."""
-    runs = case.runs()
-    seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in case.by_rank())
-    if own_deaths(case):
+    seen = "No rank trains: %s." % "; ".join("%s %s" % (host, absence(case, host)) for host in case.answers)
+    if case.own_deaths():
         verdict = died(case)
         if verdict:
             return finding(str(verdict["code"]), str(verdict["host"]), "%s %s" % (verdict["seen"], seen))
-    if case.silent():
-        return finding("rank-host-no-answer", case.silent()[0], seen)
-    return finding("rank-waits", next(iter(keepers(runs))), seen)
+    if case.silent:
+        return finding("rank-host-no-answer", case.silent[0], seen)
+    return finding("rank-waits", next(iter(case.health.keepers)), seen)
 
 
 def given_up(case: Case) -> Optional[Finding]:
     """Keepers gave up for a reason that no rank could record itself."""
-    first = gave_up(case.runs())
-    if first is None or any(case.death(host).cause for host in own_deaths(case)):
+    first = case.health.gave_up()
+    if first is None or any(case.death(host).cause for host in case.own_deaths()):
         return None
     last = died(case)
-    seen = "The run gave up: %s." % error_of(case.known()[first])
+    seen = "The run gave up: %s." % error_of(case.known[first])
     return finding("run-given-up", first, seen + (" Last seen: %s" % last["seen"] if last else ""))
 
 
@@ -131,19 +127,19 @@ def given_up(case: Case) -> Optional[Finding]:
 
 def silent(case: Case) -> Optional[Finding]:
     """A silent host explains everything, unless a responding rank died of its own error."""
-    gone = case.silent()
-    over = bool(case.known()) and set(case.states().values()) <= {FINISHED, STOPPED, AWAY}
-    if not gone or over or (own_deaths(case) and not stalled(case)):
+    gone = case.silent
+    over = bool(case.known) and set(case.states.values()) <= {FINISHED, STOPPED, AWAY}
+    if not gone or over or (case.own_deaths() and not case.stalled):
         return None
     seen = case.without_answer(gone)
-    dark = [host for host, found in case.known().items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
+    dark = [host for host, found in case.known.items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
     if dark:
         seen += ", nor does %s get an answer from it" % dark[0]
     running, alone = case.in_state(RUNNING), case.in_state(CRASHED)
     if alone:
-        error = error_of(case.known()[alone[0]]) or "no output"
+        error = error_of(case.known[alone[0]]) or "no output"
         seen += "; %s ended without it: %s" % (case.name(alone[0]), error)
-    elif running and not stalled(case):
+    elif running and not case.stalled:
         seen += "; %s makes progress, so the run continues." % case.name(running[0])
         remedy = (
             "Nothing is lost. Try again later; if it persists, check the connection from the controller to that host."
@@ -156,16 +152,11 @@ def silent(case: Case) -> Optional[Finding]:
 
 def not_examined(case: Case) -> Optional[Finding]:
     """Missing evidence does not prove health; conclusions that do not need it come first."""
-    failed = sorted(host for host, answer in case.answers.items() if answer.failure == FAILED)
+    failed = sorted(host for host in case.answers if host not in case.known and host not in case.silent)
     if not failed:
         return None
     seen = case.without_answer(failed).rstrip(".") + "."
     return frozen(case) or cut(case) or finding("rank-not-examined", failed[0], seen)
-
-
-def own_deaths(case: Case) -> List[str]:
-    """The hosts whose rank crashed by itself."""
-    return [host for host in case.in_state(CRASHED) if not case.death(host).is_echo]
 
 
 def died(case: Case) -> Optional[Finding]:
@@ -173,22 +164,22 @@ def died(case: Case) -> Optional[Finding]:
     crashed = case.in_state(CRASHED)
     if not crashed:
         return None
-    causes = own_deaths(case)
+    causes = case.own_deaths()
     if not causes:
         blamed = frozen(case) or cut(case) or hearsay(case, crashed) or behind(case)
         return blamed or missed_each_other(case, crashed) or cause_of(case, crashed[0])
-    ended = {host: case.known()[host]["run"].get("ended") or float("inf") for host in causes}
+    ended = {host: case.known[host]["run"]["ended"] or float("inf") for host in causes}
     return cause_of(case, min(causes, key=lambda one: (case.death(one).code == "rank-failed", ended[one])))
 
 
 def hearsay(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
     """The rank that the ended ranks blame for leaving them alone."""
     for host in crashed:
-        death, text = case.death(host), error_of(case.known()[host])
+        death, text = case.death(host), error_of(case.known[host])
         accused = [one for one in map(case.host_of, death.blames) if one is not None and one != host]
         if not accused:
             continue
-        other, state = accused[0], case.states().get(accused[0])
+        other, state = accused[0], case.states.get(accused[0])
         if death.cause and death.cause not in LOSSES:
             return finding(
                 death.code, other, "%s ended; %s heard of it: %s" % (case.name(other), case.name(host), text)
@@ -210,18 +201,18 @@ def missed_each_other(case: Case, crashed: Sequence[str]) -> Optional[Finding]:
     if len(crashed) < max(2, len(case.plan["nodes"])):
         return None
     host, other = crashed[0], crashed[1]
-    seen = "%s and %s did not find each other: %s" % (case.name(host), case.name(other), error_of(case.known()[host]))
+    seen = "%s and %s did not find each other: %s" % (case.name(host), case.name(other), error_of(case.known[host]))
     return finding("link-cut", host, seen, peer=other)
 
 
 def cause_of(case: Case, host: str) -> Finding:
-    found = case.known()[host]
+    found = case.known[host]
     run, code = found["run"], case.death(host).code
-    if without_keeper(run):
-        return finding(code, host, "%s: %s." % (case.name(host), str(run.get("error")).rstrip(".")))
-    at = " at step %s" % run["step"] if run.get("step") is not None else " before its first step"
-    coded = "ended with an error" if run.get("exit_code") is None else "ended with code %s" % run["exit_code"]
-    ended = "ended by signal %s" % run["signal"] if run.get("signal") else coded
+    if case.health.seen[host].lost_its_keeper:
+        return finding(code, host, "%s: %s." % (case.name(host), str(run["error"]).rstrip(".")))
+    at = " at step %s" % run["step"] if run["step"] is not None else " before its first step"
+    coded = "ended with an error" if run["exit_code"] is None else "ended with code %s" % run["exit_code"]
+    ended = "ended by signal %s" % run["signal"] if run["signal"] else coded
     what = {
         "rank-oom": "was killed by the kernel: out of memory (OOM)" if was_killed(found) else ended,
         "rank-killed": "was killed by signal 9 (SIGKILL)",
@@ -232,9 +223,9 @@ def cause_of(case: Case, host: str) -> Finding:
 
 
 def not_running(case: Case) -> Optional[Finding]:
-    states = case.states()
+    states = case.states
     if RUNNING not in states.values():
-        told = {**states, **{host: case.answers[host].words for host in case.silent()}}
+        told = {**states, **{host: case.answers[host].words for host in case.silent}}
         summary = ", ".join("%s %s" % (case.name(host), state) for host, state in sorted(told.items()))
         return finding("not-running", case.plan["master"]["host"], "No rank runs: %s." % summary)
     absent = sorted(host for host, state in states.items() if state != RUNNING)
@@ -245,9 +236,9 @@ def not_running(case: Case) -> Optional[Finding]:
 
 
 def frozen(case: Case) -> Optional[Finding]:
-    for host, found in case.known().items():
+    for host, found in case.known.items():
         process = process_of(found)
-        age = found["run"].get("heartbeat_age")
+        age = found["run"]["heartbeat_age"]
         if process.get("state") in ("T", "t"):
             seen = "%s is stopped (process %d is in state T)." % (case.name(host), process["pid"])
             others = "continues where it stopped"
@@ -264,26 +255,26 @@ def frozen(case: Case) -> Optional[Finding]:
 
 def cut(case: Case) -> Optional[Finding]:
     """A link that loses packets: proven by the active probe, suggested by repeated retransmissions."""
-    for host, found in case.known().items():
+    for host, found in case.known.items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
         if nic_down(found, nic):
             return finding("link-cut", host, "The network interface %s of %s is down." % (nic, host))
     broken = [
         (host, peer, how)
-        for host, found in case.known().items()
+        for host, found in case.known.items()
         for peer, how in (found.get("links") or {}).items()
         if how not in PASSES
     ]
-    if not broken or not (stalled(case) or case.in_state(CRASHED)):
+    if not broken or not (case.stalled or case.in_state(CRASHED)):
         return None
     host, peer, how = broken[0]
     both = any(one == peer and other == host for one, other, dummy in broken)
     way = (
         "nor in the other direction" if both else "but %s reaches %s, so a firewall is the likely cause" % (peer, host)
     )
-    if peer not in case.known():
+    if peer not in case.known:
         way = "and %s cannot be contacted" % peer
-    sockets = [one for one in case.known()[host].get("sockets") or [] if one["retransmits"]]
+    sockets = [one for one in case.known[host].get("sockets") or [] if one["retransmits"]]
     resent = max([one["retransmits"] for one in sockets] + [0])
     unsent = sum(one["unsent_bytes"] for one in sockets)
     more = "; %d bytes there are unacknowledged after %d retransmissions" % (unsent, resent) if resent else ""
@@ -304,29 +295,27 @@ def behind(case: Case) -> Optional[Finding]:
     if full:
         return full
     late = latest(case)
-    if not stalled(case):
+    if not case.stalled:
         # A working rank is slow if all others have waited for it longer than an idle rank may take.
-        return slow(case, late) if late and works(case.known()[late]) and lags(case) else None
+        return slow(case, late) if late and works(case.known[late]) and case.lags else None
     if late is None:
         return stuck(case)
-    found = case.known()[late]
+    found = case.known[late]
     if works(found) or slow_reasons(found):
         return slow(case, late)
-    phase = found["run"].get("phase") or "unknown"
+    phase = found["run"]["phase"] or "unknown"
     code = "data-mismatch" if phase == "data" else "rank-stuck"
-    stack, ahead = innermost_frame(found), [one for one in case.known() if one != late]
+    stack, ahead = innermost_frame(found), [one for one in case.known if one != late]
     at = " at " + stack if stack else ""
     waits = (
-        " %s waits for it in phase %s." % (case.name(ahead[0]), case.known()[ahead[0]]["run"].get("phase"))
-        if ahead
-        else ""
+        " %s waits for it in phase %s." % (case.name(ahead[0]), case.known[ahead[0]]["run"]["phase"]) if ahead else ""
     )
     return finding(code, late, "%s did not arrive: it is in phase %s%s.%s" % (case.name(late), phase, at, waits))
 
 
 def slow(case: Case, host: str) -> Finding:
-    found = case.known()[host]
-    phase, reasons = found["run"].get("phase") or "unknown", slow_reasons(found)
+    found = case.known[host]
+    phase, reasons = found["run"]["phase"] or "unknown", slow_reasons(found)
     seen = "%s is behind the others in phase %s but works (%d %% of a core)"
     seen %= (case.name(host), phase, round(100 * cpu_share(found)))
     return finding("rank-slow", host, seen + (": " + "; ".join(reasons) if reasons else "") + ".")
@@ -334,22 +323,13 @@ def slow(case: Case, host: str) -> Finding:
 
 def no_room(case: Case) -> Optional[Finding]:
     """A live rank that cannot save."""
-    for host, found in case.known().items():
+    for host, found in case.known.items():
         free = low_disk(found)
-        waits = (found["run"].get("idle_seconds") or 0.0) > case.limits.minimum
-        if free is not None and found["run"].get("phase") == "save" and waits:
+        waits = (found["run"]["idle_seconds"] or 0.0) > case.limits.minimum
+        if free is not None and found["run"]["phase"] == "save" and waits:
             seen = "%s cannot save: %s are free in its run folder." % (case.name(host), bytes_text(free))
             return finding("disk-full", host, seen)
     return None
-
-
-def stalled(case: Case) -> bool:
-    return is_stalled(case.ranks(), case.limits)
-
-
-def lags(case: Case) -> bool:
-    """Whether the run would count as stalled if no rank used CPU."""
-    return is_stalled(case.ranks(count_cpu=False), case.limits)
 
 
 def latest(case: Case) -> Optional[str]:
@@ -357,40 +337,37 @@ def latest(case: Case) -> Optional[str]:
     counted = positions(case)
     if len(set(counted.values())) > 1:
         return min(counted, key=lambda host: counted[host])
-    elsewhere = [host for host, found in case.known().items() if found["run"].get("phase") not in WAITING]
-    if len(elsewhere) != 1 or len(case.known()) < 2:
+    elsewhere = [host for host, found in case.known.items() if found["run"]["phase"] not in WAITING]
+    if len(elsewhere) != 1 or len(case.known) < 2:
         # Of several at the same one, the one that computes delays the others.
-        elsewhere = [host for host in elsewhere or case.known() if works(case.known()[host])]
+        elsewhere = [host for host in elsewhere or case.known if works(case.known[host])]
     return elsewhere[0] if len(elsewhere) == 1 else None
 
 
 def positions(case: Case) -> Dict[str, Tuple[int, int]]:
-    """Each rank's position, counted the same way for all: by the flight record if every rank has one."""
-    known = case.known()
-    flights = {host: last_collective(found) for host, found in known.items()}
-    if all(number is not None for number in flights.values()):
-        return {host: (number or 0, 0) for host, number in flights.items()}
-    told = {host: whole(found["run"], "collective") for host, found in known.items()}
-    steps = {host: whole(found["run"], "step") for host, found in known.items()}
-    comparable = None not in told.values()
+    """Each rank's step and collective by its heartbeat; by the steps alone if not all count collectives."""
+    runs = {host: found["run"] for host, found in case.known.items()}
+    counted = {host: whole(run, "collective") for host, run in runs.items()}
+    comparable = None not in counted.values()
     return {
-        host: (-1 if step is None else step, (told[host] or 0) if comparable else 0) for host, step in steps.items()
+        host: (-1 if run["step"] is None else run["step"], (counted[host] or 0) if comparable else 0)
+        for host, run in runs.items()
     }
 
 
 def stuck(case: Case) -> Optional[Finding]:
     """Nobody is behind: all wait, or all compute."""
-    known = case.known()
+    known = case.known
     if any(map(works, known.values())):
         return None
     host = case.leader()
-    if all(found["run"].get("phase") is None for found in known.values()):
+    if all(found["run"]["phase"] is None for found in known.values()):
         seen = "No rank got past the rendezvous at %s:%s." % (
             case.plan["master"].get("address"),
             case.plan["master"]["port"],
         )
         return finding("rank-stuck", host, seen)
-    phases = ", ".join("%s in %s" % (case.name(one), found["run"].get("phase")) for one, found in sorted(known.items()))
+    phases = ", ".join("%s in %s" % (case.name(one), found["run"]["phase"]) for one, found in sorted(known.items()))
     seen = "All ranks wait in the same collective and the links between them are open: %s." % phases
     return finding("rank-stuck", host, seen)
 
@@ -401,16 +378,16 @@ QUESTIONS = (silent, died, not_examined, not_running, frozen, cut, behind)
 
 def healthy(case: Case) -> Finding:
     """All are alive and none is stuck: report the speed, and who sets the pace."""
-    known, host = case.known(), case.leader()
+    known, host = case.known, case.leader()
     for one, found in known.items():
         free = low_disk(found)
         if free is not None:
             seen = "All ranks make progress, but %s has %s free in its run folder, too little for a checkpoint."
             return finding("disk-full", one, seen % (case.name(one), bytes_text(free)), severity=WARNING)
-    done = [step for step in (found["run"].get("step") for found in known.values()) if step is not None]
+    done = [step for step in (found["run"]["step"] for found in known.values()) if step is not None]
     slow = {one: slow_reasons(found) for one, found in known.items()}
     reasons = ["%s: %s" % (case.name(one), "; ".join(words)) for one, words in sorted(slow.items()) if words]
-    pace = max([found["run"].get("step_seconds") or 0.0 for found in known.values()] + [0.0])
+    pace = max([found["run"]["step_seconds"] or 0.0 for found in known.values()] + [0.0])
     where = "at step %d, %.2g s a step" % (max(done), pace) if done else "before the first step"
     if reasons:
         seen = "All ranks make progress (%s), but slowly: %s." % (where, " / ".join(reasons))

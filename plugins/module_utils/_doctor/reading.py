@@ -9,9 +9,8 @@ from typing import Any, List, Mapping, Optional
 
 from .._contract.document import section, whole, words
 from .._kit.words import bytes_text
-from .._run.stalls import BUSY
+from .._run.health import BUSY
 from .._run.state import RUNNING
-from .answers import Answer
 from .evidence import RankEvidence
 
 LOW_DISK = 64 * 1024 * 1024
@@ -21,7 +20,7 @@ PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
 def error_of(found: RankEvidence) -> str:
     """The recorded end of the rank; its processes may still be exiting."""
-    return str(found["run"].get("error") or found["run"].get("end_error") or "")
+    return str(found["run"]["error"] or found["run"]["end_error"] or "")
 
 
 def system_of(found: RankEvidence) -> Mapping[str, Any]:
@@ -46,7 +45,7 @@ def cpu_share(found: RankEvidence) -> float:
 
 def works(found: RankEvidence) -> bool:
     """Whether a rank uses CPU, or is ready to while others take all cores."""
-    return max(cpu_share(found), found["run"].get("busy") or 0.0) >= BUSY
+    return max(cpu_share(found), found["run"]["busy"] or 0.0) >= BUSY
 
 
 def last_collective(found: RankEvidence) -> Optional[int]:
@@ -100,18 +99,13 @@ def host_reasons(system: Mapping[str, Any]) -> List[str]:
     return reasons
 
 
-def evidence_lines(names: Mapping[str, str], answers: Mapping[str, Answer]) -> List[str]:
-    """The lines that support a verdict, a few per host; `names` are display names."""
-    told = []
-    for host, name in names.items():
-        found = answers[host].evidence
-        told.append("%s: %s" % (name, describe(found) if found else answers[host].words))
-        # Of an ended rank it is an old one.
-        if found and found["run"].get("state") == RUNNING and innermost_frame(found):
-            told.append("  stack: " + innermost_frame(found))
-        if found and (error_of(found) or found["run"].get("last_lines")):
-            told.append("  said: " + (error_of(found) or str(found["run"]["last_lines"][-1])))
-    return told
+def lines_of(found: RankEvidence) -> List[str]:
+    """The lines about a rank that support a verdict."""
+    told, said = [describe(found)], error_of(found) or "".join(found["run"]["last_lines"][-1:])
+    # Of an ended rank it is an old one.
+    if found["run"]["state"] == RUNNING and innermost_frame(found):
+        told.append("  stack: " + innermost_frame(found))
+    return [*told, *(["  said: " + said] if said else [])]
 
 
 def describe(found: RankEvidence) -> str:
@@ -119,10 +113,10 @@ def describe(found: RankEvidence) -> str:
     run = found["run"]
     parts = [
         run["state"],
-        "step %s" % run.get("step"),
-        "phase %s for %.0f s" % (run.get("phase"), run.get("phase_seconds") or 0.0),
+        "step %s" % run["step"],
+        "phase %s for %.0f s" % (run["phase"], run["phase_seconds"] or 0.0),
     ]
-    if run.get("collective") is not None:
+    if run["collective"] is not None:
         parts.append("collective %s" % run["collective"])
     if last_collective(found) is not None:
         parts.append("last Gloo record %d" % (last_collective(found) or 0))

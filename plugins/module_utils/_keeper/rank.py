@@ -162,7 +162,7 @@ class LocalRank:
             return
         self.order = order
         allowed = stop_seconds if order == membership.FINISH_STEP else rescue_seconds
-        needed = allowed(read_events(self._metrics).events, read_object(self._heartbeat), cast(Document, self.plan))
+        needed = allowed(read_events(self._metrics), read_object(self._heartbeat), cast(Document, self.plan))
         limit = time.monotonic() + max(least, needed)
         self.ends_at = min(self.ends_at or limit, limit)
         if order == membership.SAVE:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from typing import Any, List, Optional, Sequence
 
@@ -91,15 +92,27 @@ def named(hosts: Sequence[str]) -> str:
 
 
 def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
-    """The table, or transposed with a column per host if only that fits the width."""
-    upright = table(header, rows)
-    if not width or max(map(len, upright)) <= width:
-        return upright
-    kept = [at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)]
-    turned = table(
-        [header[0], *(row[0] for row in rows)], [[header[at], *(row[at] or DASH for row in rows)] for at in kept]
+    """The table; if it is wider than the width, in blocks one below the other, each with the first column."""
+    blocks: List[List[int]] = [[0]]
+    for at in (at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)):
+        wider = _block(header, rows, [*blocks[-1], at])
+        blocks += [[0]] if width and max(map(len, wider)) > width and len(blocks[-1]) > 1 else []
+        blocks[-1].append(at)
+    return [line for block in blocks for line in _block(header, rows, block)]
+
+
+def _block(header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> List[str]:
+    return table([header[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def wrapped(line: str, width: int) -> List[str]:
+    """A sentence in lines of at most this width, without cutting a word; 0 means no limit."""
+    if not width or len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
-    return turned if max(map(len, turned)) <= width else upright
 
 
 NO_PYTHON = (

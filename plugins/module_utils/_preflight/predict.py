@@ -222,7 +222,7 @@ def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping
     lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened)}"]
     rows = []
     for host, run in happened.items():
-        waited, made = run.get("wait_seconds"), run.get("done")
+        waited, made = run["wait_seconds"], run["steps_counted"]
         each = waited / made if waited is not None and made else None
         rows.append([host, short(predicted["wait_seconds"].get(host)), short(each)])
     lines += table(["host", "expected wait per step", "waited"], rows)

@@ -11,7 +11,6 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, T
 
 from .._contract.decode import decode
 from .._contract.document import Document, items, number, section
-from .._contract.keeper_states import TRAINING
 from .._contract.plan import Plan
 from .._contract.probe import PastSession
 from .._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
@@ -21,7 +20,8 @@ from .._kit.words import plural
 from .find import find_rank
 from .log_tail import log_lines
 from .members import TAIL_BYTES
-from .metrics import Event, finite, json_lines, parse_events, read_tail
+from .metrics import finite, json_lines, parse_events, read_tail
+from .state import Records, RunState, describe
 
 
 class ReportError(Exception):
@@ -45,15 +45,11 @@ class MemberEvent(TypedDict):
 
 
 class CollectedRank(NamedTuple):
-    """The collected files of one host."""
+    """The collected files of one host, and what they say."""
 
     host: str
-    rank: int
-    events: List[Event]
-    session: Document
-    lines: List[str]
-    members: Sequence[Document] = ()  # recorded by its keeper
-    training: Optional[Document] = None
+    files: Records
+    run: RunState
 
 
 class CollectedRun(NamedTuple):
@@ -64,7 +60,6 @@ class CollectedRun(NamedTuple):
     ranks: List[CollectedRank]
     prediction: Document
     findings: List[Document]
-    members: Sequence[Document] = ()  # records of the keeper that trained most often
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
 
 
@@ -103,12 +98,20 @@ def load_rank(folder: str, plan: Document, problems: List[str]) -> Optional[Coll
     rank = planned[0] if planned else find_rank(folder, {}, session) or 0
     rank = rank if rank in metrics else min(metrics, default=rank)
     events = parse_events(read_bytes(metrics[rank])) if rank in metrics else []
-    events = fitting(MetricsEvent, events, metrics.get(rank, ""), problems)
     kept = os.path.join(folder, MEMBER_EVENTS)
-    members = fitting(MemberEvent, json_lines(read_tail(kept, TAIL_BYTES)), kept, problems)
-    lines = log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200)
-    training = read_object(os.path.join(folder, TRAINING_FILE))
-    return CollectedRank(host, rank, events, session, lines, members, training)
+    files = Records(
+        run_dir=folder,
+        rank=rank,
+        plan=plan,
+        session=session,
+        heartbeat={},
+        training=read_object(os.path.join(folder, TRAINING_FILE)),
+        events=fitting(MetricsEvent, events, metrics.get(rank, ""), problems),
+        members=fitting(MemberEvent, json_lines(read_tail(kept, TAIL_BYTES)), kept, problems),
+        member={},
+        lines=log_lines(os.path.join(folder, "log", "rank%d.log" % rank), 200),
+    )
+    return CollectedRank(host, files, describe(files, bool(session) and session.get("ended") is None))
 
 
 def host_folder(host: object) -> str:
@@ -147,9 +150,7 @@ def load_run(path: str) -> CollectedRun:
     # The last rehearsal's prediction; collecting copies it if the results are elsewhere.
     rehearsal = read_object(os.path.join(path, "rehearsal.json"))
     prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
-    by_rank = sorted(ranks, key=lambda rank: (rank.rank, rank.host))
-    members = max(
-        (rank.members for rank in ranks), key=lambda events: [one.get("what") for one in events].count(TRAINING)
-    )
     name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
-    return CollectedRun(name, plan, by_rank, prediction, findings, members, problems)
+    return CollectedRun(
+        name, plan, sorted(ranks, key=lambda one: (one.files.rank, one.host)), prediction, findings, problems
+    )

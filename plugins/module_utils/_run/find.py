@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Iterable, NamedTuple, Optional, Tuple
+from typing import Optional, Tuple
 
-from .._contract.document import Document, items, number, section, text
+from .._contract.document import Document, items, number
 from .._contract.run_folder import checkpoint_steps, plain_run_name
 from .._kit.files import paths_in
-from .metrics import finite
 
 
 def newest_run(base_dir: str, with_model: bool = False) -> Optional[str]:
@@ -47,40 +46,6 @@ def find_rank(run_dir: str, plan: Document, session: Document) -> Optional[int]:
         return found.pop()
     nodes = [node for node in items(plan, "nodes") if node.get("run_dir") == run_dir]
     return number(nodes[0], "rank") if len(nodes) == 1 and "rank" in nodes[0] else None
-
-
-class FoundModel(NamedTuple):
-    """A host with the wanted model, and its location."""
-
-    host: str
-    run: str
-    run_dir: str
-
-
-def one_run(seen: Iterable[Tuple[str, Document]]) -> Optional[str]:
-    """The one run that a command means on all hosts: the one started last."""
-    named = [run for dummy, run in seen if text(run, "run")]
-    return text(max(named, key=lambda run: finite(run.get("started")) or 0.0), "run") if named else None
-
-
-def age(run: Document) -> Tuple[int, float]:
-    """Sort key: the newest training last; within a training, the last start last."""
-    return number(section(run, "training"), "number"), finite(run.get("started")) or 0.0
-
-
-def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[FoundModel]:
-    """The host with the newest checkpoint of the newest training; a fine-tuned model before its base."""
-
-    def order(one: Tuple[str, Document]) -> Tuple[bool, int, int, int]:
-        run = one[1]
-        training = number(section(run, "training"), "number")
-        return str(run["run"]).endswith("-sft"), training, number(run, "saved"), -number(run, "rank")
-
-    having = [(host, run) for host, run in seen if run.get("saved") is not None and run.get("run_dir")]
-    if not having:
-        return None
-    host, run = max(having, key=order)
-    return FoundModel(host, str(run["run"]), str(run["run_dir"]))
 
 
 def find_run_dir(

@@ -13,12 +13,8 @@ from .metrics import read_tail
 LOG_BYTES = 64 * 1024
 
 
-# "RuntimeError: ...", also after a rank's prefix; torchrun's summary of a failed child adds nothing.
+# "RuntimeError: ...", also after a rank's prefix.
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
-_HOLLOW = ("ChildFailedError", "SignalException", "KeyboardInterrupt")
-# torchrun ends the log with a box about the failed child, and lines of its logger.
-_RULER = re.compile(r"^(={8,}|-{8,})$")
-_AGENT = re.compile(r"^(?:\[[^\]]*\]:?\s*)*[EWI]\d{4} \S+ +\d+ torch/|^Traceback \(most recent call last\):|^\s")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -35,24 +31,6 @@ def plain_lines(data: bytes) -> List[str]:
 
 
 def error_line(lines: List[str]) -> Optional[str]:
-    """The log line with the error; if there is none, the last line that is not torchrun's."""
-    lines = _without_box(lines)
-    for line in reversed(lines):
-        match = _ERROR_LINE.match(line.strip())
-        if match and not any(word in match.group(1) for word in _HOLLOW):
-            return match.group(1)
-    own = [line for line in lines if not _AGENT.match(line) and not any(word in line for word in _HOLLOW)]
-    return own[-1].strip() if own else None
-
-
-def _without_box(lines: List[str]) -> List[str]:
-    """The lines without rulers and torchrun's box, which says FAILED below its first ruler and ends with another."""
-    kept, inside = [], False
-    for line, following in zip(lines, [*lines[1:], ""]):
-        if _RULER.match(line.strip()):
-            inside = (line.startswith("=") and following.rstrip().endswith(" FAILED")) or (
-                inside and line.startswith("-")
-            )
-        elif not inside:
-            kept.append(line)
-    return kept
+    """The log line with the error; if there is none, the last line."""
+    errors = (match.group(1) for match in map(_ERROR_LINE.match, map(str.strip, reversed(lines))) if match)
+    return next(errors, lines[-1].strip() if lines else None)

@@ -6,29 +6,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypedDict, cast
+from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.document import Document, items, number, section, text, whole, words
 from .._contract.keeper_states import ENDING, GAVE_WAY, IDLE, LOST, RESTING, STATES, TRAINING
-from .._contract.run_folder import MEMBER_EVENTS, MEMBERS
-from .._kit.files import read_object
+from .._contract.run_folder import MEMBER_EVENTS
 from .metrics import Event, finite, json_lines, read_tail
 
 TAIL_BYTES = 1 << 18
 
 
-class Absence(NamedTuple):
+class Absence(TypedDict):
     """A host's absence from a run, and the step from which the others continued."""
-
-    host: str
-    left: float
-    why: str
-    back: Optional[float]
-    step: Optional[int] = None
-
-
-class AwayHost(TypedDict):
-    """The same in a document."""
 
     host: str
     left: float
@@ -45,13 +34,6 @@ class GaveWay(TypedDict):
     why: str
 
 
-class LastWord(NamedTuple):
-    """The state that a keeper reported last, and its reason."""
-
-    state: Optional[str]
-    why: Optional[str]
-
-
 class Membership(TypedDict):
     """Who trains, from a keeper's last record."""
 
@@ -65,35 +47,33 @@ class Membership(TypedDict):
     hears: List[str]  # the hosts that it hears
     hosts: List[str]  # all hosts of the run
     grace: float  # seconds that it gives a missing host
-    away: List[AwayHost]  # hosts that left
+    away: List[Absence]  # hosts that left
     repeated: int  # steps repeated after restarts
     gave_way: List[GaveWay]
 
 
-def read_membership(
-    run_dir: str, started: Optional[float], metrics: Sequence[Event], plan: Document
+def membership_of(
+    record: Document, events: Sequence[Document], started: Optional[float], metrics: Sequence[Event], plan: Document
 ) -> Optional[Membership]:
-    """The last record of this session's keeper; None if it has none."""
-    record = read_object(os.path.join(run_dir, MEMBERS))
-    since = finite(record.get("since"))
+    """The last record of this session's keeper (members.json, which is not collected) with its events; None if it has none."""
+    newest = next((event for event in reversed(events) if event.get("what") in STATES), {})
+    record = record or ({**events[-1], "state": newest.get("what"), "since": events[-1]["time"]} if newest else {})
+    since, state = finite(record.get("since")), text(record, "state")
     if since is None or (started is not None and since < started):
         return None
-    events = read_members(run_dir)
-    said = last_word(events)
-    # The record is of the newest event, which may concern another host; that of the state has its reason.
-    why = said.why if said and said.state == text(record, "state") else text(record, "why")
     return {
-        "state": text(record, "state"),
+        "state": state,
         "generation": whole(record, "generation"),
         "members": words(record, "members"),
-        "why": why,
+        # The record is of the newest event, which may concern another host; that of the state has its reason.
+        "why": text(newest, "why") if state == newest.get("what") else text(record, "why"),
         "since": since,
         "waits": text(record, "waits"),
         "rests_since": rests_since(events),
         "hears": words(record, "hears"),
         "hosts": [str(node.get("host")) for node in items(plan, "nodes")],
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
-        "away": [cast(AwayHost, one._asdict()) for one in absences(events)],
+        "away": absences(events),
         "repeated": steps_repeated(metrics),
         "gave_way": set_aside(events),
     }
@@ -103,12 +83,6 @@ def read_members(run_dir: str) -> List[Document]:
     """A keeper's newest events."""
     newest = json_lines(read_tail(os.path.join(run_dir, MEMBER_EVENTS), TAIL_BYTES))
     return [event for event in newest if finite(event.get("time")) is not None]
-
-
-def last_word(events: Sequence[Mapping[str, Any]]) -> Optional[LastWord]:
-    """The last state that this keeper recorded; None if there is none."""
-    newest = next((event for event in reversed(events) if event.get("what") in STATES), None)
-    return LastWord(str(newest.get("what")), str(newest.get("why") or "")) if newest else None
 
 
 def rests_since(events: Sequence[Mapping[str, Any]]) -> Optional[float]:
@@ -140,12 +114,12 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
         for host in members:
             if host not in present and host not in away:
                 reason = lost.get(host, why) if by_rank else why
-                away[host] = Absence(host, left, reason, None, whole(event, "steps"))
+                away[host] = {"host": host, "left": left, "why": reason, "back": None, "step": whole(event, "steps")}
         for host in present:
             if host in away:
-                found.append(away.pop(host)._replace(back=float(event["time"])))
+                found.append({**away.pop(host), "back": float(event["time"])})
         members, broken, why, lost = present, 0.0, "", {}
-    return sorted([*found, *away.values()], key=lambda one: one.left)
+    return sorted([*found, *away.values()], key=lambda one: one["left"])
 
 
 def set_aside(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:

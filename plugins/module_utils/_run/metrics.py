@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Iterator, List, Optional, Tuple, TypedDict
 
 from .._contract.document import Document, number, section, text, whole, words
-from .._kit.words import plural
 
 HEAD_BYTES = 64 * 1024
 PEEK_BYTES = 16 * 1024  # enough to detect news
@@ -41,11 +40,13 @@ class Speeds(TypedDict):
     tokens_per_second: Optional[float]  # speed of all ranks together over the last ten steps
     tokens_per_second_mean: Optional[float]  # the same over all steps of the newest attempt but its first
     step_seconds: Optional[float]  # median time of a step of the newest attempt
-    wait_seconds: Optional[float]  # seconds that this rank has waited for other ranks, in the newest attempt
-    wait_share: Optional[float]  # the same as a share of the time of its steps, without the first
+    wait_seconds: Optional[float]  # seconds that this rank has waited for other ranks, in the steps counted
+    wait_share: Optional[float]  # the same as a share of the time of these steps
     bytes_sent: Optional[int]  # what this rank has sent in a step, on average
     memory_bytes: Optional[int]  # memory of the rank
-    steps_counted: int  # how many steps the mean speed and the share of waiting are made of
+    steps_counted: (
+        int  # how many steps the mean speed and the waiting are counted in: those of the newest attempt but its first
+    )
 
 
 class RowShare(TypedDict):
@@ -66,10 +67,9 @@ class RunFigures(Speeds, RowShare):
     steps: Optional[int]  # how many steps the run has
     share: Optional[float]  # of its time that a run with ddp_budget or ddp_finish_by has used, 0 to 1
     ends: Optional[float]  # when such a run ends, by the host's clock
-    loss: Optional[float]  # of the last steps, smoothed as in the log; null when not finite
-    diverged: bool  # whether the last loss is no finite number
-    first_loss: Optional[float]  # loss of the first step
-    last_loss: Optional[float]  # loss of the last step of all attempts
+    loss: Optional[float]  # of the last step that was made, the mean over all ranks; null when not finite
+    diverged: bool  # whether that is no finite number
+    first_loss: Optional[float]  # the same of the first step
     val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
     identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
     digest: Optional[str]  # the digest of the weights that was compared last
@@ -86,22 +86,6 @@ class RunFigures(Speeds, RowShare):
     updated: Optional[float]  # when the last event was written
     stepped: Optional[float]  # when the last step of the newest attempt was made
     started: Optional[float]  # when the session started, in seconds since the epoch
-
-
-def start_lines(notices: Iterable[str], epoch: Optional[int]) -> List[str]:
-    """The notices of the newest start, once for all hosts, and how often the data were read."""
-    before = (epoch or 1) - 1
-    return [
-        *dict.fromkeys(notices),
-        *(["epoch %d: all data were read %s before" % (before + 1, plural(before, "time"))] if before > 0 else []),
-    ]
-
-
-class MetricsRead(NamedTuple):
-    """The events of a metrics file, and whether they are complete."""
-
-    events: List[Event]
-    complete: bool
 
 
 def finite(value: Any) -> Optional[float]:
@@ -142,19 +126,20 @@ def parse_events(data: bytes) -> List[Event]:
     return [event for event in json_lines(data) if isinstance(event.get("kind"), str)]
 
 
-def read_events(path: str, limit: int = METRICS_BYTES) -> MetricsRead:
+def read_events(path: str, limit: int = METRICS_BYTES) -> List[Event]:
     """The events of a metrics file; beyond `limit` bytes, its beginning and newest part."""
+    if limit <= 2 * HEAD_BYTES or _size(path) <= limit:
+        return parse_events(read_tail(path, limit))
+    with open(path, "rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    return parse_events(head) + parse_events(read_tail(path, limit - len(head)))
+
+
+def _size(path: str) -> int:
     try:
-        size = os.path.getsize(path)
+        return os.path.getsize(path)
     except OSError:
-        return MetricsRead([], True)
-    if size <= limit:
-        return MetricsRead(parse_events(read_tail(path, limit)), True)
-    head = b""
-    if limit > 2 * HEAD_BYTES:
-        with open(path, "rb") as stream:
-            head = stream.read(HEAD_BYTES)
-    return MetricsRead(parse_events(head) + parse_events(read_tail(path, limit - len(head))), False)
+        return 0
 
 
 def _number(event: Event, key: str) -> float:
@@ -207,17 +192,16 @@ def _measured(events: List[Event]) -> List[Event]:
 
 
 def _speeds(steps: List[Event]) -> Speeds:
-    """Speeds and shares of one attempt's steps; its first step, a warm-up, counts only for the totals."""
+    """Speeds and shares of one attempt's steps; its first step, a warm-up, counts only if it is the only one."""
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
-    waited = sum(_number(step, "wait_seconds") for step in steady)
-    reported = any("wait_seconds" in step for step in steps)
+    waited = [_number(step, "wait_seconds") for step in steady if "wait_seconds" in step]
     return {
         "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
         "tokens_per_second_mean": _speed(steady),
         "step_seconds": median([_number(step, "seconds") for step in steady]),
-        "wait_seconds": sum(_number(step, "wait_seconds") for step in steps) if reported else None,
-        "wait_share": waited / seconds if seconds > 0 and reported else None,
+        "wait_seconds": sum(waited) if waited else None,
+        "wait_share": sum(waited) / seconds if seconds > 0 and waited else None,
         "bytes_sent": _mean_bytes(steady),
         "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
         "steps_counted": len(steady),
@@ -285,10 +269,9 @@ def describe_events(events: List[Event]) -> RunFigures:
         or positive(start.get("steps", section(start, "settings").get("num_iterations"))),
         "share": finite(last.get("share")),
         "ends": finite(start.get("ends")),
-        "loss": finite(last.get("loss_smooth", last.get("loss"))),
-        "diverged": last.get("loss") is not None and finite(last.get("loss")) is None,
+        "loss": finite(all_steps[-1].get("loss")) if all_steps else None,
+        "diverged": bool(all_steps) and all_steps[-1].get("loss") is not None and finite(all_steps[-1]["loss"]) is None,
         "first_loss": finite(all_steps[0].get("loss")) if all_steps else None,
-        "last_loss": finite(all_steps[-1].get("loss")) if all_steps else None,
         "val_bpb": finite(evaluation.get("val_bpb")) if evaluation else finite(end.get("val_bpb")),
         # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,

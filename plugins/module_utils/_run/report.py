@@ -13,21 +13,18 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
-from .._contract.document import Document, items, number, section, text, whole
-from .._contract.keeper_states import FAILED
+from .._contract.document import Document, items, number, section, whole
 from .._kit.words import clock_time
 from .collected import CollectedRank, CollectedRun, host_folder, load_run
-from .ending import ended_text, ends_text
-from .members import last_word
-from .metrics import Event, describe_events, finite, start_lines
-from .state import CRASHED, cause_text, error_text, host_state, stage_of
+from .health import Health, Seen
+from .metrics import Event, finite
+from .sentences import ended_lines, ends_text, start_lines
+from .state import CRASHED, RUNNING, RunState
 from .timeline import happenings
 
-# What each host adds, from their run states: host -> tokens per second without it.
-# A part of the page's data, as report.js reads it.
-PageData = Dict[str, Any]
+PageData = Dict[str, Any]  # a part of the page's data, as report.js reads it
 
 # Columns shown for every step; empty ones are dropped.
 COLUMNS = (
@@ -81,91 +78,58 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def rank_end(rank: CollectedRank) -> str:
-    """How this rank's newest attempt ended, from the files."""
-    figures, said = describe_events(rank.events), last_word(rank.members)
-    if rank.session and rank.session.get("ended") is None and (said or figures["end_reason"] is None):
+def end_text(run: RunState) -> str:
+    """How a rank's newest attempt ended."""
+    if run["state"] == RUNNING:
         return "still running when this was collected"
-    if not rank.session and figures["end_reason"] is None:
+    if run["exit_code"] is None and run["ended"] is None and run["end_reason"] is None:
         return "no end was recorded"
-    state = host_state(rank.session, False, figures, bool(rank.events), said)
-    error = error_text(state, rank.session, figures, rank.lines, said) or figures["end_error"]
-    why = cause_text(state, rank.session, said)
-    if state == CRASHED:
-        return "crashed: %s" % (error or "code %s" % rank.session.get("exit_code"))
-    return "%s: %s" % (state, why) if why else state
+    if run["state"] == CRASHED:
+        return "crashed: %s" % (run["error"] or run["end_error"] or "code %s" % run["exit_code"])
+    return "%s: %s" % (run["state"], run["cause"]) if run["cause"] else run["state"]
 
 
-def why_given_up(ranks: Sequence[CollectedRank]) -> str:
-    """Why the keepers gave up; empty if they did not."""
-    last = [(finite(rank.members[-1]["time"]) or 0.0, last_word(rank.members)) for rank in ranks if rank.members]
-    failed = [(time, said.why or "") for time, said in last if said and said.state == FAILED]
-    return min(failed, default=(0.0, ""))[1]
+SUMMARY = (
+    "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows"
+    " identical digest attempts"
+)
 
 
-def summary(rank: CollectedRank, steps: Sequence[Event]) -> PageData:
+def summary(rank: CollectedRank) -> PageData:
     """One rank's line in the table."""
-    figures = describe_events(rank.events)
-    kept = ("done", "steps", "val_bpb", "wait_share", "rows", "identical", "digest", "attempts")
-    return {
-        **{name: value for name, value in figures.items() if name in kept},
-        "host": rank.host,
-        "rank": rank.rank,
-        "end": rank_end(rank),
-        "first_loss": finite(steps[0].get("loss")) if steps else None,
-        "last_loss": finite(steps[-1].get("loss")) if steps else None,
-        "tokens_per_second": figures["tokens_per_second_mean"],
-        "wait_seconds": sum(finite(step.get("wait_seconds")) or 0.0 for step in steps) if steps else None,
-        "bytes_sent": sum(int(finite(step.get("bytes_sent")) or 0) for step in steps) if steps else None,
-        "memory_bytes": max((int(finite(step.get("memory_bytes")) or 0) for step in steps), default=None),
-    }
+    figures = {name: value for name, value in rank.run.items() if name in SUMMARY.split()}
+    return {**figures, "host": rank.host, "end": end_text(rank.run)}
 
 
-def compared(run: CollectedRun, ranks: Sequence[PageData]) -> List[List[Any]]:
+def compared(run: CollectedRun) -> List[List[Any]]:
     """Rows of (what, host, expected, measured), if both are known."""
-    start = next((event for rank in run.ranks for event in rank.events if event["kind"] == "start"), {})
+    start = next((event for rank in run.ranks for event in rank.files.events if event["kind"] == "start"), {})
     planned = section(section(run.plan, "model"), "parameters").get("total")
     made = section(section(start, "model"), "parameters").get("total")
-    figures, expected = describe_events(run.ranks[0].events), run.prediction
+    first, expected = run.ranks[0].run, run.prediction
     rows: List[List[Any]] = [
         ["parameters", "", finite(planned), finite(made)],
-        ["tokens per second", "", finite(expected.get("tokens_per_second")), figures["tokens_per_second_mean"]],
-        ["seconds per step", "", finite(expected.get("step_seconds")), figures["step_seconds"]],
+        ["tokens per second", "", finite(expected.get("tokens_per_second")), first["tokens_per_second_mean"]],
+        ["seconds per step", "", finite(expected.get("step_seconds")), first["step_seconds"]],
     ]
     nodes = {number(node, "rank"): node for node in items(run.plan, "nodes")}
-    for rank in ranks:
-        summary, table = rank["summary"], rank["columns"]
-        host, node = summary["host"], nodes.get(summary["rank"], {})
-        waits = section(expected, "wait_seconds").get(host)
+    for host, figures in ((rank.host, rank.run) for rank in run.ranks):
+        node, waits = nodes.get(figures["rank"] or 0, {}), figures["wait_seconds"]
+        waited = waits / figures["steps_counted"] if waits is not None else None
         rows += [
-            ["seconds waited per step", host, waits, mean_of(table, "wait_seconds")],
-            ["bytes sent per step", host, expected.get("bytes_sent"), mean_of(table, "bytes_sent")],
-            ["bytes of memory", host, node.get("memory_bytes"), summary["memory_bytes"]],
+            ["seconds waited per step", host, section(expected, "wait_seconds").get(host), waited],
+            ["bytes sent per step", host, expected.get("bytes_sent"), figures["bytes_sent"]],
+            ["bytes of memory", host, node.get("memory_bytes"), figures["memory_bytes"]],
         ]
     return [row for row in rows if row[2] is not None and row[3] is not None]
 
 
-def mean_of(table: Dict[str, List[Any]], name: str) -> Optional[float]:
-    """The mean of a column over the steps that have it."""
-    values = [value for value in table.get(name, []) if value is not None]
-    return sum(values) / len(values) if values else None
-
-
-def budget_lines(run: CollectedRun) -> List[str]:
-    """The end of a run with a budget."""
-    first = run.ranks[0]
-    figures, given = describe_events(first.events), text(section(run.plan, "training"), "timed")
-    ends, updated = figures["ends"], figures["updated"]
-    if ends is None or updated is None:
-        return []
-    if figures["end_reason"] is not None:
-        return [ended_text(updated, ends, given, day_text)]
-    return [ends_text(ends, figures["share"], day_text)]
-
-
-def _start_lines(run: CollectedRun) -> List[str]:
-    figures = [describe_events(rank.events) for rank in run.ranks]
-    return start_lines((notice for one in figures for notice in one["notices"]), figures[0]["epoch"])
+def sentences(run: CollectedRun) -> List[str]:
+    """The end of a run with a budget, its notices, and what was left out of its files."""
+    runs = [rank.run for rank in run.ranks]
+    ends = runs[0]["ends"]
+    going = [ends_text(ends, runs[0]["share"], day_text)] if ends and runs[0]["end_reason"] is None else []
+    return [*going, *ended_lines(runs, day_text), *start_lines(runs), *run.problems]
 
 
 def day_text(at: float) -> str:
@@ -199,55 +163,47 @@ def plan_rows(plan: Document) -> List[List[str]]:
 
 def rank_data(rank: CollectedRank) -> PageData:
     """A rank's data for the page."""
-    steps = made_steps(rank.events)
+    events = rank.files.events
     return {
-        "summary": summary(rank, steps),
-        "columns": columns(steps),
-        "evals": points(rank.events, "eval", "val_bpb"),
-        "checkpoints": points(rank.events, "checkpoint", "bytes", "seconds"),
-        "samples": points(rank.events, "sample", "prompt", "text"),
-        "lines": rank.lines[-40:] if rank_end(rank).startswith(CRASHED) else [],
+        "summary": summary(rank),
+        "columns": columns(made_steps(events)),
+        "evals": points(events, "eval", "val_bpb"),
+        "checkpoints": points(events, "checkpoint", "bytes", "seconds"),
+        "samples": points(events, "sample", "prompt", "text"),
+        "lines": rank.files.lines[-40:] if rank.run["state"] == CRASHED else [],
     }
 
 
 def other_data(run: CollectedRun) -> Document:
     """Data of a run to compare with."""
-    first = run.ranks[0]
-    steps = made_steps(first.events)
-    table = columns(steps)
-    return {
-        "run": run.name,
-        "digest": run.plan.get("digest"),
-        "summary": summary(first, steps),
-        "columns": {name: table[name] for name in ("step", "loss", "tokens_per_second") if name in table},
-        "evals": points(first.events, "eval", "val_bpb"),
-    }
+    first = rank_data(run.ranks[0])
+    table = {name: one for name, one in first["columns"].items() if name in ("step", "loss", "tokens_per_second")}
+    kept = {"summary": first["summary"], "columns": table, "evals": first["evals"]}
+    return {"run": run.name, "digest": run.plan.get("digest"), **kept}
 
 
-def page_data(
-    run: CollectedRun,
-    others: Sequence[CollectedRun] = (),
-) -> Document:
+def page_data(run: CollectedRun, others: Sequence[CollectedRun] = ()) -> Document:
     """The page's data."""
-    ranks = [rank_data(rank) for rank in run.ranks]
-    start = next((event for event in reversed(run.ranks[0].events) if event["kind"] == "start"), {})
+    start = next((event for event in reversed(run.ranks[0].files.events) if event["kind"] == "start"), {})
     planned = [str(node.get("host")) for node in items(run.plan, "nodes")]
-    present = {rank.host for rank in run.ranks}
-    times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.events]
+    health = Health([Seen(rank.host, rank.run) for rank in run.ranks])
+    first_failed = health.gave_up()
+    times = [finite(event.get("time")) or 0.0 for rank in run.ranks for event in rank.files.events]
     return {
         "run": run.name,
-        "stage": stage_of(run.plan),
+        "running": any(rank.run["state"] == RUNNING for rank in run.ranks),
+        "stage": run.ranks[0].run["stage"],
         "digest": run.plan.get("digest"),
         "as_of": max(times, default=None),
-        "world": run.plan.get("world") or start.get("world") or len(ranks),
-        "given_up": why_given_up(run.ranks),
-        "missing": sorted(host for host in planned if host_folder(host) not in present),
+        "world": run.plan.get("world") or start.get("world") or len(run.ranks),
+        "given_up": health.seen[first_failed].run["membership"]["why"] if first_failed else "",
+        "missing": sorted(host for host in planned if host_folder(host) not in health.seen),
         "dtype": start.get("dtype"),
         "dtype_reason": start.get("dtype_reason"),
-        "ranks": ranks,
-        "sentences": [*budget_lines(run), *_start_lines(run), *run.problems],
+        "ranks": [rank_data(rank) for rank in run.ranks],
+        "sentences": sentences(run),
         "happenings": happenings(run),
-        "compared": compared(run, ranks),
+        "compared": compared(run),
         "plan": plan_rows(run.plan),
         "others": [other_data(other) for other in others],
     }

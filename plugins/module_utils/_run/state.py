@@ -1,32 +1,24 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of one host's share of a run, read only from its run folder, whose files docs/architecture.md describes."""
+"""The state of one host's share of a run, only from the files of its run folder, which docs/architecture.md describes."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict, cast
 
 from .._contract.document import Document, items, section, text, whole
 from .._contract.keeper_states import FAILED, OVER, TRAINING
-from .._contract.run_folder import PREVIOUS, TRAINING_FILE, checkpoint_steps, generations, trainer_of
+from .._contract.run_folder import MEMBERS, PREVIOUS, TRAINING_FILE, checkpoint_steps, generations, trainer_of
 from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
 from .find import find_rank
 from .log_tail import error_line, log_lines
-from .members import LastWord, Membership, read_membership
-from .metrics import (
-    METRICS_BYTES,
-    Event,
-    RunFigures,
-    describe_events,
-    finite,
-    positive,
-    read_events,
-)
+from .members import Membership, membership_of, read_members
+from .metrics import METRICS_BYTES, Event, RunFigures, describe_events, finite, positive, read_events
 from .stopping import stop_seconds
 
 ABSENT = "absent"
@@ -48,17 +40,6 @@ class Previous(TypedDict):
     checkpoint: Optional[int]  # their newest step
 
 
-class Beat(TypedDict):
-    """Fields from the heartbeat."""
-
-    heartbeat_age: Optional[float]  # age of the trainer's heartbeat, by the host's own clock
-    phase: Optional[str]  # what the trainer is in the middle of
-    phase_seconds: Optional[float]  # for how long it is in this phase or, of an evaluation, in this batch
-    collective: object  # the collective operation it is in or was in last
-    batch: Optional[int]  # the batch that an evaluation has come to
-    batches: Optional[int]  # how many batches the evaluation has on this rank, where that is known
-
-
 class StageOf(TypedDict):
     """A run's stage (ddp_stage), and the run of its base model."""
 
@@ -66,49 +47,92 @@ class StageOf(TypedDict):
     base: Optional[str]
 
 
-class Filed(TypedDict):
-    """Fields from plan and session."""
-
-    plan_digest: Optional[str]  # digest of the plan that was deployed here
-    trainer: Optional[str]  # ours, path or git; joined: a checkout whose ranks are joined
-    stage: Optional[StageOf]  # of a run that continues another's model
-    timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
-    exit_code: Optional[int]  # exit code of the run
-    signal: Optional[int]  # the signal that ended it
-    ended: Optional[float]  # when it ended
-    revived: Optional[int]  # how many times the job was started again in this session after it had died
-    died_of: Optional[str]  # what it died of last
-
-
-class RunState(RunFigures, Beat, Filed):
+class RunState(RunFigures):
     """The state of one host's share of a run, as run_info returns it. Every key is there in every state; what is not known is null."""
 
     state: str  # `absent`, `prepared`, `running`, `finished`, `stopped`, `crashed` or `away`: docs/architecture.md has them
     run: Optional[str]  # name of the run
     run_dir: Optional[str]  # the run folder
+    plan_digest: Optional[str]  # digest of the plan that was deployed here
+    trainer: Optional[str]  # ours, path or git; joined: a checkout whose ranks are joined
+    stage: Optional[StageOf]  # of a run that continues another's model
+    training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
+    timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
+    timeout_seconds: Optional[float]  # the plan's time limit for what has no usual length
+    heartbeat_age: Optional[float]  # age of the trainer's heartbeat, by the host's own clock
+    phase: Optional[str]  # what the trainer is in the middle of
+    phase_seconds: Optional[float]  # for how long it is in this phase or, of an evaluation, in this batch
+    collective: object  # the collective operation it is in or was in last
+    batch: Optional[int]  # the batch that an evaluation has come to
+    batches: Optional[int]  # how many batches the evaluation has on this rank, where that is known
     eta_seconds: Optional[float]  # seconds left at that pace, while it runs
     idle_seconds: Optional[float]  # seconds since the last sign of progress, while it runs
-    load: Optional[float]  # processes that wanted to run for each processor of this user, in the last minute
-    timed: Optional[str]  # ddp_budget or ddp_finish_by of a run with a budget
-    busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
     session_age: Optional[float]  # seconds since the session was started, while it runs, by the host's own clock
     step_age: Optional[float]  # seconds since the last step was made, while it runs, by the host's own clock
+    busy: Optional[float]  # share of a core that the rank used, or was ready to use, during this look
+    load: Optional[float]  # processes that wanted to run for each processor of this user, in the last minute
+    exit_code: Optional[int]  # exit code of the run
+    signal: Optional[int]  # the signal that ended it
+    ended: Optional[float]  # when it ended
     error: Optional[str]  # why it crashed, in one sentence
     cause: Optional[str]  # why it was stopped or is away, as far as is known
+    revived: Optional[int]  # how many times the job was started again in this session after it had died
+    died_of: Optional[str]  # what it died of last
     membership: Optional[Membership]  # by the keeper of this session: its last word
     last_lines: List[str]  # the last lines of the log
     log: Optional[str]  # path of the rank's log
-    sampled: bool  # whether the metrics are so long that only their beginning and newest part were read
     previous: Optional[Previous]  # the outputs that a fresh start set aside last
-    training: Optional[TrainingIdentity]  # which training the run folder holds; null where it does not say
     saved: Optional[int]  # the step of the newest checkpoint in the run folder
     stop_seconds: Optional[float]  # while it runs, what it may need to finish its step and save if it is asked to stop
 
 
-def stage_of(plan: Document) -> Optional[StageOf]:
-    """The stage of a plan; None for a base model."""
-    stage = section(plan, "stage")
-    return {"stage": text(stage, "stage"), "base": text(stage, "base")} if stage else None
+# A run of which nothing is known.
+_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], **describe_events([])}
+EMPTY = cast(RunState, {**dict.fromkeys(RunState.__annotations__), **_KNOWN})
+
+
+class Records(NamedTuple):
+    """The files of a run folder."""
+
+    run_dir: str
+    rank: Optional[int]
+    plan: Document
+    session: Document
+    heartbeat: Document
+    training: Document
+    events: List[Event]  # of the rank's metrics; of long ones only the beginning and the newest part
+    members: Sequence[Document]  # its keeper's events
+    member: Document  # its keeper's last word
+    lines: List[str]  # of the log
+
+    @property
+    def log(self) -> str:
+        """The rank's log."""
+        return os.path.join(self.run_dir, "log", "rank%d.log" % (self.rank or 0))
+
+
+def read_records(run_dir: str, rank: Optional[int], lines: int, limit: int = METRICS_BYTES) -> Records:
+    """Read the files of a host's share of a run."""
+
+    def read(name: str) -> Document:
+        return read_object(os.path.join(run_dir, name))
+
+    plan, session = read("plan.json"), read("session.json")
+    rank = find_rank(run_dir, plan, session) if rank is None else rank
+    suffix = "rank%d" % (rank or 0)
+    records = Records(
+        run_dir=run_dir,
+        rank=rank,
+        plan=plan,
+        session=session,
+        heartbeat=read("heartbeat-%s.json" % suffix),
+        training=read(TRAINING_FILE),
+        events=read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit),
+        members=read_members(run_dir),
+        member=read(MEMBERS),
+        lines=[],
+    )
+    return records._replace(lines=log_lines(records.log, max(200, lines)) if lines else [])
 
 
 def session_alive(session: Document) -> bool:
@@ -130,7 +154,7 @@ def heartbeat_alive(heartbeat: Document, now: float) -> bool:
 
 
 def host_state(
-    session: Document, alive: bool, figures: RunFigures, has_events: bool, keeper: Optional[LastWord]
+    session: Document, alive: bool, figures: RunFigures, has_events: bool, keeper: Optional[Membership]
 ) -> str:
     """One of the states of docs/architecture.md; decides whether a run was stopped or died."""
     if alive:
@@ -142,9 +166,9 @@ def host_state(
         return CRASHED if has_events else PREPARED
     if figures["end_reason"] == FINISHED and (session.get("stopped") or keeper):
         return FINISHED
-    if keeper and keeper.state in OVER:
+    if keeper and keeper["state"] in OVER:
         # Its rank did not reach the last step.
-        return {STOPPED: STOPPED, FAILED: CRASHED}.get(str(keeper.state), AWAY)
+        return {STOPPED: STOPPED, FAILED: CRASHED}.get(str(keeper["state"]), AWAY)
     if session.get("stopped"):
         return STOPPED
     if session.get("ended") is None or keeper:
@@ -156,24 +180,19 @@ def host_state(
     return STOPPED if figures["end_reason"] == STOPPED or _short(figures) else FINISHED
 
 
-def keeper_lives(run: Mapping[str, object]) -> bool:
-    """Whether a keeper is alive on this host."""
-    return run.get("state") == RUNNING and bool(run.get("membership"))
-
-
 def _short(figures: RunFigures) -> bool:
     """Whether metrics show missing steps; trainers without our metrics get the benefit of the doubt."""
     return figures["steps"] is not None and figures["end_reason"] is None and figures["done"] < figures["steps"]
 
 
 def error_text(
-    state: str, session: Document, figures: RunFigures, lines: List[str], keeper: Optional[LastWord]
+    state: str, session: Document, figures: RunFigures, lines: List[str], keeper: Optional[Membership]
 ) -> Optional[str]:
     """Why it crashed: from its keeper, otherwise from the trainer, if known."""
     if state != CRASHED:
         return None
-    if keeper and keeper.state == FAILED:
-        return keeper.why or "its keeper gave up"
+    if keeper and keeper["state"] == FAILED:
+        return keeper["why"] or "its keeper gave up"
     if figures["end_error"] and not keeper:
         return str(figures["end_error"])
     last = ": last line was %r" % lines[-1] if lines else ""
@@ -189,13 +208,13 @@ def error_text(
     return error_line(lines)
 
 
-def cause_text(state: str, session: Document, keeper: Optional[LastWord]) -> Optional[str]:
+def cause_text(state: str, session: Document, keeper: Optional[Membership]) -> Optional[str]:
     """Why it was stopped or left the run, from its keeper or session."""
     if state not in (STOPPED, AWAY) or (state == STOPPED and session.get("stopped")):
         # by a user, on this host
         return None
-    if keeper and keeper.why:
-        return keeper.why
+    if keeper and keeper["why"]:
+        return keeper["why"]
     by = text(session, "terminated_by")
     return None if not by else "%s ended it: its machine shut down, or tmux was killed" % by
 
@@ -209,12 +228,6 @@ def _eta(figures: RunFigures, keeper: Optional[Membership], now: float) -> Optio
     return max(0.0, (figures["steps"] - figures["done"]) * figures["pace_seconds"])
 
 
-NO_BEAT = cast(Beat, dict.fromkeys(Beat.__annotations__))
-# A run of which nothing is known.
-_KNOWN: Dict[str, Any] = {"state": ABSENT, "last_lines": [], "sampled": False, **describe_events([])}
-EMPTY = cast(RunState, {**dict.fromkeys(RunState.__annotations__), **_KNOWN})
-
-
 def read_run(
     run_dir: str,
     rank: Optional[int] = None,
@@ -223,72 +236,77 @@ def read_run(
     limit: int = METRICS_BYTES,
 ) -> RunState:
     """Everything known about this host's share of a run; the same keys in every state."""
-    run: RunState = {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
     if not os.path.isdir(run_dir):
-        return run
+        return {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
     now = time.time() if now is None else now
-    plan = read_object(os.path.join(run_dir, "plan.json"))
-    session = read_object(os.path.join(run_dir, "session.json"))
-    rank = find_rank(run_dir, plan, session) if rank is None else rank
-    suffix = "rank%d" % (rank or 0)
-    heartbeat = read_object(os.path.join(run_dir, "heartbeat-%s.json" % suffix))
-    log = os.path.join(run_dir, "log", suffix + ".log")
-    metrics = read_events(os.path.join(run_dir, "metrics-%s.jsonl" % suffix), limit)
-    figures = _session_figures(metrics.events, session)
-    alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(heartbeat, now))
-    tail, started = log_lines(log, max(200, lines)) if lines else [], finite(session.get("started"))
-    keeper = read_membership(run_dir, started, metrics.events, plan)
-    said = LastWord(keeper["state"], keeper["why"]) if keeper else None
-    state = host_state(session, alive, figures, bool(metrics.events), said)
-    heartbeat = _of_session(heartbeat, started or figures["started"])
-    run = {
-        **run,
-        **figures,
-        **_of_plan_and_session(plan, session),
-        "load": os.getloadavg()[0] / len(os.sched_getaffinity(0)),
-        "timed": text(section(plan, "training"), "timed"),
-        "rows": figures["rows"] if figures["rows"] is not None else whole(_node(plan, rank), "rows"),
-        "state": state,
-        "rank": rank if rank is not None else figures["rank"],
-        "world": figures["world"] or whole(heartbeat, "world") or whole(plan, "world"),
-        "steps": _steps(figures, heartbeat, plan),
-        "started": started or figures["started"],
-        "error": error_text(state, session, figures, tail, said),
-        "cause": cause_text(state, session, said),
-        "last_lines": tail[-lines:] if lines else [],
-        "log": log,
-        "sampled": not metrics.complete,
-        "previous": previous_of(run_dir),
-        "saved": max(checkpoint_steps(run_dir), default=None),
-        "stop_seconds": stop_seconds(metrics.events, heartbeat, plan) if alive else None,
-        "membership": keeper,
-    }
-    return _timed(run, heartbeat, read_object(os.path.join(run_dir, TRAINING_FILE)), now)
+    records = read_records(run_dir, rank, lines, limit)
+    session = records.session
+    alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(records.heartbeat, now))
+    run = describe(records, alive)
+    run["last_lines"] = run["last_lines"][-lines:] if lines else []
+    run["load"] = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return _by_the_clock(run, _of_session(records.heartbeat, run["started"]), now)
 
 
-def _timed(run: RunState, heartbeat: Document, training: Document, now: float) -> RunState:
-    """Add the training, and the fields that depend on the clock."""
-    run = {**run, **_beat(heartbeat, run, now), "training": training_of(training)}
-    if run["state"] == RUNNING:
-        run["eta_seconds"] = _eta(run, run["membership"], now)
-        run["idle_seconds"] = _idle(run, now)
-        run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
-    return run
-
-
-def _of_plan_and_session(plan: Document, session: Document) -> Filed:
-    """The fields from plan and session."""
+def describe(records: Records, alive: bool) -> RunState:
+    """The state by the files alone, without the fields that depend on the clock."""
+    plan, session = records.plan, records.session
+    figures, started = _session_figures(records.events, session), finite(session.get("started"))
+    keeper = membership_of(records.member, records.members, started, records.events, plan)
+    state = host_state(session, alive, figures, bool(records.events), keeper)
+    heartbeat = _of_session(records.heartbeat, started or figures["started"])
+    node = next((node for node in items(plan, "nodes") if node.get("rank") == records.rank), {})
+    stage = section(plan, "stage")
     return {
+        **EMPTY,
+        **figures,
+        "state": state,
+        "run": os.path.basename(records.run_dir.rstrip("/")),
+        "run_dir": records.run_dir,
+        "rank": figures["rank"] if records.rank is None else records.rank,
+        "world": figures["world"] or whole(heartbeat, "world") or whole(plan, "world"),
+        # Of long metrics the newest start may be unread, so the heartbeat comes first.
+        "steps": positive(heartbeat.get("steps"))
+        or figures["steps"]
+        or positive(section(plan, "training").get("iterations")),
+        "rows": whole(node, "rows") if figures["rows"] is None else figures["rows"],
+        "started": started or figures["started"],
         "plan_digest": text(plan, "digest"),
         "trainer": trainer_of(plan),
-        "stage": stage_of(plan),
+        "stage": {"stage": text(stage, "stage"), "base": text(stage, "base")} if stage else None,
+        "training": training_of(records.training),
+        "timed": text(section(plan, "training"), "timed"),
         "timeout_seconds": finite(plan.get("timeout_seconds")),
         "exit_code": whole(session, "exit_code"),
         "signal": whole(session, "signal"),
         "ended": finite(session.get("ended")),
+        "error": error_text(state, session, figures, records.lines, keeper),
+        "cause": cause_text(state, session, keeper),
         "revived": whole(session, "revived"),
         "died_of": text(session, "died_of"),
+        "membership": keeper,
+        "last_lines": records.lines,
+        "log": records.log,
+        "previous": previous_of(records.run_dir),
+        "saved": max(checkpoint_steps(records.run_dir), default=None),
+        "stop_seconds": stop_seconds(records.events, heartbeat, plan) if alive else None,
     }
+
+
+def _by_the_clock(run: RunState, heartbeat: Document, now: float) -> RunState:
+    """Add the ages, by this host's own clock, so that clock differences do not matter."""
+    beat, runs = finite(heartbeat.get("time")), run["state"] == RUNNING
+    if beat is not None:
+        run["heartbeat_age"] = max(0.0, now - beat)
+        run["phase"], run["collective"] = text(heartbeat, "phase"), heartbeat.get("collective")
+        run["phase_seconds"] = _age(finite(heartbeat.get("phase_since")), now if runs else beat)
+        run["batch"], run["batches"] = positive(heartbeat.get("batch")), positive(heartbeat.get("batches"))
+    if runs:
+        updated = None if run["step"] is None else _age(run["updated"], now)
+        run["idle_seconds"] = min((age for age in (run["phase_seconds"], updated) if age is not None), default=None)
+        run["session_age"], run["step_age"] = _age(run["started"], now), _age(run["stepped"], now)
+        run["eta_seconds"] = _eta(run, run["membership"], now)
+    return run
 
 
 def _session_figures(events: List[Event], session: Document) -> RunFigures:
@@ -296,14 +314,16 @@ def _session_figures(events: List[Event], session: Document) -> RunFigures:
     figures = describe_events(events)
     started, updated = finite(session.get("started")), figures["updated"]
     if started is not None and updated is not None and updated < started:
-        kept = ("first_loss", "last_loss", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
+        kept = ("first_loss", "loss", "diverged", "val_bpb", "checkpoint", "attempts", "updated", "rank", "world")
         earlier = {name: value for name, value in figures.items() if name in kept}
         figures = cast(RunFigures, {**describe_events([]), **earlier})
     return figures
 
 
-def _node(plan: Document, rank: Optional[int]) -> Document:
-    return next((node for node in items(plan, "nodes") if node.get("rank") == rank), {})
+def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
+    """The heartbeat of this session; empty if it is an earlier one's, which may differ in steps and ranks."""
+    beat = finite(heartbeat.get("time"))
+    return {} if beat is None or (started is not None and beat < started) else heartbeat
 
 
 def _age(since: Optional[float], now: float) -> Optional[float]:
@@ -317,37 +337,3 @@ def previous_of(run_dir: str) -> Optional[Previous]:
         return None
     place = os.path.join(run_dir, PREVIOUS, str(numbers[-1]))
     return {"path": place, "count": len(numbers), "checkpoint": max(checkpoint_steps(place), default=None)}
-
-
-def _idle(run: RunState, now: float) -> Optional[float]:
-    """Seconds since a running rank's last sign of progress; None if unknown."""
-    signs = [run["phase_seconds"]] if run["phase_seconds"] is not None else []
-    if run["updated"] is not None and run["step"] is not None:
-        signs.append(max(0.0, now - run["updated"]))
-    return min(signs) if signs else None
-
-
-def _steps(figures: RunFigures, heartbeat: Document, plan: Document) -> Optional[int]:
-    """The number of steps. Of long metrics the newest start may be unread, so the heartbeat comes first."""
-    return positive(heartbeat.get("steps")) or figures["steps"] or positive(section(plan, "training").get("iterations"))
-
-
-def _of_session(heartbeat: Document, started: Optional[float]) -> Document:
-    """The heartbeat of this session; empty if it is an earlier one's, which may differ in steps and ranks."""
-    beat = finite(heartbeat.get("time"))
-    return {} if beat is None or (started is not None and beat < started) else heartbeat
-
-
-def _beat(heartbeat: Document, run: RunState, now: float) -> Beat:
-    """Ages by this host's own clock, so that clock differences do not matter."""
-    beat, since = finite(heartbeat.get("time")), finite(heartbeat.get("phase_since"))
-    if beat is None:
-        return NO_BEAT
-    return {
-        "heartbeat_age": _age(beat, now),
-        "phase": text(heartbeat, "phase"),
-        "phase_seconds": _age(since, now if run["state"] == RUNNING else beat),
-        "collective": heartbeat.get("collective"),
-        "batch": positive(heartbeat.get("batch")),
-        "batches": positive(heartbeat.get("batches")),
-    }

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, TypedDict
 
 from .._contract.document import words
 from .._contract.keeper_states import FAILED, OVER, TRAINING
-from .._kit.words import bytes_text, plural, seconds_text
+from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
-from .members import absences, last_word, set_aside, steps_repeated
-from .membership_view import gave_way_text
+from .health import Health, Seen
+from .members import steps_repeated
 from .metrics import Event, finite
+from .sentences import gave_way_text
 
 
 class Happening(TypedDict):
@@ -30,54 +30,41 @@ class Happening(TypedDict):
 
 def happenings(run: CollectedRun) -> List[Happening]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
-    found = [event for rank in run.ranks for event in _of_rank(rank)]
+    found = [event for rank in run.ranks for event in (*_of_rank(rank), *saves(rank))]
     found += [*membership(run), *_of_findings(run.findings)]
-    return folded(sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"]))))
+    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
 
 
-FEW_SAVES = 6  # up to this many get a row each
-
-
-def folded(found: Sequence[Happening]) -> List[Happening]:
-    """Merge consecutive checkpoints into one line if there are many."""
-    if sum(one["kind"] == SAVE for one in found) <= FEW_SAVES:
-        return list(found)
-    lines: List[Happening] = []
-    for is_save, group in itertools.groupby(found, key=lambda one: one["kind"] == SAVE):
-        same = list(group)
-        steps = sorted({one["step"] for one in same if isinstance(one["step"], int)})
-        if is_save and len(same) > 1 and steps:
-            hosts = ", ".join(sorted({one["host"] for one in same}))
-            span = "step %d" % steps[0] if len(steps) == 1 else "steps %d to %d" % (steps[0], steps[-1])
-            text = "%s of %s; the last: %s" % (plural(len(steps), "checkpoint"), span, same[-1]["text"])
-            same = [{**same[-1], "host": hosts, "text": text}]
-        lines += same
-    return lines
+def saves(rank: CollectedRank) -> Iterator[Happening]:
+    """All checkpoints of a rank in one line, at the time of the last."""
+    found = [event for event in rank.files.events if event["kind"] == "checkpoint"]
+    if found:
+        last, took = found[-1], finite(found[-1].get("seconds"))
+        text = "checkpoint, " if len(found) == 1 else "%d checkpoints; the last: " % len(found)
+        text += bytes_text(finite(last.get("bytes"))) + (" in " + seconds_text(took) if took else "")
+        at, step = finite(last.get("time")), last.get("step")
+        yield Happening(time=at, step=step, host=rank.host, severity="info", text=text, kind="save")
 
 
 def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
     starts = repeated = 0
-    last_start = max((index for index, event in enumerate(rank.events) if event["kind"] == "start"), default=-1)
-    for index, event in enumerate(rank.events):
+    last_start = max((index for index, event in enumerate(rank.files.events) if event["kind"] == "start"), default=-1)
+    for index, event in enumerate(rank.files.events):
         kind, severity, text = event["kind"], "info", ""
         if kind == "start":
             starts += 1
             resumed = event.get("resumed_from")
             text = "started" if starts == 1 and resumed is None else "started again"
             text += " from step %s" % resumed if resumed is not None else ""
-            again = steps_repeated(rank.events[: index + 1]) - repeated
+            again = steps_repeated(rank.files.events[: index + 1]) - repeated
             repeated += again
             text += "; %d steps are repeated" % again if again else ""
             text += kernels(event) if starts == 1 else ""
             # All ranks have the same.
-            for notice in words(event, "notices") if rank.rank == 0 else ():
+            for notice in words(event, "notices") if rank.files.rank == 0 else ():
                 at, step = finite(event.get("time")), event.get("step")
                 yield Happening(time=at, step=step, host=rank.host, severity="warning", text=notice, kind="warning")
-        elif kind == "checkpoint":
-            took = finite(event.get("seconds"))
-            text = "checkpoint, " + bytes_text(finite(event.get("bytes")))
-            text += " in " + seconds_text(took) if took else ""
-        elif kind == "shares" and rank.rank == 0:
+        elif kind == "shares" and rank.files.rank == 0:
             text = new_shares(event)
         elif kind == "digest" and event.get("identical") is False:
             severity, text = "error", "weights differ between the ranks"
@@ -100,9 +87,8 @@ def kernels(event: Event) -> str:
     return ("; kernels: " + ", ".join(named) if named else "") + ("; torch's vectors: %s" % vectors if vectors else "")
 
 
-SAVE = "save"
 # Marks on the loss curve; errors and warnings use their severity.
-MARKS = {"checkpoint": SAVE, "shares": "shares", "start": "start"}
+MARKS = {"shares": "shares", "start": "start"}
 
 
 def new_shares(event: Event) -> str:
@@ -138,23 +124,22 @@ def membership(run: CollectedRun) -> List[Happening]:
     def add(time: float, host: str, severity: str, text: str) -> None:
         found.append(Happening(time=time, step=None, host=host, severity=severity, text=text, kind=""))
 
-    for one in absences(run.members):
-        add(one.left, one.host, "warning", "left the run%s" % (" (%s)" % one.why if one.why else ""))
-        if one.back is not None:
-            add(one.back, one.host, "info", "back in the run")
+    newest = Health([Seen(rank.host, rank.run) for rank in run.ranks]).newest_record()
+    for one in newest["away"] if newest else []:
+        add(one["left"], one["host"], "warning", "left the run%s" % (" (%s)" % one["why"] if one["why"] else ""))
+        if one["back"] is not None:
+            add(one["back"], one["host"], "info", "back in the run")
     seen: Set[Tuple[Any, str]] = set()
     # Parts of a split know nothing of each other.
-    for events in [run.members, *(rank.members for rank in run.ranks)]:
-        for event in events:
-            generation = (event.get("generation"), ", ".join(words(event, "members")))
-            if event.get("what") == TRAINING and generation not in seen:
-                seen.add(generation)
-                add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % generation)
-    for rank in run.ranks:
-        for gone in set_aside(rank.members):
+    for event in (event for rank in run.ranks for event in rank.files.members):
+        generation = (event.get("generation"), ", ".join(words(event, "members")))
+        if event.get("what") == TRAINING and generation not in seen:
+            seen.add(generation)
+            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % generation)
+    for rank, said in ((rank, rank.run["membership"]) for rank in run.ranks):
+        for gone in said["gave_way"] if said else []:
             add(gone["time"], gone["host"], "warning", gave_way_text(gone))
-        said = last_word(rank.members)
-        if said and said.state in OVER and said.why:
-            at = max(finite(event.get("time")) or 0.0 for event in rank.members)
-            add(at, rank.host, "error" if said.state == FAILED else "info", "%s: %s" % (said.state, said.why))
+        if said and said["state"] in OVER and said["why"]:
+            severity = "error" if said["state"] == FAILED else "info"
+            add(said["since"], rank.host, severity, "%s: %s" % (said["state"], said["why"]))
     return found

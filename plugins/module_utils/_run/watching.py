@@ -1,23 +1,18 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides when watching one host is over, also from the state of the others.
-
-Pure functions of run_info results; the action plugin run_watch does the polling and remembering. stalls.py decides whether
-the run makes progress.
-"""
+"""Decides when watching a host is over, from the health of the run; the action plugin run_watch does the polling and remembering."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional
 
-from . import membership_view
-from .stalls import AWAY_SECONDS, STALLED, ObservedRank, StallLimits, has_no_heartbeat, is_mute, is_stalled, state_of
-from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED, keeper_lives
+from .health import AWAY_SECONDS, LOST, STALLED, UNSEEN, Health, Run, Seen, StallLimits, has_no_heartbeat
+from .sentences import away_since, reason
+from .state import ABSENT, AWAY, CRASHED, ENDED, FINISHED, PREPARED, RUNNING, STOPPED
 
 ORPHANED = "orphaned"
-LOST = "lost"
 MISSING = "missing"
 STARTED = "started"
 
@@ -28,29 +23,6 @@ START_GRACE = 30.0  # time for keepers to notice a missing host and start withou
 LOST_SECONDS = 600.0  # maximum silence of a host
 
 
-class Observation(NamedTuple):
-    """One host as the watch sees it: the last answer, and its age."""
-
-    run: Mapping[str, Any]
-    age: float = 0.0  # seconds since the first poll
-    silent: float = 0.0  # seconds of silence
-    without_cpu: float = math.inf  # seconds since its rank last used CPU
-    ended: float = 0.0  # seconds since its end was first seen
-    over: Optional[str] = None  # the final verdict on it
-
-    def is_over(self, grace: float = ORPHAN_GRACE) -> bool:
-        """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
-        still_there = self.run.get("state") == RUNNING
-        return min(self.ended, self.without_cpu if still_there else math.inf) > grace
-
-    @property
-    def rank(self) -> ObservedRank:
-        """Input for stalls.py; a host that is no longer watched is not polled, so it is not silent."""
-        age = self.run.get("session_age")
-        silent = 0.0 if self.over not in (None, LOST) else self.silent
-        return ObservedRank(self.run, self.without_cpu, self.age if age is None else float(age), silent)
-
-
 class WatchVerdict(NamedTuple):
     """Why watching this host is over, as a sentence too."""
 
@@ -58,155 +30,145 @@ class WatchVerdict(NamedTuple):
     sentence: str
 
 
+class WatchedRun(NamedTuple):
+    """Judges the hosts of a run for a watcher; the state of a host that was silent for too long is unknown."""
+
+    health: Health
+    known: Health  # only of hosts that answered lately
+    first_step: bool
+    lost_after: float
+
+    def verdict(self, host: str) -> Optional[WatchVerdict]:
+        """The verdict on a host, or None to continue watching."""
+        own, seen = self.health.seen[host], self.health.seen
+        if not any(one.run["membership"] for one in seen.values()):
+            return self._alone(own)
+        # Keepers can continue without hosts: one that nobody misses is not given up while the others train.
+        overs = [one.verdict for name, one in seen.items() if name != host]
+        trains = own.silent <= AWAY_SECONDS and self.known.trains(host)
+        if own.run["state"] == FINISHED or STALLED in overs or trains:
+            return self._alone(own)
+        near = own.keeper is not None and own.silent <= AWAY_SECONDS
+        if self.known.others_finished(host) or (self.first_step and STARTED in overs):
+            # A keeper that hears of the end follows within seconds.
+            return None if near and _stepless(own) <= MISSING_GRACE else WatchVerdict(AWAY, self._away(host))
+        if own.keeper or any(other != host for other in self.known.keepers):
+            if self.known.parts or not self._waited_too_long():
+                return None
+            if own.keeper and own.silent <= self.lost_after:
+                return WatchVerdict(ORPHANED, reason(self.known, host))
+        return self._alone(own)
+
+    def _alone(self, own: Seen) -> Optional[WatchVerdict]:
+        """The verdict if a run lives or dies as a whole."""
+        state = own.run["state"]
+        if state in ENDED or (own.state == CRASHED and _is_over(own, ORPHAN_GRACE)):
+            return _ended(own.run)
+        if own.silent > self.lost_after:
+            told = (own.silent, state or "not yet seen", _where(own.run))
+            text = "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % told
+            return WatchVerdict(LOST, text)
+        if state != RUNNING:
+            there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
+            missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run["run_dir"]))
+            return missing if own.age > MISSING_GRACE else None
+        if self.first_step and own.run["step"] is not None:
+            return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
+        return self._orphaned(own) or self._stalled(own)
+
+    def _waited_too_long(self) -> bool:
+        """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
+        seen = self.health.seen.values()
+        waiting = [one for one in seen if one.keeper and one.silent <= AWAY_SECONDS]
+        if not waiting or any(one.rests for one in waiting):
+            return not waiting
+        grace = max(one.run["membership"]["grace"] for one in waiting)
+        gone = [one for one in seen if one not in waiting]
+        dead = any(one.is_out or one.run["state"] in (ABSENT, PREPARED) for one in gone)
+        after = self.lost_after if gone else self.health.limits.timeout + grace
+        return min(map(_stepless, waiting)) > (max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else after)
+
+    def _away(self, host: str) -> str:
+        """When the run continued or finished without this host, as text."""
+        since, why = away_since(self.known, host), reason(self.known, host)
+        others = "finished" if self.known.others_finished(host) else "trained"
+        text = "was away%s while the others %s" % (" " + since if since else "", others)
+        return "%s (%s)" % (text, why) if why else text
+
+    def _orphaned(self, own: Seen) -> Optional[WatchVerdict]:
+        """Whether this rank waits for one that crashed or was never started; a keeper continues without them."""
+        others = [one for name, one in sorted(self.health.seen.items()) if name != own.host and not own.keeper]
+        grace = EARLY_GRACE if own.run["phase"] in (None, "rendezvous") else ORPHAN_GRACE
+        crashed = [one.host for one in others if one.state == CRASHED and _is_over(one, grace)]
+        if crashed:
+            return WatchVerdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))
+        never = [one.host for one in others if one.age > MISSING_GRACE and one.run["state"] in (ABSENT, PREPARED)]
+        if never:
+            return WatchVerdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(never))
+        return None
+
+    def _stalled(self, own: Seen) -> Optional[WatchVerdict]:
+        """The run stalls as a whole, so all hosts get the verdict of the first."""
+        seen = self.health.seen
+        if not self.health.stalled and not any(one.verdict == STALLED for one in seen.values()):
+            return None
+        return WatchVerdict(STALLED, self._stalled_text(own, sorted(name for name, one in seen.items() if one.is_away)))
+
+    def _stalled_text(self, own: Seen, away: Iterable[str]) -> str:
+        run = own.run
+        if own.is_away:
+            return "has not answered for %.0f s, and the others make no progress" % own.silent
+        if has_no_heartbeat(own, self.health.limits):
+            return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
+        if own.is_mute:
+            what = "waits for %s, which does not answer" % ", ".join(away) if away else "waits at the rendezvous"
+            return "%s (%.0f s after its start)" % (what, own.idle or 0.0)
+        return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
+            run["idle_seconds"] or 0.0,
+            run["phase"] or "unknown",
+            " (collective %s)" % run["collective"] if run["collective"] else "",
+            _where(run),
+            "%.1f s" % run["step_seconds"] if run["step_seconds"] else "an unknown time",
+        )
+
+
 def judge(
     host: str,
-    seen: Mapping[str, Observation],
+    seen: Mapping[str, Seen],
     limits: StallLimits,
     first_step: bool = False,
     lost_after: float = LOST_SECONDS,
 ) -> Optional[WatchVerdict]:
     """The verdict on a host, or None to continue watching."""
-    if _is_kept(seen):
-        return _judge_kept(host, seen, limits, first_step, lost_after)
-    return _judge_alone(host, seen, limits, first_step, lost_after)
+    known = [one if one.silent <= lost_after else one._replace(run=UNSEEN) for one in seen.values()]
+    return WatchedRun(Health(seen.values(), limits), Health(known, limits), first_step, lost_after).verdict(host)
 
 
-def _judge_alone(
-    host: str, seen: Mapping[str, Observation], limits: StallLimits, first_step: bool, lost_after: float
-) -> Optional[WatchVerdict]:
-    """The verdict if a run lives or dies as a whole."""
-    own = seen[host]
-    state = own.run.get("state")
-    if state in ENDED or (state_of(own.run) == CRASHED and own.is_over()):
-        return _ended(own.run)
-    if own.silent > lost_after:
-        then = "it was %s with %s then" % (state or "not yet seen", _where(own.run))
-        text = "has not answered for %.0f s; %s, and continues without the controller" % (own.silent, then)
-        return WatchVerdict(LOST, text)
-    if state != RUNNING:
-        there = "has no run folder" if state == ABSENT else "has a run folder but no session in it"
-        missing = WatchVerdict(MISSING, "%s (%s)" % (there, own.run.get("run_dir")))
-        return missing if own.age > MISSING_GRACE else None
-    if first_step and own.run.get("step") is not None:
-        return WatchVerdict(STARTED, "training started (%s)" % _where(own.run))
-    return _orphaned(host, seen) or _stalled(host, seen, limits)
+def _is_over(one: Seen, grace: float) -> bool:
+    """Whether its end was seen long enough ago; while its processes use CPU it may be restarting."""
+    return min(one.ended, one.without_cpu if one.run["state"] == RUNNING else math.inf) > grace
 
 
-def _is_kept(seen: Mapping[str, Observation]) -> bool:
-    """Whether the run has keepers, as far as known yet."""
-    return any(one.run.get("membership") for one in seen.values())
-
-
-def _judge_kept(
-    host: str, seen: Mapping[str, Observation], limits: StallLimits, first_step: bool, lost_after: float
-) -> Optional[WatchVerdict]:
-    """The verdict if keepers can continue without hosts: a host that nobody misses is not given up while the others train."""
-    own = seen[host]
-    runs = {name: one.run if one.silent <= lost_after else {} for name, one in seen.items()}
-    overs = [one.over for name, one in seen.items() if name != host]
-    trains = own.silent <= AWAY_SECONDS and membership_view.trains(host, runs)
-    if own.run.get("state") == FINISHED or STALLED in overs or trains:
-        return _judge_alone(host, seen, limits, first_step, lost_after)
-    if membership_view.others_finished(host, runs) or (first_step and STARTED in overs):
-        # A keeper that hears of the end follows within seconds.
-        waits = keeper_lives(own.run) and own.silent <= AWAY_SECONDS and _stepless(own) <= MISSING_GRACE
-        return None if waits else WatchVerdict(AWAY, _away(host, runs))
-    if any(other != host for other in membership_view.keepers(runs)) or keeper_lives(own.run):
-        if membership_view.parts(runs) or not _waited_too_long(seen, limits, lost_after):
-            return None
-        if keeper_lives(own.run) and own.silent <= lost_after:
-            return WatchVerdict(ORPHANED, membership_view.reason(host, runs))
-    return _judge_alone(host, seen, limits, first_step, lost_after)
-
-
-def _stepless(one: Observation) -> float:
+def _stepless(one: Seen) -> float:
     """Seconds since a host's last step, or since its session began."""
-    return float(one.run.get("session_age" if one.run.get("step_age") is None else "step_age") or 0.0)
+    return one.run["session_age" if one.run["step_age"] is None else "step_age"] or 0.0
 
 
-def _waited_too_long(seen: Mapping[str, Observation], limits: StallLimits, lost_after: float) -> bool:
-    """Whether all waiting hosts have waited so long for the missing ones that these will not come."""
-    if any(membership_view.rests(one.run) for one in seen.values() if one.silent <= AWAY_SECONDS):
-        return False
-    waiting = [one for one in seen.values() if keeper_lives(one.run) and one.silent <= AWAY_SECONDS]
-    if not waiting:
-        return True
-    grace = max(float(one.run["membership"]["grace"]) for one in waiting)
-    gone = [one for one in seen.values() if not keeper_lives(one.run) or one.silent > AWAY_SECONDS]
-    dead = any(membership_view.is_out(one.run) or one.run.get("state") in (ABSENT, PREPARED) for one in gone)
-    patience = max(MISSING_GRACE, START_GRACE + 2 * grace) if dead else lost_after if gone else limits.timeout + grace
-    return min(map(_stepless, waiting)) > patience
-
-
-def _away(host: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """When the run continued or finished without this host, as text."""
-    since, why = membership_view.away_since(host, runs), membership_view.reason(host, runs)
-    others = "finished" if membership_view.others_finished(host, runs) else "trained"
-    text = "was away%s while the others %s" % (" " + since if since else "", others)
-    return "%s (%s)" % (text, why) if why else text
-
-
-def _ended(run: Mapping[str, Any]) -> WatchVerdict:
+def _ended(run: Run) -> WatchVerdict:
     if run["state"] == FINISHED:
-        return WatchVerdict(FINISHED, "finished after %s steps" % run.get("done"))
+        return WatchVerdict(FINISHED, "finished after %s steps" % run["done"])
     if run["state"] in (STOPPED, AWAY):
-        why = ": %s" % run["cause"] if run.get("cause") else ""
+        why = ": %s" % run["cause"] if run["cause"] else ""
         what = "was stopped before its end" if run["state"] == STOPPED else "left the run"
         return WatchVerdict(run["state"], "%s, %s%s" % (what, _where(run), why))
     if run["state"] == RUNNING:
-        return WatchVerdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run.get("end_error") or "no output"))
-    code = "with code %s" % run["exit_code"] if run.get("exit_code") is not None else "without an exit code"
-    return WatchVerdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run.get("error") or "no output"))
+        return WatchVerdict(CRASHED, "ended with an error, %s: %s" % (_where(run), run["end_error"] or "no output"))
+    code = "without an exit code" if run["exit_code"] is None else "with code %s" % run["exit_code"]
+    return WatchVerdict(CRASHED, "crashed %s, %s: %s" % (code, _where(run), run["error"] or "no output"))
 
 
-def _where(run: Mapping[str, Any]) -> str:
-    done, steps = run.get("done") or 0, run.get("steps")
-    return "%s of %s steps made" % (done, steps) if steps else "%s steps made" % done
-
-
-def _orphaned(host: str, seen: Mapping[str, Observation]) -> Optional[WatchVerdict]:
-    """Whether this rank waits for one that crashed or was never started."""
-    own = seen[host].run
-    if keeper_lives(own):
-        # Its keeper continues without them.
-        return None
-    grace = EARLY_GRACE if own.get("phase") in (None, "rendezvous") else ORPHAN_GRACE
-    others = {name: one for name, one in sorted(seen.items()) if name != host}
-    crashed = [name for name, one in others.items() if state_of(one.run) == CRASHED and one.is_over(grace)]
-    if crashed:
-        return WatchVerdict(ORPHANED, "still runs and waits for %s, which crashed" % ", ".join(crashed))
-    late = {name: one.run for name, one in others.items() if one.age > MISSING_GRACE}
-    never = [name for name, run in late.items() if run.get("state") in (ABSENT, PREPARED)]
-    if never:
-        return WatchVerdict(ORPHANED, "waits for %s, where nothing was started" % ", ".join(never))
-    return None
-
-
-def _stalled(host: str, seen: Mapping[str, Observation], limits: StallLimits) -> Optional[WatchVerdict]:
-    """The run stalls as a whole, so all hosts get the verdict of the first."""
-    ranks = {name: one.rank for name, one in seen.items()}
-    if not is_stalled(ranks, limits) and not any(one.over == STALLED for one in seen.values()):
-        return None
-    away = sorted(name for name, rank in ranks.items() if rank.silent > AWAY_SECONDS)
-    return WatchVerdict(STALLED, _stalled_text(host, seen[host], away, limits))
-
-
-def _stalled_text(host: str, own: Observation, away: Sequence[str], limits: StallLimits) -> str:
-    run = own.run
-    if host in away:
-        return "has not answered for %.0f s, and the others make no progress" % own.silent
-    if has_no_heartbeat(own.rank, limits):
-        return "has no heartbeat for %.0f s (%s)" % (run["heartbeat_age"], _where(run))
-    if is_mute(run):
-        what = "waits for %s, which does not answer" % ", ".join(away) if away else "waits at the rendezvous"
-        return "%s (%.0f s after its start)" % (what, own.rank.age)
-    return "has made no progress for %.0f s in phase %s%s (%s; a step usually takes %s)" % (
-        run.get("idle_seconds") or 0.0,
-        run.get("phase") or "unknown",
-        " (collective %s)" % run["collective"] if run.get("collective") else "",
-        _where(run),
-        "%.1f s" % run["step_seconds"] if run.get("step_seconds") else "an unknown time",
-    )
+def _where(run: Run) -> str:
+    return "%s of %s steps made" % (run["done"], run["steps"]) if run["steps"] else "%s steps made" % run["done"]
 
 
 def intervals(elapsed: float, first_step: bool = False) -> Dict[str, float]:

@@ -23,11 +23,11 @@ from ansible.utils.display import Display
 from ...module_utils._contract.document import Document
 from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._kit.printable import printable
-from ...module_utils._run.stalls import StallLimits, seconds_without_cpu, state_of
+from ...module_utils._run.health import UNSEEN, Seen, StallLimits, without_cpu
 from ...module_utils._run.state import ENDED, RunState
-from ...module_utils._run.watching import Observation, WatchVerdict, intervals, judge
+from ...module_utils._run.watching import WatchVerdict, intervals, judge
 from .. import _configuration
-from .._display.progress import is_due, row_of, run_line
+from .._display.progress import is_due, run_line, watched
 from .carrier import Call, decoded, drop_connection
 
 display = Display()
@@ -35,7 +35,6 @@ display = Display()
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
 LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
-UNSEEN: Mapping[str, None] = {"state": None, "step": None}
 
 
 class ProgressLine(TypedDict):
@@ -59,17 +58,18 @@ class WatchEntry(TypedDict, total=False):
     over: str
 
 
-def observation(entry: WatchEntry, now: float) -> Observation:
+def seen_by(host: str, entry: WatchEntry, now: float) -> Seen:
     """A ledger entry as input of the judgement."""
     asked = now - entry.get("asked", now)
-    return Observation(
-        run=entry.get("run") or UNSEEN,
+    return Seen(
+        host,
+        entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
         # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
         without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
-        over=entry.get("over"),
+        verdict=entry.get("over"),
     )
 
 
@@ -149,7 +149,7 @@ class Watch:
             before = cast(ProgressLine, self.ledger.read("")) or {"line": "", "at": 0.0, "begun": now}
             entries = {node["host"]: entry_of(self.ledger, node["host"]) for node in self.options["nodes"]}
             rows = [
-                row_of(host, shown(entry, now), entry["begun"]) for host, entry in entries.items() if is_seen(entry)
+                watched(host, shown(entry, now), entry["begun"]) for host, entry in entries.items() if is_seen(entry)
             ]
             line = run_line(rows) if rows else ""
             if line and is_due(line, before["line"], before["at"], before["begun"]):
@@ -187,7 +187,7 @@ class Watch:
         """Judge with the results of the other hosts' loops."""
         now, options = time.monotonic(), self.options
         hosts = {node["host"] for node in options["nodes"]} | {self.host}
-        seen = {name: observation(entry_of(self.ledger, name), now) for name in hosts}
+        seen = {name: seen_by(name, entry_of(self.ledger, name), now) for name in hosts}
         limits = StallLimits(minimum=float(options["stall_minimum"]), timeout=float(options["timeout"]))
         return judge(self.host, seen, limits, options["first_step"], float(options["lost_after"]))
 
@@ -210,9 +210,9 @@ class Watch:
         now, run = time.monotonic(), cast(RunState, seen["run"])
         entry.update({"run": run, "seen": now})
         entry.pop("silent_since", None)
-        if seconds_without_cpu(run) == 0:
+        if without_cpu(run) == 0:
             entry["worked"] = now
-        if state_of(run) in ENDED:
+        if Seen(self.host, run).state in ENDED:
             entry.setdefault("ended_since", now)
         else:
             entry.pop("ended_since", None)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
+from ...module_utils._run.health import Seen
 from ...module_utils._run.live_line import live_line, regrouped
 from .steps import Steps
 from .terminal import Terminal
@@ -16,37 +18,32 @@ from .terminal import Terminal
 QUIET_SECONDS = (2.0, 60.0)  # interval of progress lines without a terminal, at first and in a long run
 
 
-class Watched(TypedDict):
-    """A watched host: first and last poll, and its state."""
+class Watched(NamedTuple):
+    """A watched host, with times by this machine's clock."""
 
-    host: str
-    first: float
-    run: Mapping[str, Any]
-    verdict: str | None
-    seen: float
-    reachable: bool
+    seen: Seen
+    first: float  # when watching it began
+    looked: float  # when it answered last
+
+    def at(self, now: float) -> Seen:
+        """As it is then."""
+        return self.seen._replace(age=now - self.first, looked=now - self.looked)
 
 
-def row_of(host: str, seen: Mapping[str, Any], first: float) -> Watched:
-    """A host's row from the result of run_watch; `first` is when watching began."""
-    return {
-        "host": host,
-        "first": first,
-        "run": seen["run"],
-        "verdict": seen.get("verdict"),
-        "seen": time.monotonic() - float(seen.get("age") or 0.0),
-        "reachable": seen.get("reachable") is not False,
-    }
+def watched(host: str, result: Mapping[str, Any], first: float) -> Watched:
+    """A host from the result of run_watch; `first` is when watching began."""
+    silent = math.inf if result.get("reachable") is False else 0.0
+    seen = Seen(host, result["run"], silent=silent, verdict=result.get("verdict"))
+    return Watched(seen, first, time.monotonic() - float(result.get("age") or 0.0))
 
 
 def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> str:
     """The run's position in the available width; without a width all of it."""
     now = time.monotonic()
-    told = [{**row, "age": now - row["seen"], "watched": now - row["first"]} for row in rows]
-    away = [row["host"] for row in rows if not row["reachable"]]
-    tail = f"  ({', '.join(sorted(away))} does not answer)" if away else ""
+    away = sorted(row.seen.host for row in rows if row.seen.silent)
+    tail = f"  ({', '.join(away)} does not answer)" if away else ""
     room = max(20, width - len(tail)) if width else 0
-    return live_line(told, room, unicode=fancy) + tail
+    return live_line([row.at(now) for row in rows], room, unicode=fancy) + tail
 
 
 def is_due(line: str, before: str, since: float, begun: float) -> bool:
@@ -68,19 +65,19 @@ class RunProgress:
     @property
     def unfinished(self) -> bool:
         """Whether a watched run has no verdict yet."""
-        return any(row["verdict"] is None for row in self.rows.values())
+        return any(row.seen.verdict is None for row in self.rows.values())
 
     def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
         """Add a result of run_watch."""
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
-        first = self.rows[host]["first"] if host in self.rows else time.monotonic()
-        self.rows[host] = row_of(host, seen, first)
+        first = self.rows[host].first if host in self.rows else time.monotonic()
+        self.rows[host] = watched(host, seen, first)
         self._show(final and bool(seen.get("verdict")))
 
     def _show(self, ended: bool) -> None:
         self._steps.forget_task()
-        self._generation, news = regrouped(list(self.rows.values()), self._generation)
+        self._generation, news = regrouped([row.seen for row in self.rows.values()], self._generation)
         if news:
             self._steps.tell(news)
         if self._terminal.quiet:

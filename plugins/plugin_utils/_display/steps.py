@@ -12,9 +12,8 @@ from ansible import constants as C
 
 from ...module_utils._kit.words import seconds_text
 from ...module_utils._run.live_line import whole_seconds
-from ...module_utils._run.table import counted_text
 from .terminal import Terminal
-from .texts import CHECKED_ARGUMENTS, changes_word, step_of, task_name
+from .texts import CHECKED_ARGUMENTS, changes_word, counted_text, step_of, task_name
 
 META = ("meta", "ansible.builtin.meta", "ansible.legacy.meta")
 LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and printed without one

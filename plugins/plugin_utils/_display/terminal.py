@@ -46,6 +46,11 @@ class Terminal:
         """Whether marks and bars beyond ASCII can be shown."""
         return self.present and "utf" in (sys.stdout.encoding or "").lower()
 
+    @property
+    def columns(self) -> int:
+        """The width; 0 means no limit."""
+        return shutil.get_terminal_size().columns if self.present else 0
+
     def mark(self, kind: str) -> str:
         """The mark before a line of this kind."""
         fancy, plain = MARKS[kind]
@@ -79,7 +84,7 @@ class Terminal:
         self._display.display = guarded
         if self.present:
             # Tables are made in processes without the terminal.
-            os.environ["NANOCHAT_DDP_COLUMNS"] = str(shutil.get_terminal_size().columns)
+            os.environ["NANOCHAT_DDP_COLUMNS"] = str(self.columns)
 
     def _write(self, text: str) -> None:
         """Bytes to the terminal past everything that keeps a log.
@@ -94,7 +99,7 @@ class Terminal:
 
     def _redraw(self) -> None:
         if self._live:
-            width = shutil.get_terminal_size().columns - 1
+            width = self.columns - 1
             self._write("\r\x1b[K" + printable(self._live(width))[:width])
 
     def show(self, live: Callable[[int], str]) -> None:

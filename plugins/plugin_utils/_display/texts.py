@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from ...module_utils._contract.findings import Finding
 from ...module_utils._kit.words import plain_reason
-from ...module_utils._run.table import counted_text
 
 STORY = ("plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # Their messages are complete sentences; the task's name adds nothing.
@@ -109,3 +108,8 @@ def closing_text(stats: Any, failed: set[str], took: str, checking: bool) -> str
 def changes_word(checking: bool) -> str:
     """The changes of the play, done or predicted."""
     return "would change" if checking else "changed"
+
+
+def counted_text(counts: Mapping[str, int]) -> str:
+    """A count per host."""
+    return ", ".join(f"{host} {count}" for host, count in sorted(counts.items()))

@@ -299,14 +299,14 @@
 
   const drawTrainingTiles = (one) => {
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
-    tile(`loss, from ${loss(one.first_loss)}`, loss(one.last_loss));
+    tile(`loss, from ${loss(one.first_loss)}`, loss(one.loss));
     if (!tunes || known(one.val_bpb)) tile(tunes ? 'held-out conversations, bits per byte' : 'validation, bits per byte', loss(one.val_bpb));
-    tile('tokens per second', speed(one.tokens_per_second));
+    tile('tokens per second', speed(one.tokens_per_second_mean));
   };
 
   const fillTrainingTable = () => {
-    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent', 'memory', 'starts'], data.ranks.map(({ summary }) => [
-      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.last_loss), speed(summary.tokens_per_second),
+    fillTable(byId('ranks'), ['rank', 'host', 'end', 'steps', 'rows', 'first loss', 'last loss', 'tok/s', 'waited', 'sent a step', 'memory', 'starts'], data.ranks.map(({ summary }) => [
+      String(summary.rank), summary.host, summary.end, known(summary.steps) ? `${summary.done}/${summary.steps}` : String(summary.done), number(summary.rows, 0), loss(summary.first_loss), loss(summary.loss), speed(summary.tokens_per_second_mean),
       `${seconds(summary.wait_seconds)} (${share(summary.wait_share)})`, bytes(summary.bytes_sent), bytes(summary.memory_bytes), String(summary.attempts),
     ]), [3, 4, 5, 6, 7, 8, 9, 10, 11]);
   };
@@ -315,30 +315,21 @@
     const one = lead.summary;
     byId('title').textContent = `Run ${data.run}`;
     byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
-    const measured = data.stage && data.stage.stage === 'eval';
-    if (measured) {
-      tile(`step ${data.stage.step} of the run ${data.stage.base}, bits per byte on the validation shard`, loss(one.val_bpb));
-    } else {
-      drawTrainingTiles(one);
-    }
+    drawTrainingTiles(one);
     if (several) {
-      if (!measured) tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
+      tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
       tile('weights identical on all ranks', ...identical());
     }
     byId('sentences').append(...data.sentences.map((text) => make('p', {}, text)));
     for (const host of data.missing) byId('notices').append(make('div', { class: 'notice' }, `${host} is part of the plan, but nothing was collected from it.`));
     if (data.given_up) byId('notices').append(make('div', { class: 'notice' }, `The run was given up: ${data.given_up}`));
     for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
-    if (measured) {
-      fillTable(byId('ranks'), ['rank', 'host', 'end', 'starts'], data.ranks.map(({ summary }) => [String(summary.rank), summary.host, summary.end, String(summary.attempts)]), [3]);
-    } else {
-      fillTrainingTable();
-    }
+    fillTrainingTable();
     const samples = data.ranks.flatMap((rank) => rank.samples);
     if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))));
     if (data.others.length) {
       const rows = [{ run: data.run, digest: data.digest, summary: one }, ...data.others];
-      section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.last_loss), loss(summary.val_bpb), speed(summary.tokens_per_second), summary.end]), [2, 3, 4, 5, 6])));
+      section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.loss), loss(summary.val_bpb), speed(summary.tokens_per_second_mean), summary.end]), [2, 3, 4, 5, 6])));
     }
     if (data.compared.length) {
       const show = (what, value) => what.startsWith('bytes') ? bytes(value) : what.startsWith('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
@@ -357,5 +348,7 @@
   paintAll();
   let width = innerWidth;
   addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; paintAll(); } });
+  // Of a run that goes on, `collect` writes this page anew.
+  if (data.running) setTimeout(() => location.reload(), 60000);
   document.documentElement.dataset.drawn = (performance.now() - begun).toFixed(1);
 })();

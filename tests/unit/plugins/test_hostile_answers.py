@@ -28,9 +28,9 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
@@ -168,12 +168,10 @@ def shown(results: dict[str, Any]) -> str:
     """The screens and documents about a run, made of these results."""
     filters = FilterModule().filters()
     texts = [filters["status_table"](results), filters["closing_table"](results, PREDICTED)]
-    json.dumps(filters["status_data"](results), allow_nan=False)
-    rows = [
-        {"host": host, "run": result.get("run") or {"state": None, "step": None}, "age": 3.0}
-        for host, result in results.items()
-    ]
-    seen = {row["host"]: Observation(row["run"], 100.0, 30.0) for row in rows}
+    json.loads(filters["status_table"](results, True), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    answered = {host: result["run"] for host, result in results.items() if result.get("run")}
+    seen = {host: Seen(host, run, age=100.0, looked=3.0, silent=30.0) for host, run in answered.items()}
+    rows = list(seen.values())
     texts += [live_line(rows, 80), phases_text(rows), regrouped(rows, 0)[1]]
     texts += [str(judge(host, seen, StallLimits(), first)) for host in seen for first in (True, False)]
     return texts[0]
@@ -458,45 +456,25 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The collected files of a run that is over, from two hosts with keepers."""
-    run = tmp_path_factory.mktemp("collected") / "d4"
-    for rank, name in enumerate(["evil", "good"]):
-        folder = run / name
-        fake_run.write_history(folder, fake_run.history(rank, 2, 6, 1.7e9), rank)
-        fake_run.write_json(
-            folder / "session.json", fake_run.session_of(rank, 1.7e9 - 1, ended=1.7e9 + 50, exit_code=0)
-        )
-        fake_run.write_json(folder / "plan.json", fake_run.plan_for([run / "evil", run / "good"], 6))
+    run = fake_run.collected(tmp_path_factory.mktemp("collected"), steps=6, hosts=("evil", "good"))
+    for name in ("evil", "good"):
+        begun = {"time": 1.7e9, "host": name, "generation": 1, "members": ["evil", "good"], "steps": 0}
         story = [
+            {**begun, "what": "training", "why": ""},
+            {**begun, "time": 1.7e9 + 9, "host": "good", "what": "lost", "why": "good is not heard any more"},
             {
-                "time": 1.7e9,
-                "host": name,
-                "what": "training",
-                "why": "",
-                "generation": 1,
-                "members": ["evil", "good"],
-                "steps": 0,
-            },
-            {"time": 1.7e9 + 9, "host": "good", "what": "lost", "why": "good is not heard any more", "generation": 1},
-            {
+                **begun,
                 "time": 1.7e9 + 9,
-                "host": name,
                 "what": "training",
                 "why": "x",
                 "generation": 2,
                 "members": ["evil"],
                 "steps": 3,
             },
-            {
-                "time": 1.7e9 + 12,
-                "host": name,
-                "what": "gave way",
-                "why": "others had more",
-                "generation": 2,
-                "steps": 5,
-            },
-            {"time": 1.7e9 + 20, "host": name, "what": "finished", "why": "", "generation": 2},
+            {**begun, "time": 1.7e9 + 12, "what": "gave way", "why": "others had more", "generation": 2, "steps": 5},
+            {**begun, "time": 1.7e9 + 20, "what": "finished", "why": "", "generation": 2},
         ]
-        (folder / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in story))
+        (run / name / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in story))
     return run
 
 

@@ -14,6 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import watch
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import Ledger, Watch, node_of
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import progress
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of
 
 
 def test_a_ledger_tells_of_hosts_with_any_name(tmp_path):
@@ -50,7 +51,7 @@ def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
     assert not said, "nothing was seen yet"
     now = watch.time.monotonic()
     for host in ("host1", "host2"):
-        one.ledger.write(host, {"begun": now, "run": {"state": "running", "phase": "data"}, "seen": now})
+        one.ledger.write(host, {"begun": now, "run": run_of(phase="data", step=None), "seen": now})
     one.tell()
     another.tell()
     assert said == [("starting: host1, host2 opening the data", True)]

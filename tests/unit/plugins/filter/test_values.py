@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import rows_of
+from ansible_collections.nanochat.ddp.plugins.filter.run_tables import seen_of
 from ansible_collections.nanochat.ddp.plugins.filter.values import environment, of_hosts, one_run, plain_name, setting
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
 
@@ -21,7 +21,7 @@ def test_a_host_without_the_variable_is_not_left_out():
     found = of_hosts(["desktop", "laptop"], hostvars, "seen")
     assert list(found) == ["desktop", "laptop"] and found["laptop"] is None
     assert of_hosts(["laptop"], hostvars, "seen", {}) == {"laptop": {}}
-    assert [row["problem"] for row in rows_of(found)] == [None, "it did not answer"]
+    assert [one.problem for one in seen_of(found)] == [None, "it did not answer"]
     assert one_run(found) == "d4"
 
 

@@ -366,7 +366,7 @@ def simulated():
                 write_whole=HERE.write_whole,
                 exposure=lambda path, owned: "",
                 command=lambda plan, host, generation: ([generation], {}),
-                read_events=lambda path: types.SimpleNamespace(events=[]),
+                read_events=lambda path: [],
                 stop_seconds=lambda *dummy: END_SECONDS,
                 rescue_seconds=lambda *dummy: END_SECONDS,
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen, without_cpu
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 
 
@@ -35,3 +36,8 @@ def run_of(membership: dict[str, Any] | None = None, **more: Any) -> dict[str, A
 def away(host: str, left: float = 1.7e9, **more: Any) -> dict[str, Any]:
     """An absence, as a keeper records it."""
     return {"host": host, "left": left, "why": "%s is not heard" % host, "back": None, "step": None, **more}
+
+
+def seen_of(**runs: dict[str, Any]) -> list[Seen]:
+    """The hosts of a run, each seen once."""
+    return [Seen(host, run, without_cpu=without_cpu(run)) for host, run in runs.items()]

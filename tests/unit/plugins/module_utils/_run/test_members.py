@@ -8,14 +8,12 @@ import json
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     absences,
+    membership_of,
     read_members,
-    read_membership,
     rests_since,
     set_aside,
     steps_repeated,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.membership_view import lines
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
 
 
 def event(time, what, *members, why=""):
@@ -37,8 +35,8 @@ STORY = [
 
 def test_who_left_and_who_came_back():
     first, second = absences(STORY)
-    assert first == ("laptop", 21.0, "laptop is not heard", 110.0, None)
-    assert second == ("laptop", 200.0, "it was taken out", None, None)
+    assert tuple(first.values()) == ("laptop", 21.0, "laptop is not heard", 110.0, None)
+    assert tuple(second.values()) == ("laptop", 200.0, "it was taken out", None, None)
 
 
 def test_a_guest_is_away_since_it_left_whatever_it_said_since():
@@ -54,7 +52,8 @@ def test_who_is_lost_is_named_where_another_rank_only_died_of_it():
         {**event(26.0, "lost", why="laptop is not heard any more"), "host": "laptop"},
         event(60.0, "training", "desktop"),
     ]
-    assert absences(story) == [("laptop", 20.0, "laptop is not heard any more", None, None)]
+    [found] = absences(story)
+    assert tuple(found.values()) == ("laptop", 20.0, "laptop is not heard any more", None, None)
 
 
 def test_a_host_that_yielded_is_known_with_the_reason_that_its_keeper_gave():
@@ -62,12 +61,12 @@ def test_a_host_that_yielded_is_known_with_the_reason_that_its_keeper_gave():
     assert set_aside(story) == [{"time": 5.0, "host": "desktop", "why": "3 files"}]
 
 
-def test_the_reason_of_a_state_is_not_that_of_a_later_event(tmp_path):
+def test_the_reason_of_a_state_is_not_that_of_a_later_event():
     events = [event(1.0, "failed", why="it died too often"), event(2.0, "lost", why="laptop is not heard any more")]
-    (tmp_path / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-    (tmp_path / "members.json").write_text(json.dumps({**events[1], "state": "failed", "since": 2.0}))
-    found = read_membership(str(tmp_path), None, [], {})
-    assert (found["state"], found["why"]) == ("failed", "it died too often")
+    # Its record is not collected.
+    for record in ({**events[1], "state": "failed", "since": 2.0}, {}):
+        found = membership_of(record, events, None, [], {})
+        assert (found["state"], found["why"], found["since"]) == ("failed", "it died too often", 2.0)
 
 
 def test_a_restart_with_all_hosts_is_no_absence():
@@ -95,11 +94,3 @@ def test_of_a_huge_file_only_the_newest_is_read(tmp_path):
     (tmp_path / "members.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
     found = read_members(str(tmp_path))
     assert 1000 < len(found) < 20_000 and found == events[-len(found) :]
-
-
-def test_the_status_says_who_was_away_and_what_was_made_again():
-    word = keeper("training", 4, "desktop", repeated=2, away=[one._asdict() for one in absences(STORY)])
-    told = "\n".join(lines({"desktop": run_of(word)}))
-    assert "laptop left at" in told and "(laptop is not heard), back at" in told
-    assert told.count("laptop left at") == 2
-    assert "steps repeated after restarts: 2" in told

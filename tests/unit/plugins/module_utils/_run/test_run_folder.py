@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import previous_of, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
 
@@ -166,7 +167,7 @@ def test_its_place_is_said_at_the_end(tmp_path):
     prepare(tmp_path, plan(), fresh=True)
     place = str(tmp_path / "previous" / "1")
     assert previous_of(str(tmp_path)) == {"path": place, "count": 1, "checkpoint": 10}
-    shown = closing_table([{"host": "node1", "run": read_run(str(tmp_path))}])
+    shown = closing_table([Seen("node1", read_run(str(tmp_path)))])
     assert f"set aside earlier on node1: {place} (checkpoints up to step 10)" in shown
 
 

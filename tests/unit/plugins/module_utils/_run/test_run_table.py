@@ -10,95 +10,55 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, rows_of
+from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule, seen_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Health, Seen
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.sentences import state_text
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 
 
-def row(host: str, rank: int | None, verdict: str | None = None, **more: Any) -> dict[str, Any]:
+def row(
+    host: str, rank: int | None, verdict: str | None = None, looked: float = 0.0, age: float = 0.0, **more: Any
+) -> Seen:
     usual = {"state": "running", "run": "d4", "rank": rank, "world": 2, "step": 4, "done": 5, "steps": 10, "loss": 5.25}
-    means = {"first_loss": 8.0, "last_loss": 5.25, "wait_seconds": 2.0, "wait_share": 0.1}
+    means = {"first_loss": 8.0, "wait_seconds": 2.0, "wait_share": 0.1, "steps_counted": 4}
     speeds = {"tokens_per_second": 2000.0, "tokens_per_second_mean": 1900.0}
-    return {"host": host, "verdict": verdict, "run": {**EMPTY, **usual, **means, **speeds, **more}}
+    run = {**EMPTY, **usual, **means, **speeds, **more}
+    return Seen(host, run, verdict=verdict, looked=looked, age=age)
 
 
-def finished(**more: Any) -> list[dict[str, Any]]:
+def with_run(one: Seen, **more: Any) -> Seen:
+    return one._replace(run={**one.run, **more})
+
+
+def finished(**more: Any) -> list[Seen]:
     both = {"state": "finished", "done": 10, "identical": True, "digest": "abcdef", **more}
     return [row("b", 1, **both), row("a", 0, val_bpb=1.25, **both)]
-
-
-def test_a_length_of_time_is_rounded_before_it_is_split_into_units() -> None:
-    assert run_table.seconds_text(3599.6) == "1 h 00 min"
-
-
-def test_the_closing_table_goes_by_rank_and_says_what_holds_for_all() -> None:
-    lines = run_table.closing_table(finished()).splitlines()
-    assert [" ".join(line.split()) for line in lines] == [
-        "run d4",
-        "host rank state steps first loss last loss val bpb tok/s waited",
-        "a 0 finished 10/10 8.0000 5.2500 1.2500 1900 2.0 s (10 %)",
-        "b 1 finished 10/10 8.0000 5.2500 - 1900 2.0 s (10 %)",
-        "weights identical on both ranks (digest abcdef)",
-    ]
-    assert (lines[0], lines[4]) == ("run d4", "  weights identical on both ranks (digest abcdef)")
 
 
 def test_what_the_start_said_and_how_often_the_data_were_read_is_told_once() -> None:
     rows = [row(host, rank, notices=["Step 5 is damaged"], epoch=3) for rank, host in enumerate("ab")]
     told = ["  Step 5 is damaged", "  epoch 3: all data were read 2 times before"]
-    assert run_table.status_table(rows).splitlines()[-2:] == told
-    for one in rows:
-        one["run"]["state"] = "finished"
+    assert run_table.status_screen(rows).splitlines()[-2:] == told
+    rows = [with_run(one, state="finished") for one in rows]
     assert [line for line in run_table.closing_table(rows).splitlines() if line in told] == told
-    assert "epoch" not in run_table.status_table([row("a", 0, epoch=1)])
-
-
-def test_the_status_has_no_column_of_which_nothing_is_known() -> None:
-    assert "val bpb" not in run_table.status_table([row("a", 0), row("b", 1)]).splitlines()[1]
+    assert "epoch" not in run_table.status_screen([row("a", 0, epoch=1)])
 
 
 def test_a_host_without_which_the_run_finished_is_told_below_the_table() -> None:
     rows = finished(world=2)
-    rows.append({**row("c", 2, verdict="away", done=3), "sentence": "was away since 14:02 while the others finished"})
+    why = "was away since 14:02 while the others finished"
+    rows.append(row("c", 2, verdict="away", done=3)._replace(sentence=why))
     told = run_table.closing_table(rows)
     assert "c was away since 14:02 while the others finished" in told
     assert "weights identical on both ranks" in told
 
 
-def test_hosts_whose_checkpoints_lie_in_the_same_place_share_a_line() -> None:
-    checkpoint = {"step": 10, "path": "/home/me/runs/d4/base_checkpoints/d4/model_000010.pt"}
-    rows = [row(f"h{rank}", rank, "finished", checkpoint=checkpoint) for rank in range(3)]
-    lines = run_table.closing_table(rows).splitlines()
-    assert [line for line in lines if "checkpoint" in line] == [
-        "  checkpoint of step 10 on h0, h1, h2: /home/me/runs/d4/base_checkpoints/d4"
-    ]
-
-
-def many(**more: Any) -> list[dict[str, Any]]:
-    """A hundred hosts, each with figures of its own."""
-    more.update(world=100, wait_share=0.2)
-    return [row(f"h{n:03}", n, wait_seconds=float(n), memory_bytes=9e8 + n * 2e6, **more) for n in range(100)]
-
-
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [
-        ({}, ""),
-        ({"b": 2, "a": 2}, "a 2, b 2"),
-        (dict.fromkeys("abcde", 3), "5 hosts 3 each"),
-        ({**dict.fromkeys("bcdef", 3), "a": 7}, "a 7, 5 hosts 3 each"),
-        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "a 1, b 2, c 3, d 4, e 5"),
-    ],
-)
-def test_what_many_hosts_have_alike_is_counted_together(counts: dict[str, int], text: str) -> None:
-    assert run_table.counted_text(counts) == text
-
-
 def test_field_21_weights_that_differ_are_said_to() -> None:
     differing = finished()
-    differing[0]["run"]["digest"] = "123456"
+    differing[0] = with_run(differing[0], digest="123456")
     for rows in (finished(identical=False), differing):
         assert "weights NOT identical on both ranks" in run_table.closing_table(rows)
     assert "weights not compared" in run_table.closing_table(finished(identical=None, digest=None))
@@ -109,78 +69,44 @@ def test_field_21_weights_that_differ_are_said_to() -> None:
 
 def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
     rows = [row("fast", 0, wait_share=0.4), row("slow", 1, wait_share=0.02)]
-    assert "slow one: slow" in run_table.status_table(rows)
+    assert "slow one: slow" in run_table.status_screen(rows)
     assert run_table.status_data(rows)["slowest"] == "slow"
-    rows[1]["run"]["wait_share"] = 0.39
+    rows[1] = with_run(rows[1], wait_share=0.39)
     assert run_table.status_data(rows)["slowest"] is None
 
 
 def test_a_loss_that_is_no_number_is_said_in_words() -> None:
-    rows = [row("a", 0, diverged=True, loss=None, last_loss=None)]
+    rows = [row("a", 0, diverged=True, loss=None)]
     assert "not a number" in run_table.closing_table(rows)
-    assert "not a number" in run_table.status_table(rows)
+    assert "not a number" in run_table.status_screen(rows)
     assert "not a number" in live_line(rows)
 
 
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        ({"state": "crashed", "exit_code": 137}, "crashed (code 137)"),
         ({"state": "crashed"}, "crashed"),
-        ({"state": "absent"}, "never started"),
-        ({"state": "prepared"}, "prepared, not started"),
-        ({"state": "running", "step": None, "phase": "rendezvous"}, "starting (rendezvous)"),
         ({"state": "running", "heartbeat_age": 100.0}, "no heartbeat for 1 min 40 s"),
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "sync"}, "stalled for 1 min 40 s"),
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 2.0, "phase": "eval"}, "running"),
         ({"state": "running", "idle_seconds": 100.0, "step_seconds": 72.0, "phase": "sync"}, "running"),
         ({"state": "running", "idle_seconds": 90000.0, "step_seconds": 2.0, "phase": "sync"}, "stalled since %s"),
         ({"state": "running", "heartbeat_age": 90000.0}, "no heartbeat since %s"),
-        ({"state": "finished"}, "finished"),
         ({"state": None}, "not reached"),
     ],
 )
 def test_states_with_what_one_must_know(run: dict[str, Any], text: str) -> None:
     since = time.strftime("%a %H:%M", time.localtime(time.time() - 90000))
     looked = {**EMPTY, "step": 4, "steps_counted": 3, **run}
-    mark = run_table.marks([{"host": "a", "run": looked}]).get("a")
-    assert run_table.state_text(looked, mark) == (text % since if "%s" in text else text)
-
-
-def test_the_status_says_when_it_began_and_ended_or_will() -> None:
-    now = time.time()
-    going = [row("a", 0, started=now - 7200, eta_seconds=600.0), row("b", 1, started=now - 7190, eta_seconds=500.0)]
-    first = run_table.status_table(going).splitlines()[0]
-    assert re.fullmatch(r"run d4, began .*\d\d:\d\d, 2 h 00 min ago, 10 min 00 s left, until about .*\d\d:\d\d", first)
-    assert [line.rpartition("  ")[2].strip() for line in run_table.status_table(going).splitlines()[1:4]] == [
-        "left", "10 min 00 s", "8 min 20 s",
-    ]  # fmt: skip
-    over = [row("a", 0, state="finished", started=now - 7200, ended=now - 3600)]
-    first = run_table.status_table(over).splitlines()[0]
-    assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", first)
-
-
-def test_a_run_that_stands_still_has_no_time_left_and_no_slow_one() -> None:
-    stands = {"eta_seconds": 600.0, "idle_seconds": 500.0, "step_seconds": 1.0, "started": 1.0}
-    told = run_table.status_table([row("a", 0, wait_share=0.5, **stands), row("b", 1, wait_share=0.0)])
-    assert "left" not in told
-    assert "slow one" not in told
-    assert told.endswith("run the playbook nanochat.ddp.doctor to find out why")
-
-
-def test_a_narrow_screen_gets_a_column_for_each_host() -> None:
-    wide, narrow = run_table.status_table(finished()), run_table.status_table(finished(), 60)
-    assert max(map(len, wide.splitlines())) > 60 >= max(map(len, narrow.splitlines()))
-    assert ["loss", "5.2500", "5.2500"] in [line.split() for line in narrow.splitlines()]
-    assert run_table.status_table(finished(), 20) == wide
-    assert run_table.closing_table(finished(), 200) == run_table.closing_table(finished())
+    one = Seen("a", looked)
+    assert state_text(one, Health([one]).marks().get("a")) == (text % since if "%s" in text else text)
 
 
 def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None:
     crashed = row("b", 1, state="crashed", exit_code=1, error="rank 0 did not come")
     results = {
-        "a": {"run": row("a", 0)["run"], "newest_run": "d4"},
-        "b": {"run": crashed["run"], "newest_run": "d4-other"},
+        "a": {"run": row("a", 0).run, "newest_run": "d4"},
+        "b": {"run": crashed.run, "newest_run": "d4-other"},
         "c": {"unreachable": True, "msg": "Failed to connect\nmore"},
     }
     text = FilterModule().filters()["status_table"](results)
@@ -189,43 +115,14 @@ def test_the_status_tells_errors_and_other_runs_and_hosts_out_of_reach() -> None
     assert "a: the newest run" not in text
     assert "no answer" in text and "run None" not in text
     assert "c: Failed to connect" in text
-    data = FilterModule().filters()["status_data"](results)
+    data = json.loads(FilterModule().filters()["status_table"](results, True))
     assert data["hosts"]["c"]["reachable"] is False
     assert data["hosts"]["b"]["state"] == "crashed"
-    json.dumps(data, allow_nan=False)
-
-
-def test_a_host_with_an_older_training_is_not_part_of_the_newest() -> None:
-    """The headline has the times of the newest training, and nobody waits for a host of another one, nor has other weights."""
-    now = time.time()
-    old, new = ({"id": "0" * 16, "number": one, "begun": 1} for one in (1, 2))
-    rows = [
-        row("a", 0, training=old, started=now - 90000, ended=now - 86000, state="finished", wait_share=0.0, saved=1200, digest="x"),
-        row("b", 1, training=new, started=now - 7200, ended=now - 3600, state="finished", wait_share=0.5, digest="y", identical=False),
-    ]  # fmt: skip
-    lines = run_table.status_table(rows).splitlines()
-    assert re.fullmatch(r"run d4, took 1 h 00 min, ended .*\d\d:\d\d, 1 h 00 min ago", lines[0])
-    told = "  a: holds an older training of this run, with checkpoints up to step 1200; the next start says how to set it aside"
-    assert told in lines
-    assert not any("slow one" in line for line in lines)
-
-
-def test_no_run_anywhere_is_said() -> None:
-    absent = {"run": dict(EMPTY)}
-    assert run_table.status_table(rows_of({"a": absent})).startswith("no run on any host")
-
-
-def test_what_was_expected_stands_below_the_closing_table() -> None:
-    results = {one["host"]: {"run": one["run"]} for one in finished()}
-    closing = FilterModule().filters()["closing_table"]
-    expected = {"tokens_per_second": 2000.0, "wait_seconds": {"a": 0.1, "b": 0.2}, "bytes_sent": 24e6}
-    assert "Expected 2000 tok/s, got 1900 (-5%)" in closing(results, expected)
-    assert "Expected" not in closing(results, {})
 
 
 def test_the_filters_want_results_by_host() -> None:
     with pytest.raises(AnsibleFilterError, match="dictionary from host to result"):
-        rows_of(["a"])
+        seen_of(["a"])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +142,7 @@ def test_why_a_host_did_not_answer_is_said_in_one_line(result: dict[str, object]
 
 def test_the_live_line_goes_by_the_slowest_rank_and_tells_all_shares() -> None:
     rows = [row("a", 0, done=6, eta_seconds=90.0), row("b", 1, done=5, wait_share=0.33)]
-    words = "step 5/10  loss 5.2500  2000 tok/s  waiting a 10 %, b 33 %  1 min 30 s left"
+    words = "step 5/10  loss 5.2500  2000 tok/s  waited a 10 %, b 33 %  1 min 30 s left"
     assert live_line(rows) == words
     assert live_line(rows, len(words) + 12, unicode=False) == "[####....]  " + words
     assert live_line(rows, len(words) + 12) == "█████░░░░░  " + words
@@ -280,9 +177,9 @@ def test_the_live_line_says_why_no_rank_runs_while_keepers_start_them_again() ->
 def test_a_generation_that_follows_another_is_told_once() -> None:
     rows = [row("a", 0, membership=member("training", 1, "a", "b"))]
     assert regrouped(rows, 1) == (1, "")
-    rows[0]["run"]["membership"] = member("ending", 1, "a", "b", why="b is not heard")
+    rows[0] = with_run(rows[0], membership=member("ending", 1, "a", "b", why="b is not heard"))
     assert regrouped(rows, 1) == (1, "")
-    rows[0]["run"]["membership"] = member("training", 2, "a", why="b is not heard")
+    rows[0] = with_run(rows[0], membership=member("training", 2, "a", why="b is not heard"))
     number, line = regrouped(rows, 1)
     assert number == 2 and re.fullmatch(r".*\d\d:\d\d  generation 2: a \(b is not heard\)", line)
     assert regrouped(rows, 2) == (2, "")
@@ -296,16 +193,9 @@ def test_a_narrow_live_line_leaves_out_what_matters_least() -> None:
     widths = range(len("step 5/10"), 120)
     lines = {width: live_line(rows, width) for width in widths}
     assert all(len(line) <= width for width, line in lines.items())
-    assert "waiting 10 % / 33 %" in live_line(rows, 73)
     assert live_line(rows, 60) == "step 5/10  loss 5.2500  2000 tok/s  1 min 30 s left"
     assert live_line(rows, 40) == "step 5/10  loss 5.2500  1 min 30 s left"
     assert live_line(rows, 12) == "step 5/10"
-
-
-def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
-    rows = [row("h%d" % rank, rank, wait_share=rank / 10) for rank in range(6)]
-    assert "waiting up to 50 % (h5)" in live_line(rows)
-    assert "waiting up to 50 %  " in live_line(rows, 58) + "  "
 
 
 @pytest.mark.parametrize(
@@ -324,25 +214,24 @@ def test_the_live_line_of_many_ranks_tells_the_longest_wait() -> None:
     ],
 )
 def test_the_live_line_counts_the_seconds_of_a_long_step(run: dict[str, Any], age: float, text: str) -> None:
-    rows = [{**row("a", 0, **run), "age": age}, {**row("b", 1, **run), "age": age}]
+    rows = [row("a", 0, looked=age, **run), row("b", 1, looked=age, **run)]
     assert live_line(rows).startswith(text)
 
 
 def test_the_time_left_goes_down_between_two_looks() -> None:
-    assert live_line([{**row("a", 0, eta_seconds=90.0), "age": 5.0}]).endswith("1 min 25 s left")
+    assert live_line([row("a", 0, looked=5.0, eta_seconds=90.0)]).endswith("1 min 25 s left")
 
 
 def test_before_the_first_step_the_phases_are_told() -> None:
     rows = [row("a", 0, step=None, phase="rendezvous"), row("b", None, step=None, state="prepared")]
     assert live_line(rows) == "starting: a waiting for the others; b prepared"
     rows = [
-        {**row("h%d" % rank, rank, step=None, phase="sync", checkpoint=None, done=0), "watched": 61.0}
-        for rank in range(6)
+        row(host, rank, step=None, phase="sync", checkpoint=None, done=0, age=61.0) for rank, host in enumerate("ab")
     ]
-    assert live_line(rows) == "starting for 1 min 01 s: 6 hosts making the first step"
+    assert live_line(rows) == "starting for 1 min 01 s: a, b making the first step"
     # After a restart it is not the first.
-    resumed = [{**one, "run": {**one["run"], "checkpoint": {"step": 224}}} for one in rows]
-    assert live_line(resumed) == "starting for 1 min 01 s: 6 hosts making a step"
+    resumed = [with_run(one, checkpoint={"step": 224}) for one in rows]
+    assert live_line(resumed) == "starting for 1 min 01 s: a, b making a step"
     saved = {"step": 4, "time": 1.0, "path": "model_000004.pt", "bytes": 1}
     rows = [row("a", 0, step=None, phase="resume"), row("b", 1, step=None, phase="resume", checkpoint=saved)]
     assert live_line(rows) == "starting: a making the model; b reading the checkpoint"
@@ -352,30 +241,24 @@ def test_the_live_line_is_that_of_those_who_train() -> None:
     trains = member("training", 3, "a")
     rows = [row("a", 0, membership=trains, step=8, done=9), row("b", 1, membership=member("idle", 2), step=2, done=3)]
     assert live_line(rows).startswith("step 9/10")
-    rows[1]["run"]["membership"] = member("training", 4, "b")
+    rows[1] = with_run(rows[1], membership=member("training", 4, "b"))
     assert live_line(rows).startswith("step 3/10") and live_line(rows).endswith("a apart")
-
-
-def test_rows_have_a_column_and_a_change_has_a_line() -> None:
-    changed = {"rows_before": 4, "rows_changed": 20}
-    rows = [row("a", 0, rows=6, **changed), row("b", 1, rows=2, **changed), row("c", 2, rows=4)]
-    for text in (run_table.status_table(rows), run_table.closing_table(rows)):
-        assert "rows" in text.splitlines()[1].split()
-        assert "  shares of rows changed while training, last at step 20: a 4 -> 6, b 4 -> 2" in text.splitlines()
-    assert "changed" not in run_table.status_table([row("a", 0, rows=2), row("b", 1, rows=2)])
 
 
 def test_run_that_has_a_time_to_end_at_says_when_and_how_much_of_it_is_used() -> None:
     timed = {"started": time.time() - 7200, "eta_seconds": 600.0, "share": 0.612, "ends": 1.0}
     rows = [row("a", 0, **timed), row("b", 1, **timed)]
-    first = run_table.status_table(rows).splitlines()[0]
+    first = run_table.status_screen(rows).splitlines()[0]
     assert re.fullmatch(r"run d4, began .*, 2 h 00 min ago, ends at .*\d\d:\d\d, 61 % done", first)
-    live = live_line([{**row, "age": 5.0} for row in rows])
+    live = live_line([one._replace(looked=5.0) for one in rows])
     assert re.search(r"ends at .*\d\d:\d\d, 61 % done$", live)
 
 
-def test_finished_run_with_a_budget_says_when_it_ended():
-    over = {"state": "finished", "end_reason": "finished", "updated": 100.0, "ends": 104.0}
-    rows = [row("a", 0, **over, timed="8h"), row("b", 1, **over)]
-    for text in (run_table.status_table(rows), run_table.closing_table(rows)):
-        assert re.search(r"\n  ended at .*, 4.0 s early, of a budget of 8h", text)
+def test_a_narrow_screen_gets_the_table_in_blocks_and_its_sentences_in_lines() -> None:
+    rows = [with_run(one, notices=["nothing of this sentence may be cut"]) for one in finished()]
+    for told in (run_table.status_screen, run_table.closing_table):
+        wide, narrow = told(rows), told(rows, 34)
+        assert max(map(len, wide.splitlines())) > 34 >= max(map(len, narrow.splitlines()))
+        assert sorted(set(wide.split())) == sorted(set(narrow.split()))
+        assert [line.split()[0] for line in narrow.splitlines()[1:4]] == ["host", "a", "b"]
+        assert told(rows, 200) == wide

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, rows_of
+from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, seen_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import reading
@@ -180,10 +180,10 @@ def look_everywhere(base: Path) -> None:
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
     reading.innermost_frame(found)
     reading.last_collective(found)
-    rows = rows_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
+    rows = seen_of({"node1": {"run": seen}, "node2": {"unreachable": True}})
     closing_table({"node1": {"run": seen}})
     json.dumps(table.status_data(rows))
-    table.status_table(rows)
+    table.status_screen(rows)
     table.closing_table(rows, 60)
     for dry in (True, False):
         try:

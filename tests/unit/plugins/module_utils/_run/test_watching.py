@@ -9,113 +9,117 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, intervals, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import UNSEEN, Seen, StallLimits
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import intervals, judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of as running
 
 LIMITS = StallLimits(minimum=45, timeout=300)
 
 
-def verdict(host: str, first_step: bool = False, **seen: Observation) -> str | None:
-    found = judge(host, seen, LIMITS, first_step)
+def hosts(seen: dict[str, Seen]) -> dict[str, Seen]:
+    return {host: one._replace(host=host) for host, one in seen.items()}
+
+
+def verdict(host: str, first_step: bool = False, **seen: Seen) -> str | None:
+    found = judge(host, hosts(seen), LIMITS, first_step)
     return found.verdict if found else None
 
 
-def sentence(host: str, **seen: Observation) -> str:
-    found = judge(host, seen, LIMITS)
+def sentence(host: str, **seen: Seen) -> str:
+    found = judge(host, hosts(seen), LIMITS)
     assert found is not None
     return found.sentence
 
 
-GOES = Observation(running())
+GOES = Seen("", running())
 MUTE = running(phase=None, phase_seconds=None, idle_seconds=None, heartbeat_age=None, step=None)
 OURS = {**MUTE, "trainer": "ours"}
 STILL = running(idle_seconds=46.0, collective=17)
-FROZEN = Observation(running(heartbeat_age=50.0, idle_seconds=50.0))
+FROZEN = Seen("", running(heartbeat_age=50.0, idle_seconds=50.0))
 PREPARED = running(state="prepared", step=None)
 CRASHED = running(state="crashed", exit_code=1, error="rank 1 did not come")
 STARTING = running(step=None, done=0, step_seconds=None, steps_counted=0, idle_seconds=70.0)
-EVALUATES = Observation(running(phase="eval", idle_seconds=61.0))
+EVALUATES = Seen("", running(phase="eval", idle_seconds=61.0))
 ENDING = running(end_reason="error", end_error="the disk has 3 MB left", phase="end")
 # What is seen of the hosts, and the verdict on some of them, with a part of its sentence.
-CASES: dict[str, tuple[dict[str, Observation], dict[str, str | tuple[str, str] | None]]] = {
+CASES: dict[str, tuple[dict[str, Seen], dict[str, str | tuple[str, str] | None]]] = {
     "all make progress": ({"a": GOES, "b": GOES}, {"a": None}),
-    "one has finished": ({"a": Observation(running(state="finished")), "b": GOES}, {"a": "finished"}),
-    "one was stopped": ({"a": Observation(running(state="stopped")), "b": GOES}, {"a": "stopped"}),
-    "one has crashed": ({"a": Observation(CRASHED), "b": GOES}, {"a": "crashed"}),
+    "one has finished": ({"a": Seen("", running(state="finished")), "b": GOES}, {"a": "finished"}),
+    "one was stopped": ({"a": Seen("", running(state="stopped")), "b": GOES}, {"a": "stopped"}),
+    "one has crashed": ({"a": Seen("", CRASHED), "b": GOES}, {"a": "crashed"}),
     "field_19: all are stuck": (
-        {"a": Observation(STILL), "b": Observation(STILL)},
+        {"a": Seen("", STILL), "b": Seen("", STILL)},
         {"a": ("stalled", "no progress for 46 s in phase sync (collective 17)")},
     ),
-    "the first steps take long": ({"a": Observation(STARTING)}, {"a": None}),
-    "the first steps take too long": ({"a": Observation({**STARTING, "idle_seconds": 76.0})}, {"a": "stalled"}),
+    "the first steps take long": ({"a": Seen("", STARTING)}, {"a": None}),
+    "the first steps take too long": ({"a": Seen("", {**STARTING, "idle_seconds": 76.0})}, {"a": "stalled"}),
     "field_19: a process is frozen": (
-        {"a": FROZEN, "b": Observation(running(idle_seconds=49.0))},
+        {"a": FROZEN, "b": Seen("", running(idle_seconds=49.0))},
         {"a": ("stalled", "has no heartbeat for 50 s")},
     ),
-    "one has just crashed": ({"a": GOES, "b": Observation(CRASHED, ended=5)}, {"a": None}),
+    "one has just crashed": ({"a": GOES, "b": Seen("", CRASHED, ended=5)}, {"a": None}),
     "one crashed a while ago": (
-        {"a": GOES, "b": Observation(CRASHED, ended=21)},
+        {"a": GOES, "b": Seen("", CRASHED, ended=21)},
         {"a": ("orphaned", "waits for b, which crashed")},
     ),
-    "a host is out of reach": ({"a": Observation(running(), silent=500)}, {"a": None}),
-    "a host is out of reach for long": ({"a": Observation(running(), silent=601)}, {"a": "lost"}),
+    "a host is out of reach": ({"a": Seen("", running(), silent=500)}, {"a": None}),
+    "a host is out of reach for long": ({"a": Seen("", running(), silent=601)}, {"a": "lost"}),
     "field_12: the others go on without an answer of one": (
-        {"a": Observation(running(), silent=100), "b": GOES},
+        {"a": Seen("", running(), silent=100), "b": GOES},
         {"a": None, "b": None},
     ),
     "field_19: the others wait for a host out of reach": (
-        {"a": Observation(running(), silent=21), "b": Observation(STILL)},
+        {"a": Seen("", running(), silent=21), "b": Seen("", STILL)},
         {"a": ("stalled", "has not answered for 21 s, and the others make no progress"), "b": "stalled"},
     ),
     "field_20: a rank begins to wait for a host out of reach at the rendezvous": (
-        {"a": Observation(running(), silent=30), "b": Observation(OURS, age=10)},
+        {"a": Seen("", running(), silent=30), "b": Seen("", OURS, age=10)},
         {"b": None},
     ),
     "field_20: a rank waits for a host out of reach at the rendezvous": (
-        {"a": Observation(running(), silent=30), "b": Observation(OURS, age=46)},
+        {"a": Seen("", running(), silent=30), "b": Seen("", OURS, age=46)},
         {"b": ("stalled", "waits for a, which does not answer")},
     ),
-    "nothing is started yet": ({"a": Observation(PREPARED, age=10)}, {"a": None}),
-    "nothing is started after a minute": ({"a": Observation(PREPARED, age=61)}, {"a": "missing"}),
-    "field_20: ranks have not met yet": ({"a": Observation(OURS, age=70), "b": Observation(OURS, age=76)}, {"a": None}),
-    "field_20: one has met the others": ({"a": Observation(OURS, age=76), "b": GOES}, {"a": None}),
+    "nothing is started yet": ({"a": Seen("", PREPARED, age=10)}, {"a": None}),
+    "nothing is started after a minute": ({"a": Seen("", PREPARED, age=61)}, {"a": "missing"}),
+    "field_20: ranks have not met yet": ({"a": Seen("", OURS, age=70), "b": Seen("", OURS, age=76)}, {"a": None}),
+    "field_20: one has met the others": ({"a": Seen("", OURS, age=76), "b": GOES}, {"a": None}),
     "field_20: ranks never meet": (
-        {"a": Observation(OURS, age=76), "b": Observation(OURS, age=76)},
+        {"a": Seen("", OURS, age=76), "b": Seen("", OURS, age=76)},
         {"a": ("stalled", "waits at the rendezvous")},
     ),
     "field_20: one is not started yet": (
-        {"a": Observation(running(), age=50), "b": Observation(PREPARED, age=50)},
+        {"a": Seen("", running(), age=50), "b": Seen("", PREPARED, age=50)},
         {"a": None},
     ),
     "field_20: one was never started": (
-        {"a": Observation(running(), age=61), "b": Observation(PREPARED, age=61)},
+        {"a": Seen("", running(), age=61), "b": Seen("", PREPARED, age=61)},
         {"a": ("orphaned", "b, where nothing was started")},
     ),
     "the loop of another host has seen a stall": (
-        {"a": GOES, "b": Observation(running(idle_seconds=90.0), over="stalled")},
+        {"a": GOES, "b": Seen("", running(idle_seconds=90.0), verdict="stalled")},
         {"a": "stalled"},
     ),
     "a host that is no longer watched is not missed": (
-        {"a": EVALUATES, "b": Observation(running(state="finished"), silent=300.0, over="finished")},
+        {"a": EVALUATES, "b": Seen("", running(state="finished"), silent=300.0, verdict="finished")},
         {"a": None},
     ),
     "a host that is still watched is missed": (
-        {"a": EVALUATES, "b": Observation(running(), silent=61.0)},
+        {"a": EVALUATES, "b": Seen("", running(), silent=61.0)},
         {"a": "stalled"},
     ),
-    "a rank has just reported an error": ({"a": Observation(ENDING, ended=10), "b": GOES}, {"a": None}),
+    "a rank has just reported an error": ({"a": Seen("", ENDING, ended=10), "b": GOES}, {"a": None}),
     "a rank that has reported an error has crashed, although its session is there": (
-        {"a": Observation(ENDING, ended=21), "b": GOES},
+        {"a": Seen("", ENDING, ended=21), "b": GOES},
         {"a": "crashed", "b": "orphaned"},
     ),
     "a trainer is started again in its session": (
-        {"a": Observation(ENDING, ended=90, without_cpu=1.0), "b": GOES},
+        {"a": Seen("", ENDING, ended=90, without_cpu=1.0), "b": GOES},
         {"a": None},
     ),
     "a trainer has started again in its session": (
-        {"a": Observation({**ENDING, "phase": "start"}, ended=90), "b": GOES},
+        {"a": Seen("", {**ENDING, "phase": "start"}, ended=90), "b": GOES},
         {"a": None},
     ),
 }
@@ -125,7 +129,7 @@ CASES: dict[str, tuple[dict[str, Observation], dict[str, str | tuple[str, str] |
 def test_verdicts(case: str) -> None:
     seen, verdicts = CASES[case]
     for host, wanted in verdicts.items():
-        found = judge(host, seen, LIMITS)
+        found = judge(host, hosts(seen), LIMITS)
         kind, text = wanted if isinstance(wanted, tuple) else (wanted, "")
         assert (found.verdict if found else None) == kind
         assert found is None or text in found.sentence
@@ -133,11 +137,10 @@ def test_verdicts(case: str) -> None:
 
 def test_the_end_of_a_rank_is_told_with_code_place_and_error() -> None:
     assert (
-        sentence("a", a=Observation(CRASHED), b=GOES)
-        == "crashed with code 1, 10 of 100 steps made: rank 1 did not come"
+        sentence("a", a=Seen("", CRASHED), b=GOES) == "crashed with code 1, 10 of 100 steps made: rank 1 did not come"
     )
     said = "ended with an error, 10 of 100 steps made: the disk has 3 MB left"
-    assert sentence("a", a=Observation(ENDING, ended=21)) == said
+    assert sentence("a", a=Seen("", ENDING, ended=21)) == said
 
 
 @pytest.mark.parametrize(
@@ -151,25 +154,25 @@ def test_the_end_of_a_rank_is_told_with_code_place_and_error() -> None:
 def test_with_the_first_step_watching_is_over_if_that_is_wanted(
     run: dict[str, Any], age: float, kind: str | None
 ) -> None:
-    assert verdict("a", True, a=Observation(run, age=age)) == kind
+    assert verdict("a", True, a=Seen("", run, age=age)) == kind
 
 
 @pytest.mark.parametrize("phase", ["eval", "save", "forward_backward"])
 def test_field_19_where_one_gives_no_sign_of_life_the_others_are_not_given_their_usual_time(phase: str) -> None:
-    frozen = Observation(running(heartbeat_age=50.0, idle_seconds=50.0, step_seconds=72.0))
+    frozen = Seen("", running(heartbeat_age=50.0, idle_seconds=50.0, step_seconds=72.0))
     others = running(phase=phase, idle_seconds=40.0, step_seconds=72.0)
-    assert verdict("a", a=frozen, b=Observation(others)) is None
-    later = Observation({**others, "idle_seconds": 46.0})
+    assert verdict("a", a=frozen, b=Seen("", others)) is None
+    later = Seen("", {**others, "idle_seconds": 46.0})
     assert [verdict(host, a=frozen, b=later) for host in "ab"] == ["stalled", "stalled"]
-    assert verdict("b", a=Observation(running(), silent=21), b=later) == "stalled"
+    assert verdict("b", a=Seen("", running(), silent=21), b=later) == "stalled"
 
 
 @pytest.mark.parametrize("phase", [None, "rendezvous"])
 def test_before_the_ranks_have_met_no_connection_breaks_that_would_have_to_be_waited_for(phase: str | None) -> None:
-    waits, crashed = running(phase=phase, trainer="ours", step=None), Observation(CRASHED, ended=6)
-    assert verdict("a", a=Observation(waits), b=Observation(CRASHED, ended=4)) is None
-    assert verdict("a", a=Observation(waits), b=crashed) == "orphaned"
-    assert verdict("a", a=Observation({**waits, "phase": "agree"}), b=crashed) is None
+    waits, crashed = running(phase=phase, trainer="ours", step=None), Seen("", CRASHED, ended=6)
+    assert verdict("a", a=Seen("", waits), b=Seen("", CRASHED, ended=4)) is None
+    assert verdict("a", a=Seen("", waits), b=crashed) == "orphaned"
+    assert verdict("a", a=Seen("", {**waits, "phase": "agree"}), b=crashed) is None
 
 
 def test_looks_become_rarer_in_a_long_run() -> None:
@@ -179,7 +182,7 @@ def test_looks_become_rarer_in_a_long_run() -> None:
     assert all(intervals(t)["timeout"] > intervals(t)["at_least"] for t in (0, 100, 10000))
 
 
-def both(desktop: Observation, laptop: Observation) -> list[str | None]:
+def both(desktop: Seen, laptop: Seen) -> list[str | None]:
     """The verdicts on the two hosts of a run with keepers."""
     return [verdict(host, desktop=desktop, laptop=laptop) for host in ("desktop", "laptop")]
 
@@ -187,14 +190,14 @@ def both(desktop: Observation, laptop: Observation) -> list[str | None]:
 TOGETHER = {"membership": keeper("training", 2, "desktop", "laptop")}
 ALONE = {"membership": keeper("training", 3, "laptop", away=[away("desktop", step=9)])}
 WAITS = {"membership": keeper("idle", 2, why="desktop is not heard")}
-OFF = Observation(running(**TOGETHER), silent=700.0)
+OFF = Seen("", running(**TOGETHER), silent=700.0)
 DEAD = running(state="crashed", error="its keeper ended by signal 9", **TOGETHER)
 
 
-@pytest.mark.parametrize("desktop", [OFF, Observation(DEAD, ended=700.0), Observation(running(state="away"))])
-def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Observation) -> None:
-    assert both(desktop, Observation(running(**ALONE))) == [None, None]
-    finished = Observation(running(state="finished", **ALONE), over="finished")
+@pytest.mark.parametrize("desktop", [OFF, Seen("", DEAD, ended=700.0), Seen("", running(state="away"))])
+def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Seen) -> None:
+    assert both(desktop, Seen("", running(**ALONE))) == [None, None]
+    finished = Seen("", running(state="finished", **ALONE), verdict="finished")
     assert both(desktop, finished) == ["away", "finished"]
     said = sentence("desktop", desktop=desktop, laptop=finished)
     assert re.search(r"was away since .*, step 9 while the others finished", said)
@@ -202,36 +205,36 @@ def test_field_35_a_host_that_the_others_go_on_without_is_no_failure(desktop: Ob
 
 def test_field_35_a_keeper_that_waits_is_neither_stalled_nor_crashed() -> None:
     waits = running(**WAITS, idle_seconds=60.0, heartbeat_age=60.0, end_reason="error", step_age=60.0)
-    assert both(Observation(running(), silent=60.0), Observation(waits)) == [None, None]
+    assert both(Seen("", running(), silent=60.0), Seen("", waits)) == [None, None]
 
 
 def test_who_waits_for_a_host_without_keeper_is_told_its_name() -> None:
-    dead, waits = Observation(DEAD, ended=91.0), Observation(running(**WAITS, step_age=91.0))
+    dead, waits = Seen("", DEAD, ended=91.0), Seen("", running(**WAITS, step_age=91.0))
     assert both(dead, waits) == ["crashed", "orphaned"]
     assert "waits for desktop, which has lost its keeper" in sentence("laptop", desktop=dead, laptop=waits)
     # The others may do without it, once they have missed it for long enough.
-    assert both(dead, Observation(running(**WAITS, step_age=89.0))) == [None, None]
+    assert both(dead, Seen("", running(**WAITS, step_age=89.0))) == [None, None]
 
 
 def test_hosts_that_wait_for_a_guest_are_watched_on() -> None:
-    desktop, laptop = (Observation(running(membership=keeper(one), step_age=9e9)) for one in ("idle", "resting"))
+    desktop, laptop = (Seen("", running(membership=keeper(one), step_age=9e9)) for one in ("idle", "resting"))
     assert both(desktop, laptop) == [None, None]
 
 
 def test_a_keeper_that_has_just_died_is_not_given_up_before_the_others_miss_it() -> None:
-    assert both(Observation(DEAD, ended=1.0), Observation(running(**TOGETHER))) == [None, None]
+    assert both(Seen("", DEAD, ended=1.0), Seen("", running(**TOGETHER))) == [None, None]
 
 
 def test_who_waits_for_a_host_that_is_off_is_given_as_long_as_that_host() -> None:
-    assert verdict("laptop", desktop=OFF, laptop=Observation(running(**WAITS, step_age=500.0))) is None
-    waits = Observation(running(**WAITS, step_age=690.0))
+    assert verdict("laptop", desktop=OFF, laptop=Seen("", running(**WAITS, step_age=500.0))) is None
+    waits = Seen("", running(**WAITS, step_age=690.0))
     assert both(OFF, waits) == ["lost", "orphaned"]
     assert "waits for desktop, which does not answer" in sentence("laptop", desktop=OFF, laptop=waits)
 
 
 def test_a_user_who_stops_all_hosts_left_nobody_away() -> None:
-    stopped = Observation(running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped"))
-    ending = Observation(running(membership=keeper("ending", 2)))
+    stopped = Seen("", running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped"))
+    ending = Seen("", running(membership=keeper("ending", 2)))
     assert verdict("desktop", desktop=stopped, laptop=ending) is None
     assert verdict("desktop", desktop=stopped, laptop=stopped) == "stopped"
     assert "10 of 100 steps made: it was stopped" in sentence("desktop", desktop=stopped, laptop=stopped)
@@ -239,12 +242,12 @@ def test_a_user_who_stops_all_hosts_left_nobody_away() -> None:
 
 def test_a_stall_of_those_who_train_ends_watching_everywhere() -> None:
     still = running(**TOGETHER, idle_seconds=90.0)
-    for laptop in (Observation(still), Observation(still, silent=60.0)):
-        assert verdict("laptop", desktop=Observation(still, over="stalled"), laptop=laptop) == "stalled"
+    for laptop in (Seen("", still), Seen("", still, silent=60.0)):
+        assert verdict("laptop", desktop=Seen("", still, verdict="stalled"), laptop=laptop) == "stalled"
 
 
 def test_with_the_first_step_of_the_others_a_host_that_is_off_is_away() -> None:
     trains = running(membership=keeper("training", 1, "laptop"))
-    off = Observation({"state": None, "step": None}, silent=30.0)
-    assert verdict("desktop", True, desktop=off, laptop=Observation(trains, over="started")) == "away"
-    assert verdict("desktop", True, desktop=off, laptop=Observation(trains)) is None
+    off = Seen("", UNSEEN, silent=30.0)
+    assert verdict("desktop", True, desktop=off, laptop=Seen("", trains, verdict="started")) == "away"
+    assert verdict("desktop", True, desktop=off, laptop=Seen("", trains)) is None

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import (
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import (
     PATIENCE,
-    ObservedRank,
+    UNSEEN,
+    Health,
+    Seen,
     StallLimits,
-    is_stalled,
-    seconds_without_cpu,
+    without_cpu,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper
 
 STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
@@ -95,21 +96,18 @@ PLAN = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_whether_a_run_stalls(case: str) -> None:
-    first, second, stalls = CASES[case]
-    ranks = [ObservedRank(run, seconds_without_cpu(run), run["session_age"] or 0.0) for run in (first, second)]
-    assert is_stalled(dict(zip("ab", ranks)), StallLimits()) is stalls
+def is_stalled(*ranks: Seen) -> bool:
+    return Health([one._replace(host="ab"[at]) for at, one in enumerate(ranks)]).stalled
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_watch_status_and_doctor_agree(case: str) -> None:
     first, second, stalls = CASES[case]
-    seen = {host: Observation(run, without_cpu=seconds_without_cpu(run)) for host, run in (("a", first), ("b", second))}
+    timed = [{**run, "timeout_seconds": 300.0} for run in (first, second)]
+    seen = {host: Seen(host, run, without_cpu=without_cpu(run)) for host, run in zip("ab", timed)}
     watched = {host: judge(host, seen, StallLimits()) for host in seen}
     assert {verdict is not None for verdict in watched.values()} == {stalls}
-    rows = [{"host": host, "run": {**one.run, "timeout_seconds": 300.0}} for host, one in seen.items()]
-    table = run_table.status_table(rows)
+    table = run_table.status_screen(list(seen.values()))
     assert ("stalled" in table or "no heartbeat" in table) is (stalls or "no heartbeat, one evaluates" in case)
     answers = {"a": {"evidence": evidence(first, "b")}, "b": {"evidence": evidence(second, "a")}}
     told = diagnose(PLAN, answers)
@@ -125,21 +123,16 @@ def evidence(run: Any, peer: str) -> dict[str, Any]:
 
 
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:
-    away, limits = ObservedRank({}, silent=60.0), StallLimits()
-    assert not is_stalled({"a": ObservedRank(rank()), "b": away}, limits)
-    assert not is_stalled(
-        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=1.0), "b": away}, limits
-    )
-    assert is_stalled(
-        {"a": ObservedRank(rank(phase="eval", idle_seconds=100.0), without_cpu=math.inf), "b": away}, limits
-    )
-    assert not is_stalled({"b": away}, limits)
+    away, evaluates = Seen("", UNSEEN, silent=60.0), rank(phase="eval", idle_seconds=100.0)
+    assert not is_stalled(Seen("", rank()), away)
+    assert not is_stalled(Seen("", evaluates, without_cpu=1.0), away)
+    assert is_stalled(Seen("", evaluates, without_cpu=math.inf), away)
+    assert not is_stalled(away)
 
 
 def test_use_of_cpu_counts_from_when_it_was_last_seen() -> None:
-    limits, waits = StallLimits(), rank(idle_seconds=100.0)
-    assert not is_stalled({"a": ObservedRank(waits, without_cpu=44.0)}, limits)
-    assert is_stalled({"a": ObservedRank(waits, without_cpu=46.0)}, limits)
+    waits = rank(idle_seconds=100.0)
+    assert [is_stalled(Seen("", waits, without_cpu=seconds)) for seconds in (44.0, 46.0)] == [False, True]
 
 
 def test_every_phase_of_the_trainer_has_its_patience() -> None:
@@ -155,12 +148,11 @@ WAITS = keeper("idle", 3, why="b is not heard", hosts=["a", "b"])
 
 def test_a_host_whose_keeper_waits_for_others_is_neither_stalled_nor_crashed() -> None:
     quiet = rank(membership=WAITS, heartbeat_age=500.0, idle_seconds=500.0, end_reason="error")
-    assert not is_stalled({"a": ObservedRank(quiet), "b": ObservedRank(quiet)}, StallLimits())
-    crashed = Observation(rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0)
-    seen = {"a": Observation(quiet, age=600.0), "b": crashed}
+    assert not is_stalled(Seen("", quiet), Seen("", quiet))
+    crashed = Seen("b", rank(state="crashed", exit_code=1, error="gone"), age=600.0, ended=600.0)
+    seen = {"a": Seen("a", quiet, age=600.0), "b": crashed}
     assert [judge(host, seen, StallLimits()) for host in seen] == [None, None]
-    trains = rank(membership=keeper("training", 3, "a"), heartbeat_age=500.0, idle_seconds=500.0)
-    assert is_stalled({"a": ObservedRank(trains)}, StallLimits())
-    table = run_table.status_table([{"host": "a", "run": {**quiet, "run": "d4", "rank": 0}}])
+    assert is_stalled(Seen("", rank(membership=keeper("training", 3, "a"), heartbeat_age=500.0, idle_seconds=500.0)))
+    table = run_table.status_screen([Seen("a", {**quiet, "run": "d4", "rank": 0})])
     assert "waiting (idle)" in table
     assert "a waits for b, which does not answer" in table
