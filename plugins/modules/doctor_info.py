@@ -94,7 +94,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ..module_utils._doctor.gather import collect
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.commands import runner
+from ..module_utils._kit.bare import run_tool
 
 
 def unfit(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def main() -> None:
     wanted = module.params
     for problem in unfit(wanted["peers"]):
         module.fail_json(msg=problem)
-    evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], runner(module))
+    evidence = collect(wanted["run_dir"], wanted["rank"], wanted["peers"], wanted["probe_port"], run_tool)
     module.exit_json(changed=False, evidence=evidence)
 
 

@@ -78,34 +78,14 @@ probe:
     ports: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, run: null}]
 """
 
-from typing import Sequence
-
-from ..module_utils._kit import bare
 from ..module_utils._kit.arguments import checked_module
 from ..module_utils._probe.host import OPTIONS, probe
 
 
 def main() -> None:
-    module = checked_module(
-        argument_spec=OPTIONS,
-        supports_check_mode=True,
-    )
-
-    def run(argv: Sequence[str]) -> tuple[int, str, str]:
-        try:
-            code, out, err = module.run_command(list(argv), environ_update={"LC_ALL": "C"}, handle_exceptions=False)
-        except OSError as why:  # a link to nothing, or a program for another kind of machine
-            return 127, "", f"{argv[0]}: {why.strerror}"
-        return int(code), str(out), str(err)
-
-    def find(name: str) -> str | None:
-        path = module.get_bin_path(name, opt_dirs=list(bare.MORE_PATHS))
-        return str(path) if path else None
-
-    module.exit_json(
-        changed=False,
-        probe=probe(run, find, **module.params, remote_tmp=getattr(module, "_remote_tmp", None) or "~/.ansible/tmp"),
-    )
+    module = checked_module(argument_spec=OPTIONS, supports_check_mode=True)
+    folder = getattr(module, "_remote_tmp", None) or "~/.ansible/tmp"
+    module.exit_json(changed=False, probe=probe(**module.params, remote_tmp=folder))
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ links:
   type: list
   elements: dict
   returned: success
-  sample: [{address: 192.168.1.11, ports: [{port: 29500, reachable: true}], latency_ms: 0.21, bandwidth_mbit: 941.0, mtu: 1500, error: ''}]
+  sample: [{address: 192.168.1.11, ports: [{port: 29500, error: ''}], latency_ms: 0.21, bandwidth_mbit: 941.0, mtu: 1500, error: ''}]
 """
 
 
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.commands import runner
+from ..module_utils._kit.bare import run_tool
 from ..module_utils._preflight.peer_check import CheckedPeer, CheckLimits, check, closed_ports
 
 ARGUMENTS: dict[str, object] = {
@@ -132,7 +132,7 @@ def main() -> None:
     params = module.params
     peers = [CheckedPeer(**peer) for peer in params["peers"]]
     limits = CheckLimits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
-    links = check(params["address"], peers, limits, runner(module))
+    links = check(params["address"], peers, limits, run_tool)
     module.exit_json(changed=False, links=links, closed=sum(len(closed_ports(link["ports"])) for link in links))
 
 

@@ -16,13 +16,13 @@ from ansible_collections.nanochat.ddp.tests.integration.lan import COLLECTIONS, 
 from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 PROBE = """
-import json, shutil, subprocess, sys
+import json, sys
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as host_facts
-def run(argv):
-    done = subprocess.run(list(argv), capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-find = shutil.which if sys.argv[3] == "with-ip" else lambda name: None if name == "ip" else shutil.which(name)
-print(json.dumps(host_facts.probe(run, find, sys.argv[1], peers=sys.argv[2].split(","))))
+find = bare.find
+if sys.argv[3] == "without-ip":
+    bare.find = lambda name: None if name == "ip" else find(name)
+print(json.dumps(host_facts.probe(sys.argv[1], peers=sys.argv[2].split(","))))
 """
 
 

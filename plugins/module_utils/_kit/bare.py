@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replaces Ansible's module in a program that host_code sends to a host: runs commands and returns the answer."""
+"""Runs commands on a host, for modules and for programs that host_code sends, and returns such a program's answer."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def run(
     except OSError as why:
         return 127, "", f"{argv[0]}: {why.strerror}"
     return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def run_tool(argv: Sequence[str]) -> Tuple[int, str, str]:
+    """Run a tool of the host, also one outside of PATH, in the C locale; returns 127 if it is not installed."""
+    path = find(argv[0])
+    if path is None:
+        return 127, "", f"{argv[0]} is not installed"
+    return run([path, *argv[1:]], {"LC_ALL": "C", "LANGUAGE": "C"})
 
 
 def expanded(params: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -61,10 +61,8 @@ class PortTry(TypedDict):
     """One port of a peer, and how it fails if it does."""
 
     port: int
-    reachable: bool
     error: str  # empty, dropped, refused, unreachable, no-route, no-address, forbidden, reset, stranger or failed
     words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
-    milliseconds: float
 
 
 class LinkTry(TypedDict):
@@ -80,7 +78,6 @@ class LinkTry(TypedDict):
     passing_size: int | None  # if they do not, a size that does
     error: str  # what went wrong in the measurements
     nic: str | None  # the interface on the route
-    gateway: str | None  # the gateway on the route, if any
 
 
 class Stranger(OSError):
@@ -138,16 +135,13 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
-    begin, error, words = time.monotonic(), "", ""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            end = time.monotonic()
             ask(sock, peer.token, "echo")
     except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
-        end, error, words = time.monotonic(), kind_of(why), why.strerror or str(why)
-    milliseconds = round((end - begin) * 1000, 2)
-    return {"port": port, "reachable": not error, "error": error, "words": words, "milliseconds": milliseconds}
+        return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
+    return {"port": port, "error": "", "words": ""}
 
 
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
@@ -212,7 +206,7 @@ def _send_until(sock: socket.socket, end: float) -> None:
 
 
 def path_mtu(sock: socket.socket) -> int:
-    """The kernel's figures about the path."""
+    """The path MTU as the kernel knows it; 0 if it does not."""
     six = sock.family == socket.AF_INET6
     try:
         return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
@@ -238,13 +232,12 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
         return False
 
 
-def route_to(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
-    """(interface, gateway) that packets to the peer really use; None if `ip` cannot tell."""
+def nic_towards(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> str | None:
+    """The interface that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
     code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
-    value = dict(zip(words, words[1:])) if code == 0 else {}
-    return value.get("dev"), value.get("via")
+    return dict(zip(words, words[1:])).get("dev") if code == 0 else None
 
 
 def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
@@ -262,7 +255,6 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
         "passing_size": None,
         "error": "",
         "nic": None,
-        "gateway": None,
     }
     usable = usable_port(link)
     if usable is not None:
@@ -280,7 +272,7 @@ def closed_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def usable_port(link: LinkTry) -> int | None:
     """A port where the responder itself answered."""
-    return next((port["port"] for port in link["ports"] if port["reachable"]), None)
+    return next((port["port"] for port in link["ports"] if not port["error"]), None)
 
 
 def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLimits) -> None:
@@ -316,5 +308,5 @@ def check(
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"], link["gateway"] = route_to(run, source, peer.address)
+        link["nic"] = nic_towards(run, source, peer.address)
     return links

@@ -53,7 +53,6 @@ class Ask(NamedTuple):
 class Responder(TypedDict, total=False):
     """Data for the peers and for stopping; empty if it did not start."""
 
-    address: str
     ports: list[int]
     token: str
     pid: int
@@ -156,7 +155,7 @@ def start(ask: Ask) -> Started:
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
-    responder: Responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
+    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
     return {"responder": responder, "holders": holders, "error": ""}
 
 

@@ -12,7 +12,6 @@ import re
 import resource
 import shutil
 import socket
-import time
 
 from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
 from .._kit.ownership import exposure, mount_of
@@ -37,16 +36,11 @@ NETWORK_FILE_SYSTEMS = (
 def host() -> Machine:
     return {
         "hostname": socket.gethostname(),
-        "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
         "network_namespace": link("/proc/self/ns/net"),
-        "kernel": platform.release(),
         "arch": platform.machine(),
-        "os": os_name(),
         "user": user_name(os.getuid()),
-        "uid": os.getuid(),
         "home": os.path.expanduser("~"),
-        "time": time.time(),
     }
 
 
@@ -55,11 +49,6 @@ def link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def os_name() -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release"), re.M)
-    return match.group(1) if match else platform.system()
 
 
 def cpu() -> Processors:
@@ -73,8 +62,6 @@ def cpu() -> Processors:
     return {
         "model": model.group(1).strip() if model else platform.machine(),
         "flags": flags,
-        "logical": os.cpu_count() or 1,
-        "physical": cores(None),
         "available": limited(len(allowed), quota),
         "available_physical": limited(cores(allowed), quota),
         "allowed": sorted(allowed),
@@ -89,17 +76,17 @@ def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
-def cores(allowed: set[int] | None, root: str = "/sys/devices/system/cpu") -> int:
+def cores(allowed: set[int], root: str = "/sys/devices/system/cpu") -> int:
     """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
     found = set()
     for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
         number = int(re.sub(r"\D", "", os.path.basename(folder)))
-        if allowed is None or number in allowed:
+        if number in allowed:
             topology = os.path.join(folder, "topology")
             core = read(os.path.join(topology, "core_id"))
             if core:
                 found.add((read(os.path.join(topology, "physical_package_id")), core))
-    return len(found) or len(allowed or os.sched_getaffinity(0))
+    return len(found) or len(allowed)
 
 
 def cgroup_folders(controller: str) -> list[str]:
@@ -142,9 +129,6 @@ def memory() -> Memory:
     return {
         "total": total if limit is None else min(total, limit),
         "available": available,
-        "swap_total": sizes.get("SwapTotal", 0),
-        "swap_free": sizes.get("SwapFree", 0),
-        "limit": limit,
     }
 
 
@@ -202,7 +186,6 @@ def limits() -> dict[str, int | None]:
     kinds = {
         "nofile": resource.RLIMIT_NOFILE,
         "nproc": resource.RLIMIT_NPROC,
-        "memlock": resource.RLIMIT_MEMLOCK,
         "address_space": resource.RLIMIT_AS,
         "file_size": resource.RLIMIT_FSIZE,
         "cpu_seconds": resource.RLIMIT_CPU,

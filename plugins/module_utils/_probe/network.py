@@ -18,13 +18,13 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from .._contract.document import Document, items, text
 from .._contract.probe import Names, Nic, Route
+from .._kit.files import read_text
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
-Find = Callable[[str], Optional[str]]
 
 NET = "/sys/class/net"
 # Timeout for all names together; otherwise an unresponsive name server would cost tens of seconds each.
@@ -41,11 +41,7 @@ TYPE_NONE = "65534"
 
 def read(path: str, default: str = "") -> str:
     """A small file of /proc or /sys, or the default."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return default
+    return read_text(path).strip() or default
 
 
 def nic_names() -> list[str]:
@@ -83,25 +79,19 @@ def _kind_of_bridge(base: str, root: str) -> str:
 
 def is_up(name: str, root: str = NET) -> bool:
     state = read(os.path.join(root, name, "operstate"), "unknown")
-    if state != "unknown":
-        return state == "up"
-    try:
-        return bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
-    except ValueError:
-        return False
+    return state == "up" or (
+        state == "unknown" and bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
+    )
 
 
-def _number(text: str) -> int | None:
-    try:
-        value = int(text)
-    except ValueError:
-        return None
-    return value if value > 0 else None
+def _speed(text: str) -> int | None:
+    """In Mbit/s; the kernel says -1 if it does not know."""
+    return int(text) if text.isdigit() else None
 
 
-def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
+def nics(run: Run, root: str = NET) -> list[Nic]:
     """Every interface with its kind, state, speed and addresses."""
-    addresses = addresses_by_ip(run, ip_tool) if ip_tool else {}
+    addresses = addresses_by_ip(run)
     found: list[Nic] = []
     for name in nic_names():
         base = os.path.join(root, name)
@@ -111,9 +101,7 @@ def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
                 "name": name,
                 "kind": kind_of(name, root),
                 "up": is_up(name, root),
-                "speed_mbit": _number(read(os.path.join(base, "speed"))),
-                "mtu": _number(read(os.path.join(base, "mtu"))),
-                "mac": read(os.path.join(base, "address")),
+                "speed_mbit": _speed(read(os.path.join(base, "speed"))),
                 "enslaved": os.path.exists(os.path.join(base, "master")),
                 "ipv4": four,
                 "ipv6": six,
@@ -134,9 +122,9 @@ def promote_container_nics(found: list[Nic]) -> list[Nic]:
     ]
 
 
-def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[str]]]:
+def addresses_by_ip(run: Run) -> dict[str, tuple[list[str], list[str]]]:
     found: dict[str, tuple[list[str], list[str]]] = {}
-    for link in json_objects(run, [ip_tool, "-j", "addr"]):
+    for link in json_objects(run, ["ip", "-j", "addr"]):
         name = str(link.get("ifname", "")).split("@", 1)[0]
         entries = [entry for entry in items(link, "addr_info") if entry.get("local") and not passing(entry)]
         four, six = (
@@ -227,15 +215,13 @@ def is_address(text: str) -> bool:
     return True
 
 
-def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run, ip_tool: str | None) -> Route:
+def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run) -> Route:
     """The route of packets to an address; sends nothing."""
-    found: Route = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
-    if ip_tool:
-        answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
-        if text(answer, "dev"):
-            found["nic"], found["source"] = text(answer, "dev"), text(answer, "prefsrc")
-            found["gateway"] = text(answer, "gateway")
-            return found
+    found: Route = {"peer": peer, "address": address, "nic": None, "source": None}
+    answer = next(iter(json_objects(run, ["ip", "-j", "route", "get", address])), {})
+    if text(answer, "dev"):
+        found["nic"], found["source"] = text(answer, "dev"), text(answer, "prefsrc")
+        return found
     source = source_towards(address)
     if source:
         owner = [
@@ -256,9 +242,7 @@ def source_towards(address: str) -> str | None:
         return None
 
 
-def names_and_routes(
-    peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
-) -> tuple[Names, list[Route]]:
+def names_and_routes(peers: Sequence[str], interfaces: Sequence[Nic], run: Run) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
     own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
     resolved = resolve_all([own, *named])
@@ -266,5 +250,5 @@ def names_and_routes(
     targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
     targets.append(("default", ["203.0.113.1"]))
-    routes = [route(peer, addresses[0], interfaces, run, ip_tool) for peer, addresses in targets if addresses]
+    routes = [route(peer, addresses[0], interfaces, run) for peer, addresses in targets if addresses]
     return names, routes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.utils.display import Display
@@ -20,14 +20,13 @@ from ...module_utils._contract.plan import Plan
 from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan.matmul_precision import speeds_together, with_precision
-from ...module_utils._plan.step_model import speeds_of
+from ...module_utils._plan.step_model import Link, speeds_of
 from ...module_utils._preflight.evidence import PreflightEvidence, named_links
 from ...module_utils._preflight.judge import in_order, judge, load
+from ...module_utils._preflight.measured import last_object, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
-from ...module_utils._preflight.rates import by_peer, slowest_link
 from ...module_utils._preflight.text import findings_text, links_text, summary
-from ...module_utils._run.metrics import finite
 from .._configuration import display_is_ours
 from .evidence import OF_PLAN, SHOWN, JudgeTask, Options, keep
 
@@ -159,14 +158,8 @@ def program_answer(result: Mapping[str, Any]) -> dict[str, object]:
     """The JSON object printed by a trainer program, or its last output if there is none."""
     if not result or result.get("skipped"):
         return {}
-    for line in reversed(str(result.get("stdout") or "").splitlines()):
-        if line.startswith("{"):
-            try:
-                return dict(json.loads(line))
-            except (ValueError, RecursionError):
-                break
     words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
-    return {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
 
 
 def manifest_digest(result: Mapping[str, Any]) -> str:
@@ -186,14 +179,16 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
     speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
-    rates = [rate for found in evidence.gloo.values() if (rate := finite(found.get("bandwidth_mbit"))) and rate > 0]
-    link = slowest_link(evidence.tries, min(rates, default=None))
-    if not speeds or (link is None and len(hosts) > 1):
+
+    def link_of(team: Sequence[str]) -> Link | None:
+        within = [link for host, link in evidence.links() if host in team and link["host"] in team]
+        return slowest_link(within, evidence.gloo.values())
+
+    if not speeds or (link_of(hosts) is None and len(hosts) > 1):
         return None
-    links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
     busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
-    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began, busy)
+    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), began, busy)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

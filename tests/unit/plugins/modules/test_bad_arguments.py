@@ -22,6 +22,7 @@ import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.modules import peer_responder
@@ -159,14 +160,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(peer_responder, "stop", lambda pid, started: False)
         patch.setattr(ways.socket, "create_connection", _refuse)
         patch.setattr(server.subprocess, "Popen", _refuse)
-        patch.setattr(basic.AnsibleModule, "run_command", _says)
+        patch.setattr(bare, "run", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
         patch.setattr(gather, "SAMPLE_SECONDS", 0.001)
         patch.setattr(gather, "ANSWER_SECONDS", 0.0)
         yield folder
 
 
-def _says(self: Any, argv: list[str], **dummy: Any) -> tuple[int, str, str]:
+def _says(argv: list[str], *dummy: Any) -> tuple[int, str, str]:
     """One of the sayings, always the same one to the same words."""
     assert all(isinstance(word, str) and "\0" not in word for word in argv)
     return SAYINGS[zlib.crc32(repr(argv).encode()) % len(SAYINGS)]

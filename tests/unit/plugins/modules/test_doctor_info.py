@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather as evidence_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.modules import doctor_info
 
 
@@ -123,10 +122,9 @@ def test_where_the_user_may_not_read_the_kernels_log_by_either_tool_nothing_fail
         "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2\nexit 1\n"
     )
     (tools / "dmesg").chmod(0o755)
-    find = AnsibleModule.get_bin_path
+    find = bare.find
     there = {"dmesg": str(tools / "dmesg"), "journalctl": None}
-    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda self, name, *more, **options:
-                        there[name] if name in there else find(self, name, *more, **options))  # fmt: skip
+    monkeypatch.setattr(bare, "find", lambda name: there[name] if name in there else find(name))
     told = run_module(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)
     assert told["evidence"]["kernel"] == []
     assert told["evidence"]["process"]["pid"] == pid_of(run_dir)

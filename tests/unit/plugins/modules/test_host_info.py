@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.modules import host_info
 
 
@@ -18,12 +17,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were run; all fail."""
     found: list[list[str]] = []
 
-    def run_command(self: AnsibleModule, argv: list[str], **more: Any) -> tuple[int, str, str]:
-        assert isinstance(argv, list) and more["environ_update"] == {"LC_ALL": "C"}
+    def run(argv: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
+        assert environ["LC_ALL"] == "C"
         found.append(argv)
         return 1, "", ""
 
-    monkeypatch.setattr(AnsibleModule, "run_command", run_command)
+    monkeypatch.setattr(bare, "run", run)
     return found
 
 
@@ -40,7 +39,6 @@ def test_facts_are_the_same_in_check_mode_and_nothing_changes(run_module, comman
 def test_tools_that_fail_are_no_failure(run_module, commands):
     result = run_module(host_info, peers=["192.0.2.77"], ports=[1])
     assert result["probe"]["python"]["candidates"] == []
-    assert result["probe"]["tmux"]["version"] is None
     assert [entry["peer"] for entry in result["probe"]["routes"]] == ["192.0.2.77", "default"]
 
 
@@ -56,7 +54,7 @@ def test_a_python_that_does_not_run_is_passed_over(run_module, monkeypatch, tmp_
     broken.chmod(0o755)
     link = tmp_path / "python3.12"
     link.symlink_to(tmp_path / "gone")
-    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda self, name, **more: None)
+    monkeypatch.setattr(bare, "find", lambda name: None)
     for python in (broken, link):
         result = run_module(host_info, python=str(python), base_dir=str(tmp_path))
         assert str(python) not in [one["executable"] for one in result["probe"]["python"]["candidates"]]

@@ -97,9 +97,9 @@ def test_addresses_from_ip():
             ],
         }
     ]
-    found = net.addresses_by_ip(answers({"ip -j addr": (0, json.dumps(links))}), "ip")
+    found = net.addresses_by_ip(answers({"ip -j addr": (0, json.dumps(links))}))
     assert found == {"eth0": (["192.168.1.10/24"], ["fd00::1/64"])}
-    assert net.addresses_by_ip(answers({"ip -j addr": (0, "Option -j is unknown")}), "ip") == {}
+    assert net.addresses_by_ip(answers({"ip -j addr": (0, "Option -j is unknown")})) == {}
 
 
 def test_addresses_without_ip_are_the_same():
@@ -109,24 +109,23 @@ def test_addresses_without_ip_are_the_same():
 
 def test_field_05_the_route_says_which_interface_really_carries_a_peer():
     said = [{"dst": "100.64.0.8", "dev": "tailscale0", "prefsrc": "100.64.0.7"}]
-    found = net.route("laptop", "100.64.0.8", [], answers({"ip -j route get 100.64.0.8": (0, json.dumps(said))}), "ip")
+    found = net.route("laptop", "100.64.0.8", [], answers({"ip -j route get 100.64.0.8": (0, json.dumps(said))}))
     assert found == {
         "peer": "laptop",
         "address": "100.64.0.8",
         "nic": "tailscale0",
         "source": "100.64.0.7",
-        "gateway": None,
     }
 
 
 def test_the_route_without_ip_is_found_by_the_kernels_choice():
     interfaces = [{"name": "lo", "ipv4": ["127.0.0.1/8"], "ipv6": []}]
-    found = net.route("self", "127.0.0.1", interfaces, answers({}), None)
+    found = net.route("self", "127.0.0.1", interfaces, answers({}))
     assert (found["nic"], found["source"]) == ("lo", "127.0.0.1")
 
 
 def test_no_route_is_no_error():
-    found = net.route("x", "192.168.77.1", [], answers({"ip -j route get 192.168.77.1": (2, "")}), "ip")
+    found = net.route("x", "192.168.77.1", [], answers({"ip -j route get 192.168.77.1": (2, "")}))
     assert found["nic"] is None
 
 
@@ -140,7 +139,7 @@ def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
         return [(2, 1, 6, "", (address, 0)) for address in table[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    names, routes = net.names_and_routes(["laptop", "nowhere", "192.168.1.12"], [], answers({}), "ip")
+    names, routes = net.names_and_routes(["laptop", "nowhere", "192.168.1.12"], [], answers({}))
     assert names == {"own": ["127.0.1.1"], "peers": {"laptop": ["192.168.1.11"], "nowhere": []}}
     assert [entry["peer"] for entry in routes] == ["laptop", "192.168.1.12", "default"]
 
@@ -149,8 +148,8 @@ def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
     "said", ["{}", "null", "[1, null]", '[{"ifname": 7, "addr_info": 3}]', "[" * 3000, "nonsense", '"x"']
 )
 def test_whatever_ip_says_is_no_traceback(said):
-    assert all(not four and not six for four, six in net.addresses_by_ip(lambda argv: (0, said, ""), "ip").values())
-    found = net.route("laptop", "192.0.2.1", [], lambda argv: (0, said, ""), "ip")
+    assert all(not four and not six for four, six in net.addresses_by_ip(lambda argv: (0, said, "")).values())
+    found = net.route("laptop", "192.0.2.1", [], lambda argv: (0, said, ""))
     assert found["peer"] == "laptop"
 
 
@@ -161,7 +160,7 @@ def test_addresses_that_will_be_others_tomorrow_are_left_out():
         {"family": "inet6", "local": "2001:db8::3", "prefixlen": 64, "deprecated": True},
     ]
     said = json.dumps([{"ifname": "eth0", "addr_info": entries}])
-    assert net.addresses_by_ip(lambda argv: (0, said, ""), "ip") == {"eth0": ([], ["2001:db8::1/64"])}
+    assert net.addresses_by_ip(lambda argv: (0, said, "")) == {"eth0": ([], ["2001:db8::1/64"])}
 
 
 def test_nor_are_they_taken_where_there_is_no_ip(monkeypatch):
