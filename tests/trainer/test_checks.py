@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -57,7 +58,8 @@ def ranks(world: int, present: int, timeout: int) -> list[dict[str, Any]]:
 def test_all_ranks_meet_add_up_and_are_measured():
     results = ranks(3, 3, 20)
     assert [result["code"] for result in results] == [0, 0, 0]
-    assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 for result in results)
+    assert all(result["ok"] for result in results)
+    assert all(result[name] > 0 for result in results for name in ("bandwidth_mbit", "latency_ms", "message_ms"))
     assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
 
 
@@ -89,6 +91,13 @@ def test_gloos_guesses_are_left_out() -> None:
     said = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:21395."
     guess = "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
     assert gloo_check.first_line(RuntimeError(f"{said} {guess}")) == "Connection closed by peer [10.0.0.2]:21395"
+
+
+def test_a_slow_line_is_measured_by_a_part_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_check.dist, "all_reduce", lambda *dummy: None)
+    for seconds, sent in ((0.75, 8192), (0.25, 65536)):
+        monkeypatch.setattr(gloo_check, "timed", lambda dummy, seconds=seconds: itertools.repeat(seconds))
+        assert gloo_check.measure_bulk(torch.ones(16384), 3) == (seconds, sent)
 
 
 def test_missing_variables_are_named():

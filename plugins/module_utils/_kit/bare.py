@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 
 # Folders that modules search in addition to PATH.
 MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+TIMED_OUT = "it did not end in time"
 
 
 def find(name: str) -> Optional[str]:
@@ -22,21 +24,32 @@ def find(name: str) -> Optional[str]:
 
 
 def run(
-    argv: Sequence[str], environ: Optional[Mapping[str, str]] = None, folder: Optional[str] = None
+    argv: Sequence[str],
+    environ: Optional[Mapping[str, str]] = None,
+    folder: Optional[str] = None,
+    seconds: Optional[float] = None,
 ) -> Tuple[int, str, str]:
-    """Run a program with additional environment variables; returns 127 if it cannot be run."""
+    """Run a program with additional environment variables; returns 127 if it cannot be run, or not within so many seconds."""
     try:
-        done = subprocess.run(  # pylint: disable=ansible-bad-function
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(argv),
             cwd=folder,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=seconds is not None,
         )
     except OSError as why:
         return 127, "", f"{argv[0]}: {why.strerror}"
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    with process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # With what it has started: a shell's commands are processes of their own.
+            os.killpg(process.pid, signal.SIGKILL)
+            return 127, "", TIMED_OUT
+    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
 def run_tool(argv: Sequence[str]) -> Tuple[int, str, str]:

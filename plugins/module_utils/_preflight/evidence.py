@@ -12,7 +12,6 @@ from .._contract import validate
 from .._contract.document import items, section
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
-from .peer_check import closed_ports
 
 
 class PreflightEvidence(NamedTuple):
@@ -60,19 +59,6 @@ def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> l
     """The targets of a host: the others' responders that started, at their planned addresses."""
     addresses = {node["host"]: node["address"] for node in plan["nodes"]}
     return [{"address": addresses[other], **found} for other, found in responders(plan, tries, host)]
-
-
-def unreached(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[str]:
-    """The addresses of a host's peers whose way to it was not found open: closed on some port, or not tried."""
-    nodes = {node["host"]: node for node in plan["nodes"]}
-    node = nodes[host]
-    found_open = [
-        nodes[other]["address"]
-        for other, tried in tries.items()
-        for link in tried.get("links") or []
-        if link["address"] == node["address"] and link["ports"] and not closed_ports(link["ports"])
-    ]
-    return [peer for peer in node["peers"] if peer not in found_open]
 
 
 def responders(

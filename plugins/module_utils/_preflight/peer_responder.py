@@ -19,11 +19,14 @@ import random
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
 from .._contract.document import Document
+from .._kit import host_code
 from .._kit.processes import PORT_CHECK, ListeningSocket, alive, is_check, port_holders, start_ticks
 
 GREETING = "NANOCHAT-DDP-CHECK"
@@ -148,54 +151,29 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
 
 
 def start(ask: Ask) -> Started:
-    """Start the responder in a separate process; returns what the peers and the stop need."""
+    """Start the responder as a process of its own; returns what the peers and the stop need."""
     sockets, holders = listeners(ask)
     token = secrets.token_hex(16)
-    pid, started = _spawn(sockets, token, ask.seconds)
     ports = [listener.getsockname()[1] for listener in sockets]
+    descriptors = [listener.fileno() for listener in sockets]
+    text = host_code.program(__name__, "serve", descriptors, token, ask.seconds, UNUSED)
+    # The token is no word of its command line, which others can read.
+    process = subprocess.Popen(  # pylint: disable=ansible-bad-function
+        [sys.executable, "-I", "-S", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        start_new_session=True,
+        cwd="/",
+    )
+    responder: Responder = {"ports": ports, "token": token, "pid": process.pid, "started": start_ticks(process.pid)}
+    assert process.stdin is not None
+    with process.stdin as program:
+        program.write(text.encode("utf-8"))
     for listener in sockets:
         listener.close()
-    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
     return {"responder": responder, "holders": holders, "error": ""}
-
-
-def _spawn(sockets: Sequence[socket.socket], token: str, seconds: int) -> tuple[int, int]:
-    """Fork twice, so that the responder has no parent and leaves no zombie; its pid comes through a pipe."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                os.write(writing, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
-                os.close(writing)
-                _detach([listener.fileno() for listener in sockets])
-                _serve(sockets, token, seconds)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading, "rb") as pipe:
-        words = pipe.read().split()
-    if len(words) != 2:
-        raise PeerCheckError("the responder process could not be started")
-    return int(words[0]), int(words[1])
-
-
-def _detach(keep: Sequence[int]) -> None:
-    """Set a name and close the connection that started us, which would otherwise wait for our exit."""
-    os.chdir("/")
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
-        comm.write(PORT_CHECK)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the listing itself
 
 
 class Clients:
@@ -204,19 +182,20 @@ class Clients:
     last = 0.0
 
 
-def _make_way(signum: int, frame: object) -> None:
-    if time.monotonic() - Clients.last > UNUSED:
-        os._exit(0)
+def serve(descriptors: Sequence[int], token: str, seconds: int, unused: float) -> None:
+    """The program: answer on these sockets until the deadline, or until somebody needs the ports and no client came for a while."""
 
+    def make_way(signum: int, frame: object) -> None:
+        if time.monotonic() - Clients.last > unused:
+            os._exit(0)
 
-def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write(PORT_CHECK)
     Clients.last = time.monotonic()
-    signal.signal(signal.SIGUSR1, _make_way)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, make_way)
     signal.alarm(max(1, seconds))
-    for listener in sockets:
-        threading.Thread(target=_accept, args=(listener, token), daemon=True).start()
+    for descriptor in descriptors:
+        threading.Thread(target=_accept, args=(socket.socket(fileno=descriptor), token), daemon=True).start()
     while True:
         signal.pause()
 
@@ -301,12 +280,10 @@ def stop(pid: int, started: int, patience: float = 2.0) -> bool:
     if not alive(pid, started):
         return False
     try:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + patience
         while alive(pid, started) and time.monotonic() < end:
             time.sleep(0.01)
-        if alive(pid, started):
-            os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
     except PermissionError as error:

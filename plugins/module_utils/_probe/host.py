@@ -62,8 +62,8 @@ def probe(
     """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
-    interfaces = nics(run_tool)
-    names, routes = names_and_routes(peers, interfaces, run_tool)
+    interfaces = nics()
+    names, routes = names_and_routes(peers, interfaces)
     rights = sudo()
     prefix = {"root": [], "passwordless": ["sudo", "-n"]}.get(rights)
     return {
@@ -77,7 +77,7 @@ def probe(
         "names": names,
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
-        "ports": name_by_root(port_holders(ports), run_tool, prefix),
+        "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),
         "logout": logind(run_tool, user_name(os.getuid()))._asdict(),

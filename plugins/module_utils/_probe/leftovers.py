@@ -17,9 +17,9 @@ from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, Trainin
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
 from .._kit import processes
+from .._kit.bare import run_tool
 from .._kit.files import read_object
 from .._rules.stages import STAGES
-from .network import Run
 
 # Processes
 
@@ -61,12 +61,12 @@ def port_holders(ports: Sequence[int]) -> list[PortHolder]:
     return list(found.values())
 
 
-def name_by_root(holders: list[PortHolder], run: Run, prefix: list[str] | None) -> list[PortHolder]:
+def name_by_root(holders: list[PortHolder], prefix: list[str] | None) -> list[PortHolder]:
     """Other users' processes that hold a port, which only root can see."""
     for holder in holders:
         if holder["pid"] or not prefix:
             continue
-        dummy, out, _dummy2 = run([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
+        dummy, out, _dummy2 = run_tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:

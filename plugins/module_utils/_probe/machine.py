@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import socket
+from pathlib import PurePosixPath
 
 from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
 from .._kit.ownership import exposure, mount_of
@@ -23,6 +24,7 @@ FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
 )  # fmt: skip
+CGROUPS = "/sys/fs/cgroup"
 COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
@@ -37,18 +39,11 @@ def host() -> Machine:
     return {
         "hostname": socket.gethostname(),
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
-        "network_namespace": link("/proc/self/ns/net"),
+        "network_namespace": os.readlink("/proc/self/ns/net"),
         "arch": platform.machine(),
         "user": user_name(os.getuid()),
         "home": os.path.expanduser("~"),
     }
-
-
-def link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def cpu() -> Processors:
@@ -89,64 +84,38 @@ def cores(allowed: set[int], root: str = "/sys/devices/system/cpu") -> int:
     return len(found) or len(allowed)
 
 
-def cgroup_folders(controller: str) -> list[str]:
-    """The folders of this process's control group and its parents, in both versions."""
-    folders = []
-    for line in read("/proc/self/cgroup").splitlines():
-        number, names, path = ([*line.split(":", 2), "", ""])[:3]
-        if number == "0" and not names:
-            base = "/sys/fs/cgroup"
-        elif controller in names.split(","):
-            base = "/sys/fs/cgroup/" + controller
-        else:
-            continue
-        while True:
-            folders.append(os.path.normpath(base + "/" + path))
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
-    return folders
+def cgroup_folders() -> list[str]:
+    """The folders of this process's control group and its parents."""
+    path = next((line[len("0::") :] for line in read("/proc/self/cgroup").splitlines() if line.startswith("0::")), "")
+    inner = PurePosixPath(CGROUPS + path)
+    return [str(one) for one in (inner, *inner.parents) if str(one).startswith(CGROUPS)] if path else []
 
 
 def cpu_quota() -> float | None:
-    quotas = []
-    for folder in cgroup_folders("cpu"):
-        fields = read(os.path.join(folder, "cpu.max")).split()
-        if not fields:
-            fields = [read(os.path.join(folder, "cpu.cfs_quota_us")), read(os.path.join(folder, "cpu.cfs_period_us"))]
-        if len(fields) == 2 and all(re.fullmatch(r"\d+", field) for field in fields) and int(fields[1]):
-            quotas.append(int(fields[0]) / int(fields[1]))
-    return min(quotas) if quotas else None
+    """The tightest limit of processor time in the control groups, in processors."""
+    limits_found = [read(os.path.join(folder, "cpu.max")).split() for folder in cgroup_folders()]
+    return min((int(one[0]) / int(one[1]) for one in limits_found if one and one[0].isdigit()), default=None)
 
 
 def memory() -> Memory:
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
+    total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", sizes.get("MemFree", 0))
     limit, used = memory_limit()
-    total = sizes.get("MemTotal", 0)
-    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
     if limit is not None:
-        available = max(0, min(available, limit - used))
-    return {
-        "total": total if limit is None else min(total, limit),
-        "available": available,
-    }
+        total, available = min(total, limit), max(0, min(available, limit - used))
+    return {"total": total, "available": available}
 
 
 def memory_limit() -> tuple[int | None, int]:
     """(tightest memory limit of the control groups, their use without reclaimable page cache)."""
     tightest: int | None = None
     used = 0
-    for folder in cgroup_folders("memory"):
-        for limit_name, use_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = read(os.path.join(folder, limit_name))
-            if limit.isdigit() and int(limit) < 1 << 60 and (tightest is None or int(limit) < tightest):
-                tightest = int(limit)
-                cached = re.search(r"^(?:inactive_file|total_inactive_file) (\d+)", read(folder + "/memory.stat"), re.M)
-                in_use = read(os.path.join(folder, use_name))
-                used = (int(in_use) if in_use.isdigit() else 0) - (int(cached.group(1)) if cached else 0)
+    for folder in cgroup_folders():
+        limit = read(os.path.join(folder, "memory.max"))
+        if limit.isdigit() and (tightest is None or int(limit) < tightest):
+            tightest = int(limit)
+            cached = re.search(r"^inactive_file (\d+)", read(os.path.join(folder, "memory.stat")), re.M)
+            used = int(read(os.path.join(folder, "memory.current")) or 0) - int(cached.group(1) if cached else 0)
     return tightest, max(0, used)
 
 

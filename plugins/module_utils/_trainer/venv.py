@@ -216,19 +216,11 @@ class Venv:
         place = os.path.realpath(self.wanted.path)
         trash = place + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
-        if not os.path.lexists(place):
-            return
-        try:
+        if os.path.lexists(place):
             os.rename(place, trash)
-        except OSError:  # it is a mount point
-            write_whole(os.path.join(place, MARK), "")
-            for name in sorted(os.listdir(place), key=lambda name: name in (MARK, STAMP)):
-                one = os.path.join(place, name)
-                shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
-            return
-        if os.path.islink(self.wanted.path):
-            os.mkdir(place)
-        shutil.rmtree(trash)
+            if os.path.islink(self.wanted.path):
+                os.mkdir(place)
+            shutil.rmtree(trash)
 
     def remove(self) -> None:
         """Remove the environment with all that was kept beside it."""

@@ -26,8 +26,9 @@ from ...module_utils._preflight.judge import in_order, judge, load
 from ...module_utils._preflight.measured import last_object, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
-from ...module_utils._preflight.text import findings_text, links_text, summary
+from ...module_utils._preflight.text import links_text, summary
 from .._configuration import display_is_ours
+from .._display.texts import finding_text
 from .evidence import OF_PLAN, SHOWN, JudgeTask, Options, keep
 
 display = Display()
@@ -76,7 +77,7 @@ def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> 
         # The rehearsal follows a preflight, which has shown them.
         parts = [
             "" if evidence.rehearsal else links_text(evidence),
-            "" if told else findings_text(document["findings"]),
+            "" if told else "\n".join(map(finding_text, document["findings"])) or "Preflight found no problems.",
         ]
         if document["prediction"]:
             parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))

@@ -218,7 +218,7 @@ def commit(folder: Path) -> str:
 
 
 def problem_of(source: str, tmp_path: Path, **environment: str) -> str:
-    return sources.git_problem(source, {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment})
+    return sources.repository(source, {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}).problem
 
 
 def test_repository_that_can_be_cloned(repository, tmp_path):
@@ -252,11 +252,11 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
     first = commit(work)
     subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
     for source in (f"file://{bare}", f"file://{bare}#main", f"file://{bare}#{first}"):
-        assert sources.git_commits(source, environment) == {"used": "", "newest": ""}
+        assert sources.repository(source, environment).commits == {"used": "", "newest": ""}
         subprocess.run(["git", "clone", "-q", bare, sources.checkout_of(source, environment)], check=True)
 
     def told(source: str) -> list[tuple[str, str]]:
-        here = {"commits": sources.git_commits(source, environment)}
+        here = {"commits": sources.repository(source, environment).commits}
         outcome = make_plan(hosts({"ddp_trainer_source": source}), here=here)
         return [(one["code"], one["seen"]) for one in outcome.findings if one["code"].startswith("trainer-")]
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence i
     PreflightEvidence,
     named_links,
     peers_of,
-    unreached,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import closed_ways
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import ways_to
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
 
 GLOO = {"ok": True, "phase": "done", "error": "", "torch": "2.13.0+cpu", "python": "3.11", "trainer": "07fca3ee"}
@@ -133,18 +131,18 @@ def test_who_was_refused_a_password_is_not_asked_for_it():
     )
 
 
-def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried():
-    plan, tries = evidence().plan, {"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}
-    assert unreached(plan, tries, "laptop") == []
-    assert unreached(plan, tries, "desktop") == [ADDRESS["laptop"]]  # away
-    assert unreached(plan, {}, "laptop") == [ADDRESS["desktop"]]
-    held = {"desktop": {"links": [link("desktop", "laptop", "stranger")]}}
-    assert unreached(plan, held, "laptop") == closed_ways(plan, held, "laptop", {}) == []
-    nothing = {"desktop": {"links": [link("desktop", "laptop", ports=[])]}}
-    assert unreached(plan, nothing, "laptop") == [ADDRESS["desktop"]]
-    closed = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
-    assert unreached(plan, closed, "laptop") == [ADDRESS["desktop"]]
-    assert closed_ways(plan, closed, "desktop", {}) == []
+@pytest.mark.parametrize(
+    ("tries", "host", "unreached"),
+    [
+        ({"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}, "laptop", []),
+        ({"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}, "desktop", ["laptop"]),  # away
+        ({"desktop": {"links": [link("desktop", "laptop", "stranger")]}}, "laptop", []),
+        ({"desktop": {"links": [link("desktop", "laptop", ports=[])]}}, "laptop", ["desktop"]),
+        ({"desktop": {"links": [link("desktop", "laptop", "dropped")]}}, "laptop", ["desktop"]),
+    ],
+)
+def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried(tries, host, unreached):
+    assert ways_to(evidence().plan, tries, host)["unreached"] == [ADDRESS[peer] for peer in unreached]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried()
 )
 def test_a_way_that_stays_closed_names_what_can_be_the_cause(how, firewall, seen):
     tries = {"desktop": {"links": [link("desktop", "laptop", how)]}, "laptop": {"links": [link("laptop", "desktop")]}}
-    [way] = closed_ways(evidence().plan, tries, "laptop", firewall)
+    [way] = ways_to(evidence().plan, tries, "laptop", firewall)["closed"]
     assert way["address"] == ADDRESS["desktop"]
     assert way["text"].startswith("desktop cannot connect to laptop (192.168.1.11) on port 32768, 60999: ")
     assert seen in way["text"]
@@ -178,53 +176,22 @@ def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_the
     assert "its owner can open them on desktop: sudo nft insert rule x" in one["remedy"]
 
 
-# Routes, packets, rates
+# Routes
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [("overlay", "route-over-overlay"), ("bridge", "route-over-bridge"), ("wired", "route-differs")]
-)
-def test_field_05_the_interface_that_really_carries_the_route(kind, code):
-    cards = [nic(CARD["desktop"], "wired", "192.168.1.10/24", speed=1000), nic("other0", kind)]
+def test_field_05_the_interface_that_really_carries_the_route():
+    cards = [nic(CARD["desktop"], "wired", "192.168.1.10/24", speed=1000), nic("other0", "wired")]
     routes = [{"peer": "laptop", "address": ADDRESS["laptop"], "nic": "enp4s0", "source": ADDRESS["desktop"]}]
     tried = {"desktop": {"links": [link("desktop", "laptop", nic="other0")]}}
     one = only(evidence({"nics": cards, "routes": routes}, tried=tried))
-    assert (one["code"], one["host"], one["peer"]) == (code, "desktop", "laptop")
+    assert (one["code"], one["host"], one["peer"]) == ("route-differs", "desktop", "laptop")
     assert "other0" in one["seen"]
-
-
-def test_field_03_a_slow_link_of_unknown_speed_is_told():
-    card = [nic("enp4s0", "wired", "192.168.1.10/24")]
-    tried = {"desktop": {"links": [link("desktop", "laptop", bandwidth_mbit=80.0)]}}
-    assert only(evidence({"nics": card}, tried=tried))["code"] == "link-slow"
-
-
-def test_field_03_an_interface_that_is_down():
-    known = evidence()
-    down = copy.deepcopy(dict(known.probes))
-    next(card for card in down["laptop"]["nics"] if card["name"] == CARD["laptop"])["up"] = False
-    assert only(known._replace(probes=down))["code"] == "address-refused"
-
-
-@pytest.mark.parametrize("loopback", ["127.0.1.1", "::1"])
-def test_field_04_a_name_that_is_loopback(loopback):
-    one = only(evidence({"names": {"own": [loopback], "peers": {}}}))
-    assert (one["code"], one["severity"]) == ("name-is-loopback", "info")
-    peer = only(evidence({"names": {"own": ["192.168.1.10"], "peers": {"laptop": [loopback]}}}))
-    assert (peer["code"], peer["severity"]) == ("name-is-loopback", "warning")
 
 
 # Who is there already
 
 
 HOLDER = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "marker": None}
-
-
-def test_field_06_the_holder_of_the_port_is_named():
-    one = only(evidence(tried={"desktop": {"holders": [HOLDER]}}))
-    assert one["code"] == "port-held"
-    assert all(word in one["seen"] for word in ("29500", "4711", "lzw", "torch.distributed.run"))
-    assert "kill 4711" in one["remedy"]
 
 
 def test_field_06_the_run_itself_is_no_stranger():
@@ -271,32 +238,9 @@ def test_field_12_a_host_that_is_down_is_a_finding_among_others():
     assert (down["code"], down["host"]) == ("host-down", "laptop") and not others
 
 
-# Software and data
-
-
-@pytest.mark.parametrize(
-    ("change", "codes"),
-    [
-        ({"trainer": "ffffffff"}, ["trainer-differs"]),
-        # It is neither the master's nor the plan's.
-        ({"torch": "2.5.1"}, ["torch-differs", "torch-differs"]),
-        ({"torch": "2.13.0+cu130"}, []),
-    ],
-)
-def test_field_09_software_that_differs(change, codes):
-    findings = judge.judge(evidence(gloo={"desktop": GLOO, "laptop": {**GLOO, **change}}))
-    assert [(one["code"], one["host"]) for one in findings] == [(code, "laptop") for code in codes]
-
-
-def test_field_07_data_that_differ():
-    one = only(evidence(manifests={"desktop": "aa", "laptop": "bb"}))
-    assert (one["code"], one["host"]) == ("data-differs", "laptop")
-
-
-def test_field_07_files_that_are_not_as_the_manifest_says_are_named():
-    one = only(evidence(files={"laptop": {"shard_00001.parquet": "missing", "tokenizer/tokenizer.pkl": "corrupted"}}))
-    assert (one["code"], one["host"]) == ("data-differs", "laptop")
-    assert "shard_00001.parquet missing, tokenizer/tokenizer.pkl corrupted" in one["seen"]
+def test_field_09_a_build_for_cuda_computes_the_same_on_cpus():
+    other = {**GLOO, "torch": "2.13.0+cu130"}
+    assert judge.judge(evidence(gloo={"desktop": GLOO, "laptop": other})) == []
 
 
 # Order, pairs, text
@@ -349,9 +293,6 @@ def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
 def test_the_texts_hold_what_a_person_needs():
     known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
     findings = judge.judge(known)
-    text = text_utils.findings_text(findings)
-    assert all(word in text for word in ("ERROR", "port-blocked", "laptop <- desktop", "do:   On laptop: sudo ufw"))
     assert "desktop -> laptop" in text_utils.links_text(known)
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
-    assert "no problems" in text_utils.findings_text([])
