@@ -12,6 +12,7 @@ from typing import Any
 import forked
 import ranks
 import torch
+
 from nanochat.run.checkpoint_manager import LOADER_KEY
 
 DATA = ranks.HERE / "golden" / "data"
