@@ -72,9 +72,9 @@ probe:
   type: dict
   sample:
     host: {hostname: laptop, arch: x86_64, user: xiaoxin}
-    cpu: {physical: 8, available: 16, native_bf16: false}
-    memory: {total: 33000000000, available: 30000000000, limit: null}
-    nics: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, mtu: 1500, ipv4: [192.168.1.10/24]}]
+    cpu: {available: 16, available_physical: 8, native_bf16: false}
+    memory: {total: 33000000000, available: 30000000000}
+    nics: [{name: enp4s0, kind: wired, up: true, speed_mbit: 1000, ipv4: [192.168.1.10/24]}]
     ports: [{port: 29500, pid: 4711, user: lzw, command: torchrun, session: null, run: null}]
 """
 

@@ -95,7 +95,6 @@ links:
 
 
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.bare import run_tool
 from ..module_utils._preflight.peer_check import CheckedPeer, CheckLimits, check, closed_ports
 
 ARGUMENTS: dict[str, object] = {
@@ -132,7 +131,7 @@ def main() -> None:
     params = module.params
     peers = [CheckedPeer(**peer) for peer in params["peers"]]
     limits = CheckLimits(params["timeout"], params["bandwidth_seconds"], params["bandwidth_bytes"], params["deadline"])
-    links = check(params["address"], peers, limits, run_tool)
+    links = check(params["address"], peers, limits)
     module.exit_json(changed=False, links=links, closed=sum(len(closed_ports(link["ports"])) for link in links))
 
 

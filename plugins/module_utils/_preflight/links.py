@@ -187,7 +187,7 @@ def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
 
 def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
-    if link.get("full_size") is False:
+    if link.get("passing_size"):
         seen = f"packets of {link['passing_size']} bytes arrive, full-size ones do not"
         yield finding(
             "link-unmeasured", pair.host, f"from {pair.host} to {pair.peer} {seen}", pair.peer, severity=ERROR

@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TypedDict
 
+from .._kit.bare import run_tool
 from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ class LinkTry(TypedDict):
     bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
     duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
     mtu: int | None  # the path MTU according to the kernel
-    full_size: bool | None  # whether packets of that size arrive; null if untested
-    passing_size: int | None  # if they do not, a size that does
+    passing_size: int | None  # of packets that arrive, where those of that size do not
     error: str  # what went wrong in the measurements
     nic: str | None  # the interface on the route
 
@@ -214,10 +214,10 @@ def path_mtu(sock: socket.socket) -> int:
         return 0
 
 
-def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int:
-    """The largest packet that arrives if full-size ones do not; 0 if none does."""
+def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int | None:
+    """The largest packet that arrives if full-size ones do not; None if none does."""
     headers = 60 if ":" in peer.address else 40
-    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), 0)
+    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), None)
 
 
 def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: int) -> bool:
@@ -232,10 +232,10 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
         return False
 
 
-def nic_towards(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> str | None:
+def nic_towards(source: str, peer: str) -> str | None:
     """The interface that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
-    code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
+    code, out, dummy = run_tool(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
     return dict(zip(words, words[1:])).get("dev") if code == 0 else None
 
@@ -251,7 +251,6 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
         "bandwidth_mbit": None,
         "duplex_mbit": None,
         "mtu": None,
-        "full_size": None,
         "passing_size": None,
         "error": "",
         "nic": None,
@@ -282,10 +281,8 @@ def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLim
         return
     try:
         link["bandwidth_mbit"], link["mtu"] = send_bulk(source, peer, port, limits)
-        link["full_size"] = True
     except OSError as error:
         link["passing_size"] = passing_size(source, peer, port, limits.timeout)
-        link["full_size"] = False if link["passing_size"] else None
         link["error"] = f"bulk data: {error.strerror or error}"
         return
     try:
@@ -294,9 +291,7 @@ def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLim
         pass  # this adds to a known rate, and adds nothing if it fails
 
 
-def check(
-    source: str, peers: Sequence[CheckedPeer], limits: CheckLimits, run: Callable[[list[str]], tuple[int, str, str]]
-) -> list[LinkTry]:
+def check(source: str, peers: Sequence[CheckedPeer], limits: CheckLimits) -> list[LinkTry]:
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:
         return []
@@ -308,5 +303,5 @@ def check(
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"] = nic_towards(run, source, peer.address)
+        link["nic"] = nic_towards(source, peer.address)
     return links

@@ -22,10 +22,10 @@ from typing import Optional, TypedDict, cast
 from .._contract.document import Document
 from .._contract.kind import MADE_PYTHON, UV, VENV_BYTES
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
-from .._kit import processes
 from .._kit.bare import run
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
 from .._kit.words import bytes_text
+from .files import users_of
 from .pip_settings import for_uv, pip_settings
 from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, VenvSpec, explain, last_line
 
@@ -233,15 +233,10 @@ class Venv:
 
     def refuse_in_use(self) -> None:
         """Refuse to replace files that a training uses."""
-        places = (self.wanted.path, os.path.realpath(self.wanted.path))
-        inside = tuple(os.path.join(path, "bin", "") for path in places)
-        users = [
-            one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
-        ]
-        if users:
+        for user in users_of(self.wanted.path):
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {users[0].pid} of "
-                f"{users[0].user}: {users[0].command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
+                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {user.pid} of "
+                f"{user.user}: {user.command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
                 "in-use",
             )
 

@@ -49,8 +49,8 @@ OPTIONS: Options = {
 def judge_preflight(task: JudgeTask) -> dict[str, object]:
     """Findings, prediction and links; fails if the run must not start."""
     options = task.options
-    seen = with_probes(options["evidence"], options["probes"])
-    evidence = gather({**options, "evidence": seen})
+    seen = options["evidence"]
+    evidence = gather(options)
     findings = in_order(
         [*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen), *unbuilt(evidence, seen)]
     )
@@ -91,14 +91,6 @@ def fitted(text: str) -> str:
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
-def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The evidence of every host; only its probe if nothing was tried."""
-    return {
-        host: {**({"probe": probes[host]} if host in probes else {}), **(evidence.get(host) or {})}
-        for host in {**evidence, **probes}
-    }
-
-
 def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
@@ -110,7 +102,7 @@ def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     firewalls = {host: piece(seen, host, "firewall") for host in hosts}
     return PreflightEvidence(
         plan=plan,
-        probes={host: piece(seen, host, "probe") for host in hosts},
+        probes={host: options["probes"].get(host) or {} for host in hosts},
         tries=tries,
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
         gloo={host: found for host in hosts if (found := program_answer(piece(seen, host, "gloo")))},
@@ -131,7 +123,7 @@ def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
 
 def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Findings about evidence that some hosts have and others lack: a missing check is not a passed check."""
-    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}} | {"probe"}
+    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}}
     found = []
     for host in (node["host"] for node in plan["nodes"]):
         lacking = sorted(tried_anywhere - set(seen.get(host) or {}))

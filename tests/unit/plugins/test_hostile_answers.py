@@ -432,7 +432,15 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
         "mtu": 1500,
     }
     more = {"duplex_mbit": 700.0, "full_size": False, "passing_size": 1400, "error": "", "nic": "eth0", "gateway": None}
-    gloo = {"ok": False, "phase": "connect", "error": "timeout", "bandwidth_mbit": 700.0, "torch": "2.13.0"}
+    gloo = {
+        "ok": False,
+        "phase": "connect",
+        "error": "timeout",
+        "bandwidth_mbit": 700.0,
+        "message_ms": 0.3,
+        "torch": "2.13.0",
+    }
+    probes = {host["name"]: host["probe"] for host in known}
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     honest: dict[str, Any] = {"link": {**link, **more}, "gloo": gloo}
     for told in cases(honest):
@@ -442,11 +450,10 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 "links": {"links": [json.loads(json.dumps(one.get("link")))]},
                 "gloo": {"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 "measured": step,
-                "probe": host["probe"],
             }
             for host, one in zip(known, (honest, told), strict=True)
         }
-        options = {"plan": plan, "evidence": evidence, "probes": {}, "plan_findings": [], "before_network": False}
+        options = {"plan": plan, "evidence": evidence, "probes": probes, "plan_findings": [], "before_network": False}
         task = JudgeTask({**options, "rehearsal": True, "running": False, "show": "none", "file": None}, {}, True)
         found: dict[str, Any] = preflight.judge_preflight(task)
         json.dumps(found, allow_nan=False)

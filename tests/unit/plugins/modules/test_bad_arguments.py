@@ -167,7 +167,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def _says(argv: list[str], *dummy: Any) -> tuple[int, str, str]:
+def _says(argv: list[str], *dummy: Any, **dummy_more: Any) -> tuple[int, str, str]:
     """One of the sayings, always the same one to the same words."""
     assert all(isinstance(word, str) and "\0" not in word for word in argv)
     return SAYINGS[zlib.crc32(repr(argv).encode()) % len(SAYINGS)]

@@ -23,7 +23,7 @@ class Iptables:
     def path(self, program):
         return f"/sbin/{program}" if program == "iptables" else None
 
-    def run(self, argv, environ=None):
+    def run(self, argv):
         words = argv[1:]
         if words == ["--version"]:
             return 0, "iptables v1.8.9 (nf_tables)\n", ""
@@ -43,7 +43,7 @@ class Iptables:
 def iptables(monkeypatch):
     fake = Iptables()
     monkeypatch.setattr(bare, "find", fake.path)
-    monkeypatch.setattr(bare, "run", fake.run)
+    monkeypatch.setattr(bare, "run", lambda argv, environ: fake.run(argv))
     monkeypatch.setattr(peer_firewall.os, "geteuid", lambda: 0)
     return fake
 

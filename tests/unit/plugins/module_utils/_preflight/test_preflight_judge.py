@@ -37,7 +37,6 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
         "latency_ms": 0.2,
         "bandwidth_mbit": 930.0,
         "mtu": 1500,
-        "full_size": True,
         "passing_size": None,
         "nic": CARD[host],
         "error": "",
