@@ -143,8 +143,9 @@ def measure_bulk(large: torch.Tensor, rounds: int) -> tuple[float, int]:
 def exchange(rank: int, world: int) -> None:
     """Messages to the next rank and from the one before, started at once like those of a step."""
     mine, theirs = torch.ones(MESSAGES, MESSAGE_FLOATS), torch.empty(MESSAGES, MESSAGE_FLOATS)
-    arriving = [dist.irecv(one, (rank - 1) % world, tag=tag) for tag, one in enumerate(theirs)]
-    for work in [dist.isend(one, (rank + 1) % world, tag=tag) for tag, one in enumerate(mine)] + arriving:
+    works: list[Any] = [dist.irecv(one, (rank - 1) % world, tag=tag) for tag, one in enumerate(theirs)]
+    works += [dist.isend(one, (rank + 1) % world, tag=tag) for tag, one in enumerate(mine)]
+    for work in works:
         work.wait()
 
 

@@ -87,7 +87,7 @@ def closed_text(pair: Pair) -> str:
 
 def ways_to(
     plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str, firewall: Mapping[str, Any] | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """`unreached`: the addresses of the peers whose way to a host was not found open, because it is closed on some port or was not
     tried; `closed`: address and explanation of each that tried, where the firewall was opened to it."""
     address = {node["host"]: str(node["address"]) for node in plan["nodes"]}

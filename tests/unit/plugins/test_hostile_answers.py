@@ -22,7 +22,6 @@ from ansible_collections.nanochat.ddp.plugins.action import host_info, run_info
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
 from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
@@ -253,7 +252,7 @@ PAST = {
 def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The answers of this machine as the laptop of the tests of the plan, new and with an earlier run."""
     base = str(tmp_path_factory.mktemp("base"))
-    real = host.probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, base, peers=["desktop"], folders=["/"])
+    real = host.probe(base, peers=["desktop"], folders=["/"])
     laptop = plan_probes.laptop()
     part: dict[str, Any] = {
         name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
