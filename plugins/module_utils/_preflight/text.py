@@ -21,16 +21,10 @@ def links_text(evidence: PreflightEvidence) -> str:
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
-        others = len(evidence.plan["nodes"]) - 1
-        rows = [[host, hosts_tested(len(tried), others), *worst_values(tried)] for host, tried in links.items()]
+        rows = [[host, plural(len(tried), "host"), *worst_values(tried)] for host, tried in links.items()]
         return "\n".join(table(head, rows))
     rows = [[f"{host} -> {link['host']}", *worst_values([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
-
-
-def hosts_tested(count: int, others: int) -> str:
-    """The number of tested hosts, if not all."""
-    return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
 def worst_values(links: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import platform
 import re
@@ -53,14 +52,15 @@ def cpu() -> Processors:
     present = set(line.group(1).split()) if line else set()
     flags = [flag for flag in FLAGS if flag in present]
     allowed = os.sched_getaffinity(0)
-    quota = cpu_quota()
+    quota, processors = cpu_quota(), cpus(allowed)
     return {
         "model": model.group(1).strip() if model else platform.machine(),
         "flags": flags,
         "available": limited(len(allowed), quota),
-        "available_physical": limited(cores(allowed), quota),
+        # Second threads of a core do not make matrix products faster.
+        "available_physical": limited(len({one.core for one in processors}), quota),
         "allowed": sorted(allowed),
-        "fast": fast_cores(cpus(allowed)),
+        "fast": fast_cores(processors),
         "load1": os.getloadavg()[0],
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),
@@ -69,19 +69,6 @@ def cpu() -> Processors:
 
 def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
-
-
-def cores(allowed: set[int], root: str = "/sys/devices/system/cpu") -> int:
-    """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
-    found = set()
-    for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
-        number = int(re.sub(r"\D", "", os.path.basename(folder)))
-        if number in allowed:
-            topology = os.path.join(folder, "topology")
-            core = read(os.path.join(topology, "core_id"))
-            if core:
-                found.add((read(os.path.join(topology, "physical_package_id")), core))
-    return len(found) or len(allowed)
 
 
 def cgroup_folders() -> list[str]:

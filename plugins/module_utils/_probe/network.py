@@ -42,13 +42,6 @@ def read(path: str, default: str = "") -> str:
     return read_text(path).strip() or default
 
 
-def nic_names() -> list[str]:
-    try:
-        return sorted(name for dummy, name in socket.if_nameindex())
-    except OSError:
-        return []
-
-
 def kind_of(name: str, root: str = NET) -> str:
     """wired, wifi, virtual, overlay, bridge or loopback; the kernel's information takes precedence over the name."""
     base = os.path.join(root, name)
@@ -90,7 +83,7 @@ def _speed(text: str) -> int | None:
 def nics(root: str = NET) -> list[Nic]:
     """Every interface with its kind, state, speed and addresses."""
     four, six, found = ipv4_addresses(), ipv6_addresses(), []
-    for name in nic_names():
+    for name in sorted(name for dummy, name in socket.if_nameindex()):
         base = os.path.join(root, name)
         nic: Nic = {
             "name": name,

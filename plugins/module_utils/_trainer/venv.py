@@ -14,7 +14,6 @@ import functools
 import glob
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Optional, TypedDict, cast
@@ -82,10 +81,6 @@ class Installed(TypedDict):
 def uv_beside(path: str) -> str:
     """Where uv is kept for an environment: beside it, for all that lie there."""
     return os.path.join(os.path.dirname(path.rstrip("/")), UV.replace("==", "-"))
-
-
-def version_in(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 class Venv:

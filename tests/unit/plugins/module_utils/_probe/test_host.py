@@ -31,18 +31,6 @@ def files(monkeypatch):
     return found
 
 
-def test_cores_count_once_whatever_their_threads(tmp_path):
-    for number in range(8):
-        topology = tmp_path / f"cpu{number}" / "topology"
-        topology.mkdir(parents=True)
-        (topology / "physical_package_id").write_text("0\n")
-        (topology / "core_id").write_text(f"{number % 4}\n")
-    (tmp_path / "cpufreq").mkdir()
-    assert machine.cores(set(range(8)), str(tmp_path)) == 4
-    assert machine.cores({0, 4, 1}, str(tmp_path)) == 2
-    assert machine.cores({0, 1, 2}, str(tmp_path / "nothing")) == 3
-
-
 @pytest.mark.parametrize(
     ("line", "native"),
     [("flags : fpu avx2 avx512_bf16", True), ("flags : fpu avx2", False), ("Features : asimd bf16", True)],
