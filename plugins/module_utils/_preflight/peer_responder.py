@@ -153,18 +153,22 @@ def start(ask: Ask) -> Started:
     process = subprocess.Popen(  # pylint: disable=ansible-bad-function
         [sys.executable, "-I", "-S", "-"],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=descriptors,
         start_new_session=True,
         cwd="/",
     )
     responder: Responder = {"ports": ports, "token": token, "pid": process.pid, "started": start_ticks(process.pid)}
-    assert process.stdin is not None
-    with process.stdin as program:
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin as program, process.stdout as answers:
         program.write(text.encode("utf-8"))
+        program.close()
+        is_ready = bool(answers.readline())
     for listener in sockets:
         listener.close()
+    if not is_ready:
+        raise PeerCheckError("the responder process could not be started")
     return {"responder": responder, "holders": holders, "error": ""}
 
 
@@ -186,6 +190,8 @@ def serve(descriptors: Sequence[int], token: str, seconds: int, unused: float) -
     Clients.last = time.monotonic()
     signal.signal(signal.SIGUSR1, make_way)
     signal.alarm(max(1, seconds))
+    os.write(1, b"ready\n")
+    os.dup2(2, 1)
     for descriptor in descriptors:
         threading.Thread(target=_accept, args=(socket.socket(fileno=descriptor), token), daemon=True).start()
     while True:

@@ -39,6 +39,7 @@ def options(known, seen, **changes):
     return {
         "plan": outcome.plan,
         "evidence": seen,
+        "probes": {host["name"]: host["probe"] for host in known},
         "plan_findings": [],
         "before_network": False,
         "rehearsal": True,
@@ -52,7 +53,6 @@ def seen_of(known):
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     return {
         host["name"]: {
-            "probe": host["probe"],
             "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
             "links": {"links": [dict(link)]},
             "firewall": {"backend": "none", "commands": [], "rules": []},
@@ -77,7 +77,7 @@ def test_everything_that_the_hosts_left_is_gathered_and_predicted_from():
     assert preflight.missing(evidence.plan, seen) == []
 
 
-@pytest.mark.parametrize("name", ["probe", "answering", "links", "firewall", "gloo", "manifest", "measured"])
+@pytest.mark.parametrize("name", ["answering", "links", "firewall", "gloo", "manifest", "measured"])
 def test_a_missing_piece_of_evidence_is_an_error_and_never_nothing_found(name):
     known = hosts()
     seen = seen_of(known)

@@ -50,7 +50,7 @@ UNTRUE = [
     ("cpu", "fast", [0, "1,2"]), ("cpu", "fast", [10**9]),
     ("run", "rows", {"a": "2"}), ("run", "checkpoints", [10, float("inf")]), ("measured", {"tokens_per_second": float("nan")}),
     ("measured", {"products": {"fp32": {"tokens_per_second": 10**40}}}), ("sudo", "password"), ("sudo", True), ("nics", {}),
-    ("host", "time", "now"), ("memory", 7), ("disk", "free", 1e400),
+    ("cpu", "load1", "now"), ("memory", 7), ("disk", "free", 1e400),
 ]  # fmt: skip
 
 
