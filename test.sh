@@ -32,13 +32,13 @@ need_tools() {
     unset ANSIBLE_CONFIG
 }
 
-# The trainer's own environment, made by the module that makes it on the hosts; and what the tests need beside it.
+# The trainer's own environment, made by the code that makes it on the hosts; and what the tests need beside it.
 need_trainer_venv() {
     TRAINER_VENV=$CACHE/tests-venv
     local more=$ROOT/tools/requirements/trainer-tests.txt log=$CACHE/tests-venv.log
     {
-        ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.trainer_venv -e "ansible_python_interpreter=$VENV/bin/python" \
-            -a "{\"path\": \"$TRAINER_VENV\", \"torch_index\": \"${TORCH_INDEX:-auto}\"}" &&
+        ANSIBLE_STDOUT_CALLBACK=minimal ansible localhost -m nanochat.ddp.agent -e "ansible_python_interpreter=$VENV/bin/python" \
+            -a "{\"verb\": \"trainer_venv\", \"path\": \"$TRAINER_VENV\", \"packages\": [\"trainer\"], \"torch_index\": \"${TORCH_INDEX:-auto}\"}" &&
             # Not by uv, which does not read pip's settings.
             "$VENV/bin/python" -m pip --python "$TRAINER_VENV/bin/python" install --quiet -r "$more"
     } >"$log" 2>&1 || { cat "$log" >&2; die "The trainer's environment could not be made."; }

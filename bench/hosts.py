@@ -60,7 +60,7 @@ COLUMNS = {
 }
 Cost = dict[str, Any]
 SAMPLE_SECONDS = 0.5
-# Replaces the hosts' Python, to log every module and every look without one (plugin_utils/_look.py) with its CPU time: `times` prints
+# Replaces the hosts' Python, to log every module and every verb (plugin_utils/_agent/carrier.py) with its CPU time: `times` prints
 # user and system time of the shell, then of its children.
 INTERPRETER = """#!/bin/sh
 if [ "$*" = "-I -S -" ]; then what=look; else what=module; fi

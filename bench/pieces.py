@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +80,3 @@ def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     fresh = file.with_suffix(".new")
     fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     fresh.replace(file)
-
-
-class Results:
-    """Finished measurements of a series: a list in a file that grows with each one, so that a second call continues it. A
-    result has the requested parameters and the measured values."""
-
-    def __init__(self, file: Path | None, wanted: Sequence[dict[str, Any]]) -> None:
-        self.file, self.wanted = file, wanted
-        self.results: list[dict[str, Any]] = json.loads(file.read_text()) if file and file.exists() else []
-
-    @property
-    def missing(self) -> list[dict[str, Any]]:
-        """Measurements still missing."""
-        return [one for one in self.wanted if not any(one.items() <= result.items() for result in self.results)]
-
-    def completed(self, measure: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
-        """All requested results."""
-        for one in self.missing:
-            self.results.append(measure(one))
-            print(json.dumps(self.results[-1]), file=sys.stderr, flush=True)
-            if self.file:
-                write_list(self.file, self.results)
-        return [result for result in self.results if any(one.items() <= result.items() for one in self.wanted)]

@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
 import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings, settings_table  # noqa: E402
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_types import wanted  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings_table, settings_table  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import wanted  # noqa: E402
 
 
 def sections() -> Iterator[tuple[str, list[settings_table.Setting]]]:
@@ -118,11 +118,11 @@ def row(setting: settings_table.Setting) -> str:
 
 def troubleshooting_page() -> str:
     """docs/troubleshooting.md."""
-    catalogue = findings.CATALOGUE
+    catalogue = findings_table.CATALOGUE
     lines = [
         "# Troubleshooting",
         "",
-        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/findings.py. -->",
+        "<!-- Written by tools/generate_docs.py from plugins/module_utils/_contract/findings_table.py. -->",
         "",
         "What the plan, preflight, watch and the doctor can find, by the code that they print. An error stops a run before it starts.",
         "",

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / ".ansible/collections"))
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import UV  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.versions import UV  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import (  # noqa: E402
     Package,
     is_for,

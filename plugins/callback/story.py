@@ -149,7 +149,7 @@ class Story(_Named):
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Count changes; show texts, findings and progress."""
-        if result.task.action == "nanochat.ddp.chat":
+        if "terminal" in result.result and result.task.action == "nanochat.ddp.agent":
             self._for_terminal = result.result
         self._warnings(result)
         seen = result.result

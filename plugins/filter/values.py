@@ -15,9 +15,8 @@ from ..module_utils._contract import validate
 from ..module_utils._contract.command_line import flag_words
 from ..module_utils._contract.decode import believed_plans, decode
 from ..module_utils._contract.document import section
-from ..module_utils._contract.settings import defaults
+from ..module_utils._contract.settings import convert, defaults
 from ..module_utils._contract.settings_table import find
-from ..module_utils._contract.settings_types import convert
 from ..module_utils._preflight.evidence import peers_of
 from ..module_utils._preflight.links import ways_to
 from ..module_utils._preflight.measured import measured_step, with_link

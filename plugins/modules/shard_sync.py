@@ -28,10 +28,10 @@ options:
     type: str
   state:
     description:
-      - V(imported) links the chosen shards of O(source) and its tokenizer into O(path). Once O(path) has a manifest, that decides what belongs
-        to the data set, whatever the source contains today.
-      - V(fetched) downloads missing and broken files among the first O(shards) files of a collection at O(url) and its last one, which is for
-        validation. Interrupted downloads resume; truncated and corrupted files are downloaded again.
+      - V(imported) links the chosen shards of O(source) and its tokenizer into O(path). It changes nothing once O(path) has a manifest,
+        whatever the source contains today.
+      - V(fetched) downloads those of O(names) at O(url) that are missing or broken. Interrupted downloads resume; truncated and corrupted
+        files are downloaded again.
       - V(described) writes names, sizes and SHA-256 digests of the folder's files to C(manifest.json). An existing manifest stays valid
         unless O(refresh=true).
       - V(served) starts a process that serves the manifest's files to the addresses in O(allow), unless the same one runs. It ends by itself.
@@ -64,22 +64,17 @@ options:
     description: The folder of the tokenizer; by default C(tokenizer) in or beside O(source). With O(state=imported).
     type: path
   url:
-    description: The base URL of files named C(shard_00000.parquet) and so on. Required with O(state=fetched).
+    description: The base URL of parquet files. Required with O(state=fetched).
     type: str
+  names:
+    description: The files to download from there; the last one is for validation. Required with O(state=fetched).
+    type: list
+    elements: str
   shards:
     description:
-      - How many shards to take, including the last one of the folder or collection, which is for validation. V(0) takes all.
-      - With O(state=imported) and O(state=fetched).
+      - How many shards to take, including the last one of the folder, which is for validation. V(0) takes all. With O(state=imported).
     type: int
     default: 0
-  last_shard:
-    description: The number of the collection's last shard. With O(state=fetched).
-    type: int
-    default: 6542
-  retries:
-    description: How many times a file is tried; the pauses between the tries double. With O(state=fetched).
-    type: int
-    default: 6
   parallel:
     description: How many files are downloaded at the same time. With O(state=fetched).
     type: int
@@ -233,14 +228,9 @@ files:
   elements: str
 server:
   description: The server of this folder, for O(peers); C(port) is null in check mode.
-  returned: O(state=served) or O(state=stopped)
+  returned: O(state=served)
   type: dict
   sample: {host: desktop, address: 192.168.1.10, port: 40123}
-pid:
-  description: The server's process.
-  returned: O(state=served) or O(state=stopped)
-  type: int
-  sample: 4711
 moved:
   description: Files that were (in check mode, would be) copied or linked.
   returned: success
@@ -267,25 +257,14 @@ extra:
   returned: success
   type: list
   elements: str
-links:
-  description: How many links of each kind were made.
-  returned: when links were made
-  type: dict
-  sample: {hard: 10, symbolic: 0}
-seconds:
-  description: How long it took.
-  returned: success
-  type: float
 """
 
 import platform
-import time
 
 from ..module_utils._contract import validate
 from ..module_utils._kit.arguments import checked_module
 from ..module_utils._shards.folder import ShardsError
-from ..module_utils._shards.request import ShardsRequest
-from ..module_utils._shards.states import STATES
+from ..module_utils._shards.states import STATES, ShardsRequest
 
 
 def port_options(*names: str) -> dict[str, object]:
@@ -302,9 +281,8 @@ SPEC = {
     "source": {"type": "path"},
     "tokenizer": {"type": "path"},
     "url": {"type": "str"},
+    "names": {"type": "list", "elements": "str"},
     "shards": {"type": "int", "default": 0},
-    "last_shard": {"type": "int", "default": 6542},
-    "retries": {"type": "int", "default": 6},
     "parallel": {"type": "int", "default": 3},
     "id": {"type": "str"},
     "refresh": {"type": "bool", "default": False},
@@ -329,8 +307,6 @@ SPEC = {
 }
 BOUNDS = {
     "shards": (0, 1000000),
-    "last_shard": (0, 10000000),
-    "retries": (1, 100),
     "parallel": (1, 64),
     "idle": (1, 31 * 86400),
     "ports.low": (0, 65535),
@@ -339,7 +315,7 @@ BOUNDS = {
 }
 REQUIRED_IF = [
     ("state", "imported", ["source"]),
-    ("state", "fetched", ["url"]),
+    ("state", "fetched", ["url", "names"]),
     ("state", "served", ["address", "allow", "secret"]),
     ("state", "linked", ["dest"]),
 ]
@@ -349,10 +325,8 @@ def main() -> None:
     module = checked_module(argument_spec=SPEC, supports_check_mode=True, bounds=BOUNDS, required_if=REQUIRED_IF)
     given = module.params
     request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
-    began = time.monotonic()
     try:
-        outcome = STATES[given["state"]](request)
-        module.exit_json(**outcome.as_result(time.monotonic() - began))
+        module.exit_json(**STATES[given["state"]](request).as_result())
     except ShardsError as why:
         module.fail_json(msg=str(why))
     except validate.InvalidHostData as why:

@@ -63,11 +63,3 @@ def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
     }
     why = {line: reason for line, reason in lacks.items() if reason}
     return f"{'; '.join(why.values())}; {_add(list(why), hosts)}" if why else ""
-
-
-def followed_later(host: str, why: str, hosts: int, enough: int) -> str:
-    """For a host that could not accompany another: when it is followed, and what to add so that it is followed at once."""
-    return (
-        f"{host} is followed only after others have ended: {why}. {_at_a_time(hosts, enough)}; "
-        f"{_add([FORKS.format(hosts)], hosts)}"
-    )

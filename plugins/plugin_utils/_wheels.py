@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import open_url
 
-from ..module_utils._contract.kind import UV
+from ..module_utils._contract.versions import UV
 from ..module_utils._kit.files import locked, write_whole
 from ..module_utils._trainer.pip_settings import folders, indexes, pip_settings
 from ..module_utils._trainer.uv_errors import CPU_INDEX

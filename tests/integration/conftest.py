@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan, can_make_namespaces
 from ansible_collections.nanochat.ddp.tests.integration.stage import start_ranks
-from ansible_collections.nanochat.ddp.tests.unit.conftest import run_module, warnings
+from ansible_collections.nanochat.ddp.tests.unit.conftest import call, run_module, warnings
 
-__all__ = ["run_module", "warnings"]
+__all__ = ["call", "run_module", "warnings"]
 
 
 @pytest.fixture

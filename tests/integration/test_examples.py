@@ -80,7 +80,7 @@ def in_plan(name: str, plan: Mapping[str, Any], node: Mapping[str, Any]) -> obje
         "ddp_survive_reboot": lambda: keeper["survive_reboot"],
         "ddp_trainer_offline": lambda: trainer["offline"],
         "ddp_trainer_source": lambda: trainer["url"],
-        "ddp_torch_index": lambda: trainer["index"],
+        "ddp_torch": lambda: trainer["torch"],
         "ddp_data_source": lambda: data["source"],
         "ddp_data_paths": lambda: data["paths"],
         "ddp_data_url": lambda: data["url"],

@@ -11,7 +11,8 @@ import stat
 import sys
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.modules import host_info, run_folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import run_folder
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.host import host_info
 from ansible_collections.nanochat.ddp.tests.integration.local import until
 from ansible_collections.nanochat.ddp.tests.integration.test_tmux_session import SLEEP, job, jobs, living, server
 
@@ -61,28 +62,28 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "told"), REFUSED)
-def test_a_folder_that_others_may_change_is_refused_before_anything_is_there(change, told, run_module, tmp_path):
+def test_a_folder_that_others_may_change_is_refused_before_anything_is_there(change, told, call, tmp_path):
     (tmp_path / "place").mkdir()
     base = tmp_path / "place" / "nanochat"
     base.mkdir()
     change(base)
     told = told.format(path=base, parent=base.parent)
-    assert run_module(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == told
-    folder = run_module(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")
+    assert call(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == told
+    folder = call(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")
     assert folder["failed"] and told in folder["msg"]
-    run = run_module(run_folder, path=str(base), plan=PLAN, state="ready")
+    run = call(run_folder, path=str(base), plan=PLAN, state="ready")
     assert run["failed"] and told in run["msg"] and not list(base.iterdir())
 
 
-def test_what_only_this_user_may_change_is_not_refused(run_module, tmp_path):
+def test_what_only_this_user_may_change_is_not_refused(call, tmp_path):
     """Below a folder like /tmp, and writable by a group of which nobody else is."""
     place = tmp_path / "place"
     base = place / "nanochat"
     base.mkdir(parents=True)
     place.chmod(0o1777)
     base.chmod(0o775)
-    assert run_module(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == ""
-    assert run_module(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")["changed"]
+    assert call(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == ""
+    assert call(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")["changed"]
 
 
 def test_whatever_the_umask_nobody_else_may_write_what_is_made(job, masked):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._look import MARK
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
 from ansible_collections.nanochat.ddp.tests.integration.local import ansible
 from ansible_collections.nanochat.ddp.tests.integration.role_play import results
 
@@ -71,7 +71,7 @@ def test_a_look_takes_in_no_host_and_sets_no_variable(evil):
     }  # fmt: skip
     names = "{{ groups.trainers | join(',') }} {{ trainer_src | default('ours') }} {{ chat_python | default('ours') }}"
     tasks: list[dict[str, Any]] = [
-        {"nanochat.ddp.run_info": {"run_dir": "/x"}},
+        {"nanochat.ddp.agent": {"verb": "run_info", "run_dir": "/x"}},
         {"ansible.builtin.debug": {"msg": f"names: {names}"}},
     ]
     play = [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]

@@ -31,8 +31,8 @@ def base(tmp_path: Path) -> Path:
 
 def ask(base: Path, *words: str, python: str = sys.executable, **more: Any) -> dict[str, Any]:
     """run_info by the command line, as the one host of an inventory."""
-    arguments = json.dumps({"base_dir": str(base), "lines": 2, **more})
-    argv = ["all", "-i", "host,", "-c", "local", "-m", "nanochat.ddp.run_info", "-a", arguments, *words]
+    arguments = json.dumps({"verb": "run_info", "base_dir": str(base), "lines": 2, **more})
+    argv = ["all", "-i", "host,", "-c", "local", "-m", "nanochat.ddp.agent", "-a", arguments, *words]
     argv += ["-e", f"ansible_python_interpreter={python}"]
     shown = {"ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     done = ansible("ansible", *argv, HOME=str(base), **shown)
@@ -94,7 +94,3 @@ def test_a_damaged_plan_is_named_by_what_needs_it(base: Path, name: str, words: 
 
 def test_a_host_without_python_is_told_of(base: Path) -> None:
     assert "/no/such/python" in json.dumps(ask(base, python="/no/such/python"))
-
-
-def test_the_folder_must_be_named(base: Path) -> None:
-    assert "mutually exclusive" in ask(base, run_dir="/x")["msg"]

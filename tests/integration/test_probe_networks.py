@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.tests.integration.lan import COLLECTIONS, Lan
 from ansible_collections.nanochat.ddp.tests.integration.local import until
 

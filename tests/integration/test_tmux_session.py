@@ -21,7 +21,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
-from ansible_collections.nanochat.ddp.plugins.modules import session_boot, tmux_session
+from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 from ansible_collections.nanochat.ddp.tests.integration.test_env_file import environment_of
 
@@ -335,7 +335,7 @@ def test_what_a_disk_did_not_take_of_a_stop_is_said(job, warnings):
 CRONTAB = '[ "$1" = -l ] && { cat %s; exit 0; }; cat "$1" >%s'
 
 
-def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, run_module, tmp_path, monkeypatch):
+def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, call, tmp_path, monkeypatch):
     table, tools = tmp_path / "crontab", tmp_path / "bin"
     tools.mkdir()
     table.touch()
@@ -345,7 +345,7 @@ def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(j
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr(boot, "cron_is_running", lambda: True)
     session = job.start(SAY + SLEEP, revive=True)["session"]
-    assert run_module(session_boot, name=job.name, state_dir=str(job.folder))["way"] == "cron"
+    assert call(boot.session_boot, name=job.name, state_dir=str(job.folder))["way"] == "cron"
     reboot, dummy, command = table.read_text().partition(" ")
     assert reboot == "@reboot"
     subprocess.run(["sh", "-c", command], check=True, cwd="/")

@@ -13,15 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
-    apply_links,
-    entries,
-    plan_links,
-    save_manifest,
-)
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._wheels import bring_uv
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
-from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import describe, fill
+from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import make_ready
 
 METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: {}\n",
@@ -136,9 +130,7 @@ def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     play.plan["trainer"].update(source="ours")
     shutil.copytree(sources, play.variables["trainer_src"], dirs_exist_ok=True)
     for node in play.hosts.values():
-        manifest = describe(fill(Path(node["data_dir"])))
-        save_manifest(node["data_dir"], manifest)
-        apply_links(node["data_dir"], node["run_dir"], plan_links(node["data_dir"], node["run_dir"], entries(manifest)))
+        make_ready(node["data_dir"], node["run_dir"])
     first = play.run("trainer")
     second = play.run("trainer+data")
 

@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.judge import ActionModule
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.tests.pins.run_folders import RunFolders
 
 Case = Mapping[str, Any]
@@ -116,9 +116,9 @@ def figure(value: Any) -> Any:
 # -- the action that judges -----------------------------------------------------------------------------------------------
 
 
-def judge(of: str, variables: Case | None = None, **options: Any) -> dict[str, Any]:
-    """The action nanochat.ddp.judge, in this process."""
-    task = SimpleNamespace(args={"of": of, **options}, check_mode=False)
+def judge(verb: str, variables: Case | None = None, **options: Any) -> dict[str, Any]:
+    """A judgement of the action nanochat.ddp.agent, in this process."""
+    task = SimpleNamespace(args={"verb": verb, **options}, check_mode=False)
     with mock.patch.object(ActionBase, "run", lambda self, tmp=None, task_vars=None: {}):
         return dict(ActionModule(task, None, None, None, None, None).run(task_vars=variables or {}))
 
@@ -139,7 +139,7 @@ def machines(inventory: Case) -> dict[str, dict[str, Any]]:
 def planned(inventory: Case, **options: Any) -> dict[str, Any]:
     """The plan of an inventory."""
     known = machines(inventory)
-    return judge("plan", {"hostvars": known}, hosts=list(known), show="none", **options)
+    return judge("make_plan", {"hostvars": known}, hosts=list(known), show="none", **options)
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def findings(cases: Cases) -> dict[str, Any]:
         probes = {host: known.get("ddp_probe") or {} for host, known in machines(inventory).items()}
         options = {"rehearsal": True, "show": "none", **case.get("options", {})}
         judged = judge(
-            "preflight",
+            "judge_preflight",
             plan=made["plan"],
             evidence=evidence_of(case),
             probes=probes,
@@ -328,12 +328,12 @@ def looks(built: Any) -> list[dict[str, Any]]:
     role = "ansible.builtin.import_role"
     doctor = [
         {
-            role: {"name": "nanochat.ddp.doctor", "tasks_from": tasks, "rolespec_validate": False},
+            role: {"name": "nanochat.ddp.doctor", "tasks_from": tasks},
             "vars": {"doctor_json": True},
         }
         for tasks in ("deployed", "main")
     ]
-    watch = [{role: {"name": "nanochat.ddp.watch", "rolespec_validate": False}, "vars": {"watch_doctor": ""}}]
+    watch = [{role: {"name": "nanochat.ddp.watch"}, "vars": {"watch_doctor": ""}}]
     told = {"ansible.builtin.debug": {"msg": ["{{ watch_verdicts | to_json }}"]}, "run_once": True}
     play = {"hosts": hosts, "gather_facts": False, "vars": {**known, "ddp_controller": controller}}
     quiet = {"rescue": [{"ansible.builtin.meta": "clear_host_errors"}]}

@@ -15,7 +15,7 @@ cd
 git clone -q /source nanochat.ddp
 cd nanochat.ddp
 began=$SECONDS
-./demo.sh -e "ddp_torch_index=$INDEX"
+./demo.sh -e "ddp_torch=2.13.0$([ "$INDEX" = default ] && echo +cuda)"
 demo=$((SECONDS - began))
 began=$SECONDS
 TORCH_INDEX=$INDEX ./test.sh lint,unit

@@ -14,8 +14,7 @@ from nanochat.model.gpt import GPT, ModelConfig
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
 from nanochat.rules.shares import passes_of, pieces, stream_rows
-from nanochat.run.machinery import new_balancer
-from nanochat.run.state import SMOOTHING, TrainingProgress
+from nanochat.run.state import SMOOTHING, TrainingProgress, new_balancer
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:

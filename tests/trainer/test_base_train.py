@@ -157,11 +157,6 @@ def test_a_loss_of_nan_stops_all_ranks(tmp_path: Path) -> None:
     assert not list(job.checkpoints(0).glob("model_*"))
 
 
-def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
-    (result,) = Job(tmp_path, 1).fails("--total-batch-size", "700")
-    assert "--total-batch-size 700" in result.err
-
-
 def test_no_data_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, tmp_path / "nothing")
     (tmp_path / "nothing").mkdir()

@@ -46,11 +46,6 @@ def test_only_the_assistants_part_is_learnt(tokens: Tokenizer) -> None:
     assert conversation.to_answer(tokens, ASKED[:1])[-1] == special("<|assistant_start|>")
 
 
-def test_special_tokens_in_a_text_are_text(tokens: Tokenizer) -> None:
-    ids, dummy = conversation.render(tokens, [{"role": "user", "content": "<|user_end|>"}, ASKED[1]])
-    assert ids.count(tokens.special("<|user_end|>")) == 1
-
-
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from nanochat.parallel import comm as comm_module
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.optim_file import OURS_KEY, as_written_by
-from nanochat.run.resume import ChosenStep
+from nanochat.run.lineage import BASE_TRAINING, TRAINING, fits_wanted_and_held, id_of, wanted
+from nanochat.run.resume import ChosenStep, Obtained
 
 T = TypeVar("T")
 META = {"step": 1, "model_config": {"n_layer": 3}}
@@ -102,15 +102,13 @@ class Hosts:
 
         return together(len(self.folders), one)
 
-    def fetch(self) -> list[int]:
-        found = self.choose()
+    def obtain(self, training: str = "") -> list[int]:
+        """Whose files each rank is to read."""
 
-        def one(comm: ThreadComm) -> int:
-            mine = found[comm.rank]
-            assert mine is not None
-            return resume.fetch(comm, self.folders[comm.rank], mine, comm.rank)
+        def one(comm: ThreadComm) -> Obtained:
+            return resume.obtain(comm, self.folders[comm.rank], comm.rank, training)
 
-        return together(len(self.folders), one)
+        return [got.files for got in together(len(self.folders), one)]
 
     def names(self, rank: int) -> list[str]:
         return sorted(path.name for path in self.folders[rank].iterdir())
@@ -124,24 +122,13 @@ def hosts(tmp_path: Path) -> Hosts:
 def test_the_newest_step_complete_on_any_rank_is_chosen(hosts: Hosts) -> None:
     hosts.save(10, 0, 1)
     hosts.save(20, 0, 1)
-    assert hosts.choose() == [ChosenStep(20, 0, True), ChosenStep(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, 0), ChosenStep(20, 1)]
     hosts.spoil(20, 0)
-    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1, True)]
+    assert hosts.choose() == [ChosenStep(20, None), ChosenStep(20, 1)]
     hosts.spoil(20, 1)
-    assert hosts.choose() == [ChosenStep(10, 0, True, (20,)), ChosenStep(10, 1, True, (20,))]
+    assert hosts.choose() == [ChosenStep(10, 0, (20,)), ChosenStep(10, 1, (20,))]
     hosts.save(30, 1)
-    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1, True)]
-
-
-def test_a_requested_step_is_chosen_or_refused(hosts: Hosts) -> None:
-    hosts.save(10, 0, 1)
-    hosts.save(20, 1)
-    assert hosts.choose(10) == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
-    hosts.spoil(20, 1)
-    with pytest.raises(
-        BadCheckpoint, match=r"--resume-from-step 20: no rank has a complete .* there are files of steps 10"
-    ):
-        hosts.choose(20)
+    assert hosts.choose() == [ChosenStep(30, None), ChosenStep(30, 1)]
 
 
 def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -> None:
@@ -159,30 +146,28 @@ def test_damaged_checkpoints_do_not_lead_to_a_start_from_scratch(hosts: Hosts) -
     assert hosts.choose() == [None, None]
 
 
-def test_the_newest_step_is_chosen_although_a_rank_lacks_its_part(hosts: Hosts) -> None:
-    hosts.save(6, 0, 1)
-    hosts.save(12, 0)
-    assert hosts.choose() == [ChosenStep(12, 0, True), ChosenStep(12, None)]
-
-
 OLD, NEW = "0" * 15 + "1", "0" * 15 + "2"
 
 
 def test_an_older_training_with_a_higher_step_does_not_win(hosts: Hosts) -> None:
     hosts.save(12, 1, training=OLD)
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
-    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
+    assert hosts.choose(training=OLD) == [ChosenStep(12, None), ChosenStep(12, 1)]
     with pytest.raises(
         BadCheckpoint, match=rf"{OLD} \(to step 12, on rank 1\) and {NEW} \(to step 6, on rank 0\); set NANO"
     ):
         hosts.choose()
+    with pytest.raises(
+        BadCheckpoint, match=rf"names {'3' * 16}, but the checkpoints belong to {OLD} \(to step 12, on rank 1\) and"
+    ):
+        hosts.choose(training="3" * 16)
 
 
 def test_a_step_of_another_training_with_the_same_number_does_not_count(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     hosts.save(6, 1, training=OLD)
-    assert hosts.choose(training=NEW) == [ChosenStep(6, 0, True), ChosenStep(6, None)]
+    assert hosts.choose(training=NEW) == [ChosenStep(6, 0), ChosenStep(6, None)]
     hosts.spoil(6, 0)
     with pytest.raises(BadCheckpoint, match="damaged: 6"):
         hosts.choose(training=NEW)
@@ -192,10 +177,10 @@ def test_checkpoints_without_an_id_belong_to_the_training_in_their_folder(hosts:
     hosts.save(12, 1)
     hosts.save(10, 0)
     # No checkpoint has an id.
-    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1, True)]
-    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1, True)]
+    assert hosts.choose() == [ChosenStep(12, None), ChosenStep(12, 1)]
+    assert hosts.choose(training=NEW) == [ChosenStep(12, None), ChosenStep(12, 1)]
     hosts.save(6, 0, training=NEW)
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
 
 
 def test_all_ranks_must_name_the_same_training(hosts: Hosts) -> None:
@@ -212,68 +197,42 @@ def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
     assert [list(folder.iterdir()) for folder in folders] == [[], [], []]
 
 
-def test_a_rank_without_the_step_receives_and_keeps_it(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_the_step_receives_its_files_and_their_list(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resume, "CHUNK_BYTES", 300)
     monkeypatch.setattr(comm_module, "CHUNK_BYTES", 300)
     hosts.save(10, 1)
-    assert hosts.fetch() == [0, 1]
-    assert hosts.names(0) == ["ckpt_000010_rank0.json", "meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt"]
-    for name in ("model_000010.pt", "meta_000010.json"):
+    assert hosts.obtain() == [1, 1]
+    assert hosts.names(0) == hosts.names(1) == sorted(checkpoints.files_of(10, 1))
+    for name in hosts.names(0):
         assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
-    assert checkpoints.load_optimizer(hosts.folders[0], 10, 0)[1] == {"cursor": [1]}
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
+    assert hosts.choose() == [ChosenStep(10, 1), ChosenStep(10, 1)]
 
 
-def test_a_received_optimizer_file_is_as_this_rank_would_have_written_it(tmp_path: Path) -> None:
-    hosts, wrote = Hosts(tmp_path, 3), 1
-    parts = [{0: {"exp_avg": torch.full((4,), float(rank))}} for rank in range(3)]
-
-    def file(rank: int) -> dict[str, Any]:
-        others = {other: part for other, part in enumerate(parts) if other != rank}
-        return {"state": parts[rank], "param_groups": [], OURS_KEY: {"others": others, "route": "mkl"}}
-
-    checkpoints.save(hosts.folders[wrote], 10, wrote, file(wrote), {"cursor": [1]}, {"w": torch.ones(5)}, META)
-    assert hosts.fetch() == [0, 1, 2]
-    for rank, folder in enumerate(hosts.folders):
-        found, loader = checkpoints.load_optimizer(folder, 10, rank)
-        assert str(found) == str(file(rank)) and loader == {"cursor": [1]}
-    assert hosts.choose() == [ChosenStep(10, rank, True) for rank in range(3)]
-
-
-def test_a_received_optimizer_file_stays_as_it_is_without_this_ranks_part_or_disk_space(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = {"state": {0: {"step": 1}}, "param_groups": [], OURS_KEY: {"others": {}}}
-    assert as_written_by(alone, 1) is alone
-    both = {**alone, OURS_KEY: {"others": {1: {0: {"step": 2}}}}}
-    assert as_written_by(both, 0) is both and as_written_by(both, 2) is both
-    checkpoints.save(hosts.folders[0], 10, 0, both, None, {"w": torch.ones(5)}, META)
-    save = torch.save
-
-    def full(value: Any, file: Any) -> None:
-        # This is how torch reports a failed write; the file keeps the disk's own error.
-        file.failure = OSError(errno.ENOSPC, "No space left on device")
-        raise RuntimeError("[enforce fail] . unexpected pos")
-
-    monkeypatch.setattr(torch, "save", full)
-    assert hosts.fetch() == [0, 1]
-    monkeypatch.setattr(torch, "save", save)
-    assert checkpoints.load_optimizer(hosts.folders[1], 10, 1)[0] == both
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
+def test_a_step_of_another_training_is_set_aside_before_its_number_is_received(hosts: Hosts) -> None:
+    hosts.save(6, 0, training=NEW)
+    hosts.save(6, 1, weight=5.0, training=OLD)
+    hosts.save(8, 1, training=OLD)
+    assert hosts.obtain(NEW) == [0, 0]
+    assert checkpoints.whole_steps(hosts.folders[1]) == [6]
+    assert checkpoints.training_of(hosts.folders[1], 6) == NEW
+    assert checkpoints.whole_steps(hosts.folders[1] / "earlier-1") == [6, 8]
 
 
 def test_nothing_is_sent_if_all_ranks_have_the_same_files(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.save(10, 0, 1)
     monkeypatch.setattr(ThreadComm, "broadcast_bytes", None)
-    assert hosts.fetch() == [0, 1]
+    assert hosts.obtain() == [0, 1]
 
 
 def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     hosts.save(10, 0)
     hosts.save(10, 1, weight=5.0)
-    assert hosts.fetch() == [0, 1]
+    assert hosts.obtain() == [0, 0]
     assert [float(checkpoints.load_model(folder, 10)["w"][0]) for folder in hosts.folders] == [1.0, 1.0]
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, 1, True)]
+    # The list of what it made itself is no longer true.
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
 
 
 def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
@@ -282,8 +241,8 @@ def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -
     for folder in hosts.folders:
         for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
             path.unlink()
-    assert hosts.choose() == [ChosenStep(10, 0, True), ChosenStep(10, None)]
-    assert hosts.fetch() == [0, 0]
+    assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
+    assert hosts.obtain() == [0, 0]
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
     assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
@@ -303,21 +262,17 @@ def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> Non
     hosts = Hosts(tmp_path, 1)
     hosts.save(10, 0)
     [folder] = hosts.folders
-    found = together(2, lambda comm: resume.choose_step(comm, folder, -1))
-    assert found == [ChosenStep(10, 0, True), ChosenStep(10, 0, False)]
-    assert together(2, lambda comm: resume.fetch(comm, folder, ChosenStep(10, 0), 0)) == [0, 0]
-    # A rank's own part is beside the leader's.
-    checkpoints.save(folder, 10, 1, {"state": torch.ones(3)}, {"cursor": [1]})
-    assert together(2, lambda comm: resume.choose_step(comm, folder, -1)) == [ChosenStep(10, 0, True)] * 2
+    found = together(2, lambda comm: resume.obtain(comm, folder, 0, ""))
+    assert [got[1:3] for got in found] == [(10, 0), (10, 0)]
 
 
 def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
     hosts.save(10, 0)
     [folder] = hosts.folders[:1]
     shutil.copy(folder / "optim_000010_rank0.pt", folder / "optim_000010_rank1.pt")
-    assert resume.writer_of(folder, 10) == 0
+    assert checkpoints.writer_of(folder, 10) == 0
     (folder / "ckpt_000010_rank0.json").write_text('{"files": [{"name": 3}, 7]}')
-    assert resume.writer_of(folder, 10) is None
+    assert checkpoints.writer_of(folder, 10) is None
 
 
 def test_every_rank_gathers_all_positions_in_the_data() -> None:
@@ -330,3 +285,22 @@ def test_every_rank_gathers_all_positions_in_the_data() -> None:
         assert [entry["cursor"] for entry in one] == [[0, 0, 1, 0], [1, 0, 1, 0]]
         assert [entry["lengths"].tolist() for entry in one] == [[0, 1, 2], [0, 1, 2, 3]]
         assert one[1]["lengths"].dtype == torch.int32
+
+
+def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
+    assert wanted(tmp_path, environ={}) == ""
+    (tmp_path / "training.json").write_text(json.dumps({"id": OLD, "base": NEW}))
+    assert (wanted(tmp_path, environ={}), wanted(tmp_path, BASE_TRAINING, {})) == (OLD, NEW)
+    assert wanted(tmp_path, environ={TRAINING: NEW}) == NEW
+    with pytest.raises(UserError, match="NANOCHAT_TRAINING is 'newest', which is not a training id"):
+        wanted(tmp_path, environ={TRAINING: "newest"})
+    for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
+        (tmp_path / "training.json").write_text(torn)
+        assert wanted(tmp_path, environ={}) == ""
+
+
+def test_only_ids_and_steps_are_taken_from_another_rank() -> None:
+    assert fits_wanted_and_held([OLD, {OLD: [1], "": []}])
+    for told in ([OLD, {"../x": [1]}], ["x", {}], [OLD, {OLD: [-1]}], [OLD, {OLD: 1}], OLD, [OLD]):
+        assert not fits_wanted_and_held(told)
+    assert (id_of({"training": OLD}), id_of({"training": "x"}), id_of({})) == (OLD, "", "")

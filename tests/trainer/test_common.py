@@ -18,23 +18,6 @@ from nanochat.kit.settings import parse
 AVX512 = frozenset(["avx512f", "avx512_bf16"])
 
 
-def test_folders_follow_the_environment() -> None:
-    environ = {"NANOCHAT_BASE_DIR": "/base"}
-    assert common.data_dir(environ) == Path("/base/base_data_climbmix")
-    assert common.data_dir({**environ, "NANOCHAT_DATA_DIR": "/data"}) == Path("/data")
-    assert common.checkpoint_dir("d4", environ) == Path("/base/base_checkpoints/d4")
-    assert common.base_dir({}) == Path.home() / ".cache" / "nanochat"
-
-
-def test_ranks_are_what_torchrun_says() -> None:
-    assert common.read_ranks({}) == (0, 0, 1)
-    assert common.read_ranks({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}) == (3, 1, 4)
-    with pytest.raises(UserError, match="RANK=4 is outside WORLD_SIZE=4"):
-        common.read_ranks({"RANK": "4", "WORLD_SIZE": "4"})
-    with pytest.raises(UserError, match="whole numbers"):
-        common.read_ranks({"RANK": "first"})
-
-
 def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
     x86, arm = tmp_path / "x86", tmp_path / "arm"
     x86.write_text("processor : 0\nflags\t\t: fpu amx_bf16\n\nprocessor : 1\nflags\t\t: fpu amx_bf16\n")
@@ -60,22 +43,6 @@ def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> Non
     assert memory() == (2**20, 2**19)
     with pytest.raises(UserError, match=r"needs about 3.0 GiB .* has 1.0 GiB"):
         common.check_memory(3 * 2**30, "this model", 2**30)
-
-
-def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write to .*/file/below, the folder for checkpoints"):
-        common.writable_folder(tmp_path / "file" / "below", "checkpoints")
-    assert list(common.writable_folder(tmp_path / "new" / "folder", "checkpoints").iterdir()) == []
-
-
-def test_a_user_error_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        raise UserError("this\n  went wrong.")
-
-    assert common.exit_code(fail) == 2
-    assert capsys.readouterr().err == "error: this went wrong.\n"
-    assert common.exit_code(lambda: None) == 0
 
 
 def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

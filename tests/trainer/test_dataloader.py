@@ -23,11 +23,10 @@ import tiktoken
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy import full, int32
 from pyarrow import parquet as pq
 
 from nanochat.data import dataloader, tokenizer
-from nanochat.data.dataloader import Cursor, Loader, WaitingDocuments
+from nanochat.data.dataloader import Cursor, Loader
 from nanochat.data.dataset import Shard
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
@@ -66,19 +65,6 @@ def naive_take(lengths: list[int], room: int) -> int:
     """The rule, naively."""
     fitting = [n for n in lengths if n <= room]
     return lengths.index(max(fitting)) if fitting else lengths.index(min(lengths))
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.lists(st.integers(1, 14), max_size=60))
-def test_the_longest_that_fits_is_taken_and_the_first_of_equals(lengths: list[int], rooms: list[int]) -> None:
-    waiting, left = WaitingDocuments(), list(enumerate(lengths))
-    for number, length in left:
-        waiting.add(full(length, number, dtype=int32))
-    for room in rooms[: len(lengths)]:
-        at = naive_take([length for dummy, length in left], room)
-        number, length = left.pop(at)
-        taken = waiting.take(room)
-        assert (len(taken), taken[0]) == (length, number)
-    assert [int(tokens[0]) for tokens in waiting.oldest_first()] == [number for number, dummy in left]
 
 
 def plain_batches(
@@ -163,18 +149,6 @@ def test_resuming_in_the_middle_of_a_row_group(tmp_path: Path, tokens: Tokenizer
     resumed = Loader(tokens, tmp_path, "train", 2, 64, 0, 1, state=state)
     assert all(torch.equal(a, b) for a, b in zip(wanted, draw(resumed, 80), strict=True))
     resumed.close()
-
-
-def test_a_changed_world_resumes_near_the_position(tokens: Tokenizer) -> None:
-    loader = Loader(tokens, SHARDS, "train", 2, 64, 0, 1)
-    draw(loader, 5)
-    state, position = loader.state(), loader.position()
-    loader.close()
-    resumed = Loader(tokens, SHARDS, "train", 2, 64, 1, 2, position=position, state=state)
-    near = Loader(tokens, SHARDS, "train", 2, 64, 1, 2, position=position)
-    assert all(torch.equal(a, b) for a, b in zip(draw(resumed, 5), draw(near, 5), strict=True))
-    resumed.close()
-    near.close()
 
 
 @given(
@@ -332,20 +306,6 @@ def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
     assert threading.active_count() == before
 
 
-def test_what_state_says_belongs_to_the_batch_handed_out(tokens: Tokenizer) -> None:
-    """Batches prepared ahead do not count: the state after n batches is that of a loader that made only n."""
-    one = Loader(tokens, SHARDS, "train", 1, 64, 0, 1)
-    draw(one, 3)
-    packer = dataloader.Packer(
-        tokens, dataloader.DocumentReader(dataloader.dataset.inspect(sorted(SHARDS.iterdir())[:2]), 0, 1), 1, 64
-    )
-    for dummy in range(3):
-        last = packer.batch()
-    assert one.state()["cursor"] == list(last.cursor[:4])
-    assert one.state()["lengths"].tolist() == [len(waiting) for waiting in last.waiting]
-    one.close()
-
-
 def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: Tokenizer) -> None:
     write_shards(tmp_path, ["some text"] * 20)
     with pytest.raises(UserError, match=r"rank 2 of 3 would get no train documents: .* at most 2 row group"):
@@ -454,8 +414,8 @@ def test_field_32_a_million_blanks_end_with_a_sentence(tmp_path: Path, tokens: T
 
 def test_a_reader_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
     loader = odd_loader(tmp_path, lambda: None)
-    loader._ahead.packer.batch = sys.exit  # type: ignore[method-assign]
-    loader._ahead._put = lambda made: None  # type: ignore[method-assign]
+    loader.packer.batch = sys.exit  # type: ignore[method-assign]
+    loader._put = lambda made: None  # type: ignore[method-assign]
     with pytest.raises(DataError, match="the data reader thread died"):
         for dummy in range(10):
             loader.next_batch()

@@ -9,11 +9,6 @@ from pathlib import Path
 from nanochat.record.dump import answer_request
 
 
-def test_no_request_no_answer(tmp_path: Path) -> None:
-    assert not answer_request(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_field_19_a_request_is_answered_with_the_stack_of_a_waiting_thread(tmp_path: Path) -> None:
     release, waiting = threading.Event(), threading.Event()
 

@@ -14,10 +14,9 @@ from reference import save_model, talkative
 
 from nanochat.data import tokenizer
 from nanochat.data.tokenizer import Tokenizer
-from nanochat.kit.common import UserError, exit_code
+from nanochat.kit.common import UserError
 from nanochat.model.gpt import GPT
 from nanochat.run import engine
-from scripts import sample
 
 
 @pytest.fixture(scope="module")
@@ -63,31 +62,6 @@ def test_generation_ends_at_a_stop_token(model: GPT) -> None:
     free = list(engine.generate(model, [503, 7], 30, temperature=0.0))
     stop = free[4]
     assert list(engine.generate(model, [503, 7], 30, temperature=0.0, stops={stop})) == free[: free.index(stop)]
-
-
-def test_sample_continues_a_text(base: Path, tokens: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["-p", "def main", "--max-tokens", "8", "-t", "0"]
-    assert exit_code(lambda: sample.main(flags)) == 0
-    newest = capsys.readouterr().out
-    assert newest.startswith("def main")
-    assert len(newest) > len("def main\n")
-    assert exit_code(lambda: sample.main([*flags, "-g", "d3", "-s", "5"])) == 0
-    assert capsys.readouterr().out == newest
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-g", "d9"], "there is no model in"),
-        (["-s", "7"], "meta_000007.json cannot be read"),
-        (["--max-tokens", "-1"], "--max-tokens -1: must not be negative"),
-    ],
-)
-def test_sample_refuses_in_one_sentence(
-    base: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    assert exit_code(lambda: sample.main(arguments)) == 2
-    assert words in capsys.readouterr().err
 
 
 def test_a_model_of_another_vocabulary_or_shape_is_refused(base: Path, tokens: Tokenizer) -> None:

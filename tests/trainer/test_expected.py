@@ -20,8 +20,9 @@ from nanochat.kit.common import Ranks, UserError
 from nanochat.parallel import agreement, sync
 from nanochat.parallel.comm import Comm, _beat, _farewell
 from nanochat.rules.causes import Cause
+from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import rescue, restore, resume, saving
-from nanochat.run.resume import ChosenStep
+from nanochat.run.resume import ChosenStep, ResumedTraining
 from nanochat.run.stage import RunStage
 
 ENDLESS = "[" * 10**5
@@ -51,14 +52,16 @@ def fed(comm: Comm) -> Any:
     return SimpleNamespace(comm=comm, feedback={"a": torch.zeros(1)})
 
 
+NO_STEPS = ResumedTraining("", [])
 SHA = "0" * 64
 WEIGHTS = {"a": torch.zeros(2)}
-FILES: list[list[Any]] = [["model_000005.pt", 3, SHA], ["meta_000005.json", 3, SHA], ["optim_000005_rank1.pt", 3, SHA]]
+FILES: list[list[Any]] = [[name, 3, SHA] for name in checkpoints.files_of(5, 1)]
+THEIRS = FILES[:3]
 
 
 def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:
     """The answer of a rank that holds a whole checkpoint, with one entry replaced."""
-    return [True, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
+    return [1, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
 
 
 NAMES = [
@@ -91,35 +94,38 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ("the checkpoint folders", resume.folder_leader, [*NAMES, 3, None]),
     (
         "the steps of all",
-        lambda comm, folder: resume.choose_step(comm, folder, -1),
+        lambda comm, folder: resume.choose_step(comm, folder, -1, NO_STEPS),
         [None, "x", ["5"], [-1], [2.0], [True], [10**30], list(range(200_000))],
     ),
     (
         "whether step",
-        lambda comm, folder: resume.choose_step(comm, folder, 5),
+        lambda comm, folder: resume.choose_step(comm, folder, 5, NO_STEPS),
         [None, [], [True], [1, 0], {"0": True}],
     ),
     (
         "who has step",
         lambda comm, folder: resume.fetch(comm, folder, ChosenStep(5, None), 0),
         [
-            *(in_place_of(number, name) for number in range(3) for name in NAMES),
-            *([True, False, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
+            *(in_place_of(number, name) for number in range(4) for name in NAMES if name != FILES[number][0]),
+            *([0, False, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
             in_place_of(0, FILES[0][0], -1),
             in_place_of(0, FILES[0][0], 2.5),
             in_place_of(0, FILES[0][0], 10**30),
             in_place_of(0, FILES[0][0], 3, "x"),
-            [True, True, []],
-            [True, True, FILES[:2]],
-            [True, False, []],
-            [True, True, FILES * 2],
-            [False, True, FILES],
-            [True, False, [*FILES, FILES[2]]],
+            [1, True, []],
+            [1, True, THEIRS],
+            [2, True, FILES],
+            [0, False, []],
+            [1, True, FILES * 2],
+            [None, True, FILES],
+            [10**30, True, FILES],
+            [0, False, [*THEIRS, THEIRS[2]]],
+            [0, False, FILES],
             [1, 1, FILES],
             {},
             "x",
             None,
-            [False, False, []],
+            [None, False, []],
         ],
     ),
     (
@@ -172,7 +178,7 @@ def test_whatever_another_rank_says_is_refused_in_a_sentence_that_names_it(
         with pytest.raises(UserError) as caught:
             cross(comm, folder)
         assert comm.asked
-        if about != "who has step" or word not in (None, [False, False, []]):
+        if about != "who has step" or word not in (None, [None, False, []]):
             assert str(caught.value).startswith(f"rank 1 sent an invalid message about {about}"), word
             assert (caught.value.cause, caught.value.blames) == (Cause.CODE_DIFFERS, [1])
         assert not [path for path in tmp_path.rglob("*") if path.is_file()], word
@@ -218,7 +224,7 @@ def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
     some.__dict__.update(
         comm=SimpleNamespace(wait=lambda *dummy: None), pending_ids=[], device="cpu",
         training=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(padded_vocab_size=300))),
-        _ids=[torch.tensor([0, 0, 0, 0, 20000, 7, 299]), torch.tensor([0, 0, 0, 0, -5, 7, 8])],
+        _ids=[torch.tensor([0, 0, 0, 20000, 7, 299]), torch.tensor([0, 0, 0, -5, 7, 8])],
     )  # fmt: skip
     ids, stop = some.take_ids()
     assert (ids.tolist(), stop, some.busy) == ([7, 8, 299], False, [2.0, 0.0])

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -88,14 +86,6 @@ def test_the_same_texts_give_the_same_bytes_in_any_folder(run: Run, tmp_path: Pa
     assert len(digests(tmp_path / "one")) == 2
 
 
-def test_long_texts_are_cut_at_lines_and_lose_nothing() -> None:
-    text = "".join(f"line {i}\n" for i in range(100)) + "x" * 500
-    pieces = cut(text, 64)
-    assert "".join(pieces) == text
-    assert max(map(len, pieces)) <= 64
-    assert pieces[0].endswith("\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -136,23 +126,6 @@ def test_the_tokenizer_is_trained_on_the_training_shards_only(
     trained = tokenizer.load(tmp_path / "tokenizer")
     assert len(trained.encode("qqqq")) == 4
     assert len(trained.encode("aaaa")) < 4
-
-
-def test_missing_shards_are_reported(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    monkeypatch.delenv("NANOCHAT_DATA_DIR", raising=False)
-    done = run(tok_train)
-    assert done.code == 2
-    assert "cannot read the data folder" in done.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_from_the_command_line_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    flags = ["--from", "none", "--out", str(tmp_path / "o"), "--shards", "2"]
-    command = [sys.executable, "-m", "scripts.make_shards", *flags]
-    done = subprocess.run(command, cwd=TRAINER, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --from none: neither a file nor a folder.\n"
 
 
 def test_of_python_files_only_the_prose_is_taken(tmp_path: Path, run: Run) -> None:

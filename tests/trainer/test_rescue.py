@@ -32,7 +32,7 @@ from nanochat.kit.pacing import SO_MAX_PACING_RATE
 from nanochat.kit.settings import parse_chat
 from nanochat.model import numerics
 from nanochat.record.journal import Journal
-from nanochat.run import machinery, rescue
+from nanochat.run import rescue, state
 from nanochat.run.fine_tuning import FineTuning
 from nanochat.run.loop import train_step
 from nanochat.run.program import CUT_OFF_SECONDS, end_when_cut_off
@@ -242,7 +242,7 @@ def test_an_interrupted_update_is_taken_back(sync: str, method: str, tmp_path: P
 
 
 def run_short_of_memory(comm: Comm, folder: str) -> None:
-    setattr(machinery, common.memory_available.__name__, lambda: 2**20)
+    setattr(state, common.memory_available.__name__, lambda: 2**20)
     run = ready(comm, folder, "--save-on-loss", "--head", "whole")
     train_step(run)
     assert run.optimizer.undo is None and rescue.unsavable(run) is None
@@ -253,18 +253,6 @@ def run_short_of_memory(comm: Comm, folder: str) -> None:
 def test_a_host_short_of_memory_trains_without_copies_and_says_so(tmp_path: Path) -> None:
     outs = ranks.passed(ranks.call(HERE, "run_short_of_memory", 2, str(tmp_path)))
     assert "A rank lost during an update costs steps: too little memory is free" in outs[0]
-
-
-def lose_without_an_undo(comm: Comm, folder: str) -> None:
-    run = ready(comm, folder, "--save-on-loss")
-    train_step(run)
-    run.sync.changing = True
-    said = str(rescue.save_alone(run))
-    assert said == "step 1 is not saved: its successor had begun to change the weights when a rank was lost."
-
-
-def test_an_update_that_cannot_be_taken_back_is_not_saved(tmp_path: Path) -> None:
-    ranks.passed(ranks.call(HERE, "lose_without_an_undo", 1, str(tmp_path)))
 
 
 def test_saves_by_time(tmp_path: Path) -> None:

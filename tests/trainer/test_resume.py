@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from trainings import DATA, STEPS, Job
 
 from nanochat.run import checkpoint_manager as checkpoints
 
-# More of them: python tests/trainer/kill_and_resume.py
 KILLS = [1, pytest.param(5, marks=pytest.mark.long)]
 
 
@@ -146,10 +144,7 @@ def test_sigterm_on_one_rank_makes_all_save_and_exit_0(tmp_path: Path, uninterru
 
 @pytest.mark.parametrize("count", KILLS)
 def test_field_18_killed_at_random_moments_and_resumed(count: int, tmp_path: Path) -> None:
-    seed = time.time_ns() % 10**6
-    print("seed", seed)
-    kills = kill_and_resume.endure(tmp_path, count, seed, timeout=5)
-    assert [kill.number for kill in kills] == list(range(1, count + 1))
+    kill_and_resume.endure(tmp_path, count)
 
 
 def heartbeat(job: Job) -> dict[str, Any]:
@@ -200,13 +195,6 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None
     (result,) = job.fails("--resume-from-step", "7")
     assert "no rank has a complete checkpoint" in result.err
     job.fails("--resume-from-step", "7", "--depth", "4", "--model-tag", "d3")
-
-
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, 1)
-    job.run("--num-iterations", "1")
-    (result,) = job.fails("--resume", "--depth", "4", "--model-tag", "d3")
-    assert "has n_layer 3, but this run has 4" in result.err
 
 
 def test_a_run_resumes_from_another_trainers_checkpoint(tmp_path: Path) -> None:

@@ -22,12 +22,6 @@ GOLDEN = Path(__file__).parent / "golden/data/tokenizer"
 TEXTS = ["the cat sat on the mat, the cat sat on the hat 12345 times\n"] * 50 + ["Grüße, 世界!"]
 
 
-def test_upstreams_tokenizer_is_read(tokens: tokenizer.Tokenizer) -> None:
-    assert tokens.vocab_size == 512
-    assert tokens.bos == 503
-    assert [tokens.special(name) for name in tokenizer.SPECIAL_TOKENS] == list(range(503, 512))
-
-
 def test_bytes_of_tokens_are_upstreams(tokens: tokenizer.Tokenizer) -> None:
     kept = tokenizer.load_token_bytes(GOLDEN, 512)
     assert kept.dtype == torch.int32
@@ -65,11 +59,6 @@ def test_at_most_two_digits_make_a_token() -> None:
     trained = tokenizer.train(["1234567890 " * 200], 400)
     pieces = [trained.decode([i]) for i in range(trained.vocab_size - 9)]
     assert max(sum(c.isdigit() for c in piece) for piece in pieces) == 2
-
-
-def test_the_same_texts_give_the_same_tokenizer() -> None:
-    first, second = tokenizer.train(TEXTS, 290), tokenizer.train(TEXTS, 290)
-    assert pickle.dumps(first.encoding) == pickle.dumps(second.encoding)
 
 
 def test_a_tokenizer_is_replaced_whole(tmp_path: Path) -> None:

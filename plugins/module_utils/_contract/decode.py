@@ -3,34 +3,22 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decodes a host's documents by their types, each once where it enters the controller (docs/trust.md).
 
-The types are the TypedDicts of the contract, with the types of values.py for paths, names, addresses, ports and times.
+The types are the TypedDicts of the contract, with the types of single values below, each with its check, for paths, names, addresses,
+ports and times. Files for hosts import those for type checkers only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
+import re
 import types
-from typing import (
-    Annotated,
-    Any,
-    Collection,
-    Dict,
-    List,
-    Optional,
-    Sequence,
-    Type,
-    TypedDict,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, Optional, TypedDict, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from . import values
-from .document import digest_of
+from . import validate
+from .document import Document, digest_of, section
 from .validate import STILL, InvalidHostData, refused
 
 Decoded = TypeVar("Decoded")
@@ -38,7 +26,61 @@ DEEPEST = 20
 UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[x], and x | None since Python 3.10
 
 
-def decode(kind: Type[Decoded], value: Any, partial: bool = False) -> Decoded:
+def _matching(pattern: str, wanted: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not re.fullmatch(pattern, value):
+            raise refused(value, wanted)
+        return str(value)
+
+    return check
+
+
+def _within(low: float, high: float) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not low <= value <= high:
+            raise refused(value, "a number from %g to %g" % (low, high))
+        return value
+
+    return check
+
+
+def _interface(value: Any) -> str:
+    """An address with its network, such as 192.168.1.10/24."""
+    try:
+        ipaddress.ip_interface("" if "%" in value else value)
+    except ValueError:
+        raise refused(value, "an address with its network") from None
+    return str(value)
+
+
+def _lineage(parts: Any) -> Any:
+    """The id of the data is the name of a folder."""
+    found = section(parts, "data").get("id")
+    if found is not None:
+        validate.plain_name(found)
+    return parts
+
+
+AbsolutePath = Annotated[str, validate.absolute_path]
+PlainName = Annotated[str, validate.plain_name]
+Address = Annotated[str, validate.address]
+Interface = Annotated[str, _interface]
+NicName = Annotated[str, _matching(r"[^\s/\x00-\x1f\x7f-\x9f]{1,15}", "the name of a network interface")]
+Version = Annotated[str, _matching(r"\d+\.\d+[0-9A-Za-z.+]{0,20}", "a version")]
+Word = Annotated[str, _matching(r"[A-Za-z0-9_.@+-]{1,64}", "a word")]
+Rights = Annotated[str, _matching("root|passwordless|none", "root, passwordless or none")]
+Port = Annotated[int, _within(validate.LOWEST_PORT, validate.HIGHEST_PORT)]
+LocalPort = Annotated[int, _within(1, validate.HIGHEST_PORT)]  # the plan opens none below 1024
+Processor = Annotated[int, _within(0, 8191)]
+Rank = Annotated[int, _within(0, 65535)]
+Timeout = Annotated[int, _within(1, 1_000_000)]
+Duration = Annotated[float, _within(0, 2**33)]
+Positive = Annotated[float, _within(1e-9, 1e15)]
+Rate = Annotated[float, _within(0, 1e15)]
+Lineage = Annotated[dict[str, Document], _lineage]  # what checkpoints depend on (lineage.py)
+
+
+def decode(kind: type[Decoded], value: Any, partial: bool = False) -> Decoded:
     """The document; raises InvalidHostData with the place of the first value that does not fit.
 
     A missing key is null where its type allows that. In a partial document, which another version may have written, any may be missing.
@@ -67,7 +109,7 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
     raise InvalidHostData("its %s: %s" % (place or "answer", refused(value, "something else")))
 
 
-def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[str, Any]:
+def _keys(kind: Any, value: dict[str, Any], place: str, partial: bool) -> dict[str, Any]:
     """The values of a section; an unknown key may hold anything plain."""
     hints = _hints(kind)
     unknown = {_text(name): _plain(one, place + ".*", 0) for name, one in value.items() if name not in hints}
@@ -84,8 +126,8 @@ def _keys(kind: Any, value: Dict[str, Any], place: str, partial: bool) -> Dict[s
 
 
 @functools.cache
-def _hints(kind: Any) -> Dict[str, Any]:
-    return get_type_hints(kind, localns=vars(values), include_extras=True)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, localns=globals(), include_extras=True)
 
 
 def _is_plain(kind: Any, value: Any) -> bool:
@@ -123,10 +165,10 @@ class DeployedNode(TypedDict):
     """A node, as far as the doctor needs it."""
 
     host: str
-    rank: values.Rank
-    address: Optional[values.Address]
-    peers: Optional[List[values.Address]]
-    session: Optional[values.PlainName]
+    rank: Rank
+    address: Optional[Address]
+    peers: Optional[list[Address]]
+    session: Optional[PlainName]
     nic: Optional[str]
 
 
@@ -134,33 +176,33 @@ class DeployedMaster(TypedDict):
     """Where the ranks met."""
 
     host: str
-    address: Optional[values.Address]
-    port: values.Port
+    address: Optional[Address]
+    port: Port
 
 
 class DeployedPorts(TypedDict):
     """Where the ranks listened."""
 
-    low: values.Port
-    high: values.Port
+    low: Port
+    high: Port
 
 
 class DeployedPlan(TypedDict):
     """A plan that a host sent back, as far as the doctor needs it; it may be of another version."""
 
-    run: values.PlainName
-    nodes: List[DeployedNode]
+    run: PlainName
+    nodes: list[DeployedNode]
     master: DeployedMaster
     data_ports: DeployedPorts
-    timeout_seconds: Optional[values.Timeout]
+    timeout_seconds: Optional[Timeout]
 
 
-def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> List[DeployedPlan]:
+def believed_plans(found: Sequence[Any], hosts: Collection[str]) -> list[DeployedPlan]:
     """The valid plans among those that hosts sent back that include one of these hosts; most frequent first.
 
     A host of a plan may have left the inventory since; it is not contacted.
     """
-    plans: List[DeployedPlan] = []
+    plans: list[DeployedPlan] = []
     for one in found:
         with contextlib.suppress(InvalidHostData):
             plan = decode(DeployedPlan, one)

@@ -1,17 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The registry of all findings of preflight, plan, watch and doctor: one code, one meaning, one remedy.
-
-docs/troubleshooting.md is generated from it, so that searching for an error message finds the remedy.
-"""
+"""One reported fact of plan, preflight or doctor, and its sentence; findings_table.py has the meaning of each code."""
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, TypedDict
+from typing import List, Optional, Sequence, TypedDict
 
-from . import findings_of_plan, findings_of_preflight, findings_of_runs
-from .kind import Kind
+from .findings_table import CATALOGUE
 
 
 class Facts(TypedDict, total=False):
@@ -32,13 +28,6 @@ class Finding(TypedDict):
     why: str
     remedy: str
     facts: Facts
-
-
-CATALOGUE: Dict[str, Kind] = {
-    **findings_of_plan.KINDS,
-    **findings_of_preflight.KINDS,
-    **findings_of_runs.KINDS,
-}
 
 
 def finding(
@@ -82,3 +71,11 @@ def refusal_text(findings: Sequence[Finding]) -> str:
     return "\n".join(
         [f"{len(findings)} problems; nothing was changed:", *(f"- {sentence(found)}" for found in findings)]
     )
+
+
+class PlanError(ValueError):
+    """Why there is no plan: all problems, as findings."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__(refusal_text(self.findings))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, TypedDict
 
+from .probe import Folder
+
 VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
 
 
@@ -61,7 +63,6 @@ class Training(_Parts):
     head: str  # shared: each host has a part of the vocabulary; or whole
     head_open: bool  # whether another ddp_sync may have another head
     asked: Dict[str, str]  # the settings sync and head as the user wrote them
-    rebalance: bool  # shares follow the measured speeds during training
     matmul: str
     matmul_tried: List[str]
     eval_every: int
@@ -108,7 +109,7 @@ class Trainer(_Joined):
     script: str  # the module to start
     url: Optional[str]  # the path or URL of another trainer
     torch: str
-    index: str  # auto, default or a URL
+    index: str  # auto: of CPU builds first; default: only that of the host, with builds for CUDA
     python: str
     packages: List[str]  # the locks that the environment is made from
     offline: bool
@@ -136,20 +137,12 @@ class _Sometimes(TypedDict, total=False):
     join_flags: Dict[str, object]  # of the launcher that joins a checkout's ranks
     keeper_port: int  # the keeper's port
     open_ports: List[int]  # to open on this host besides data_ports
-    owner_ports: List[
-        int
-    ]  # what its owner is asked to open without root: those of all profiles, so that one request is enough
+    # What its owner is asked to open without root: those of all profiles, so that one request is enough.
+    owner_ports: List[int]
     session_argv: List[str]  # what the session runs instead of argv: the keeper
 
 
-class Interpreter(TypedDict):
-    """A host's Python; None if none was found or its version is unknown."""
-
-    python: Optional[str]  # creates the venv
-    python_version: Optional[str]
-
-
-class Node(_Sometimes, Interpreter):
+class Node(_Sometimes):
     """One host's share of the run, including its keeper."""
 
     host: str  # inventory name
@@ -164,6 +157,8 @@ class Node(_Sometimes, Interpreter):
     trainer_dir: str  # working folder of argv
     tools_dir: str  # this collection's own trainer, in tools/ beside another one
     venv_dir: str
+    python: Optional[str]  # creates the venv; None if none was found
+    python_version: Optional[str]
     session: str
     threads: int
     cores: Optional[List[int]]  # processors that the rank is pinned to (NANOCHAT_CORES)
@@ -192,6 +187,24 @@ class ConversationFacts(Conversations):
     """Conversations as the controller reads them, with their errors."""
 
     problems: List[str]
+
+
+class Results(TypedDict):
+    """The folder for results."""
+
+    path: str
+    writable: bool
+
+
+class Here(TypedDict, total=False):
+    """The controller's answers to the plan."""
+
+    folders: Dict[str, Folder]
+    git: str  # why the repository cannot be cloned
+    commits: Dict[str, str]  # of the clone and of its repository
+    results: Results
+    conversations: ConversationFacts
+    held_out: ConversationFacts
 
 
 class _OfStage(TypedDict, total=False):

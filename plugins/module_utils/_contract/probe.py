@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Dict, List, Optional, TypedDict
 from .training import TrainingIdentity
 
 if TYPE_CHECKING:
-    from .values import (
+    from .decode import (
         AbsolutePath,
         Duration,
         Interface,

@@ -1,17 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads a job's settings from inventory variables, using the rows of settings_table.py."""
+"""Reads the settings of all hosts by the rows of settings_table.py, and refuses what is wrong with every problem at once."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import json
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence
+import math
+import re
+from typing import Any, Callable, Dict, FrozenSet, Mapping, Sequence
 
 from . import settings_table
-from .findings import Finding, finding, refusal_text
+from .findings import Finding, PlanError, finding
 from .settings_table import (
     ALIASES,
     HOST,
@@ -22,11 +25,11 @@ from .settings_table import (
     HostSettings,
     RunSettings,
     Setting,
+    find,
     profiles,
     rows,
 )
-from .settings_types import FALSE, SECRET, TRUE, convert, is_unset, wanted
-from .urls import NO_CREDENTIALS, masked
+from .urls import NO_CREDENTIALS, has_credentials, masked
 
 # Converted values by the names of their settings.
 Values = Dict[str, Any]
@@ -39,14 +42,6 @@ class Asked:
     run: RunSettings
     hosts: Mapping[str, HostSettings]
     given: FrozenSet[str]  # the settings that the user wrote, by inventory name
-
-
-class SettingsError(ValueError):
-    """All errors in the settings, as findings."""
-
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        self.findings = list(findings)
-        super().__init__(refusal_text(self.findings))
 
 
 def shown(setting: Setting, value: Any) -> str:
@@ -63,45 +58,35 @@ def shown(setting: Setting, value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-WHERE = "\0"
+WHERE = "\0"  # in a problem, stands for the hosts that share it
 
 
-class Problem(NamedTuple):
-    """A problem of one host; WHERE in the text stands for the hosts that share it."""
-
-    host: str
-    text: str
-
-
-def read_host(host: str, variables: Mapping[str, Any]) -> tuple[Values, list[Problem]]:
-    """(this host's settings, problems); unset ones are omitted."""
+def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
+    """(a host's settings, problems); unset ones are omitted."""
     given: Values = {}
-    problems: list[Problem] = []
-    table = rows()
+    problems: list[str] = []
     for name in sorted(variables):
-        target = ALIASES.get(name, name)
+        target, value = ALIASES.get(name, name), variables[name]
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
-        setting = table.get(target)
         if target in REMOVED_SETTINGS:
-            if not is_ignored(target, variables[name]):
-                instead = REMOVED_SETTINGS[target].instead
-                problems.append(Problem(host, f"{name}{WHERE} is no longer a setting: {instead}."))
-        elif setting is None:
-            problems.append(Problem(host, unknown(name)))
-        elif not is_unset(variables[name]):
+            if not is_ignored(target, value):
+                problems.append(f"{name}{WHERE} is no longer a setting: {REMOVED_SETTINGS[target].instead}.")
+        elif target not in rows():
+            problems.append(unknown(name))
+        elif not is_unset(value):
             try:
-                given[target] = convert(setting, variables[name])
+                given[target] = convert(find(target), value)
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                problems.append(Problem(host, refused(setting, name, variables[name], error)))
+                problems.append(refused(find(target), name, value, error))
     return given, problems
 
 
 def is_ignored(name: str, value: Any) -> bool:
     """Whether a removed setting is empty, or asks for what is done now anyway."""
     word = str(value).strip().lower()
-    word = "true" if word in TRUE else "false" if word in FALSE else word
-    return is_unset(value) or word in REMOVED_SETTINGS[name].ignored
+    truth = "true" if word in TRUE else "false" if word in FALSE else word
+    return is_unset(value) or not {word, truth}.isdisjoint(REMOVED_SETTINGS[name].ignored)
 
 
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
@@ -119,19 +104,6 @@ def unknown(name: str) -> str:
     return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 
-def _merged(problems: Sequence[Problem], hosts: int) -> list[Finding]:
-    """One finding for a problem that several hosts share, for example a wrong group variable."""
-    having: dict[str, list[str]] = {}
-    for problem in problems:
-        having.setdefault(problem.text, []).append(problem.host)
-    found = []
-    for text, names in having.items():
-        where = " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names)
-        host = names[0] if len(names) == 1 else ""
-        found.append(finding("setting-refused", host, text.replace(WHERE, where).rstrip(".")))
-    return found
-
-
 def defaults(profile: str) -> Values:
     """All settings if the user sets only the profile."""
     values = {name: row.default for name, row in rows().items()}
@@ -139,15 +111,19 @@ def defaults(profile: str) -> Values:
 
 
 def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
-    """A job's settings; raises SettingsError with all problems of all hosts."""
-    problems: list[Problem] = []
+    """A job's settings; raises PlanError with all problems of all hosts."""
+    if not hosts:
+        seen = "There are no hosts to plan for; the inventory's group trainers is empty"
+        raise PlanError([finding("setting-refused", "", seen)])
     given: dict[str, Values] = {}
+    having: dict[str, list[str]] = {}  # the hosts with each problem
     for host, variables in hosts:
-        given[host], wrong = read_host(host, variables)
-        problems.extend(wrong)
+        given[host], problems = read_host(variables)
+        for problem in problems:
+            having.setdefault(problem, []).append(host)
     run_given, differing = _agree(given)
-    if problems or differing:
-        raise SettingsError(_merged(problems, len(hosts)) + ([] if problems else differing))
+    if having or differing:
+        raise PlanError([_of_hosts(problem, names, len(hosts)) for problem, names in having.items()] or differing)
     values = defaults(run_given.get("ddp_profile", "smoke"))
     each = {host: settings_table.HostSettings(**_fields({**values, **own}, HOST)) for host, own in given.items()}
     return Asked(
@@ -155,6 +131,12 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
         each,
         frozenset(name for own in given.values() for name in own),
     )
+
+
+def _of_hosts(problem: str, names: Sequence[str], hosts: int) -> Finding:
+    """A problem that these hosts share, for example a wrong group variable."""
+    where = " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names)
+    return finding("setting-refused", names[0] if len(names) == 1 else "", problem.replace(WHERE, where).rstrip("."))
 
 
 def _fields(values: Values, scope: str) -> Values:
@@ -179,3 +161,137 @@ def _agree(given: Mapping[str, Values]) -> tuple[Values, list[Finding]]:
         elif values and values[0] is not None:
             agreed[setting.name] = values[0]
     return agreed, problems
+
+
+# The value of a setting, from a file or from text on the command line
+
+TRUE = ("true", "yes", "on", "1")
+FALSE = ("false", "no", "off", "0")
+SECRET = "ddp_secret_env"
+# Default limit of rows without one.
+MOST_OF_ALL = 2**31
+
+
+def _as_int(value: Any) -> int:
+    number = value.strip().replace("_", "") if isinstance(value, str) else value
+    if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+        raise ValueError("not whole")
+    return int(number)
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _as_bool(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word not in (*TRUE, *FALSE):
+        raise ValueError("neither true nor false")
+    return word in TRUE
+
+
+def _as_str(value: Any) -> str:
+    if isinstance(value, (bool, list, dict)):
+        raise ValueError("not a word")
+    return str(value).strip()
+
+
+def _as_list(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = _list_in(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
+        raise ValueError("not a list of words")
+    return tuple(str(item) for item in value)
+
+
+def _list_in(text: str) -> Any:
+    """Parse a list from -e, in JSON or with single quotes."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    raise ValueError("not a list")
+
+
+def _as_dict(value: Any) -> dict[str, str]:
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, Mapping):
+        raise ValueError("not a dictionary")
+    for name, item in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"{str(name)!r} is not a valid environment variable name")
+        if isinstance(item, (list, dict)):
+            raise ValueError("a value is a list or a dictionary; quote it exactly as the process should see it")
+    # As the inventory has it: YAML's yes becomes true again.
+    words = {None: "", True: "true", False: "false"}
+    return {
+        str(name): words[item] if item is None or isinstance(item, bool) else str(item) for name, item in value.items()
+    }
+
+
+# By kind, how a value is read, and what it must be.
+KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "int": (_as_int, "an integer"),
+    "float": (_as_float, "a number"),
+    "bool": (_as_bool, "true or false"),
+    "str": (_as_str, "a string"),
+    "list": (_as_list, "a list"),
+    "dict": (_as_dict, "a dictionary of environment variables"),
+}
+
+
+def wanted(setting: Setting) -> str:
+    """The accepted values, in words."""
+    if setting.choices:
+        return " or ".join([", ".join(setting.choices[:-1]), setting.choices[-1]])
+    least = "" if setting.low is None else f" of at least {setting.low:g}"
+    return setting.takes or KINDS[setting.kind][1] + least
+
+
+def convert(setting: Setting, value: Any) -> Any:
+    """The converted value; raises ValueError if invalid."""
+    if value is False and "off" in setting.choices:
+        # YAML reads a bare off as false.
+        return "off"
+    result = KINDS[setting.kind][0](value)
+    if setting.choices and result not in setting.choices:
+        raise ValueError("not a choice")
+    if setting.pattern and not re.fullmatch(setting.pattern, result):
+        raise ValueError("malformed")
+    if setting.low is not None and result < setting.low:
+        raise ValueError("too small")
+    if setting.kind in ("int", "float"):
+        most = setting.most or MOST_OF_ALL
+        if result > most:
+            raise ValueError(f"at most {most}")
+        if setting.name.endswith("_port") and result > 65535:
+            raise ValueError("no such port")
+    if setting.kind in ("str", "list", "dict"):
+        check_texts(setting, result)
+    return result
+
+
+def check_texts(setting: Setting, value: Any) -> None:
+    """Refuse what no path or name can contain, and credentials that are no secret variable; values of variables are checked where
+    they are written."""
+    texts = [value] if isinstance(value, str) else list(value)
+    try:
+        for text in texts:
+            text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        texts = ["\0"]
+    if any("\0" in text for text in texts):
+        raise ValueError("a NUL byte or a lone surrogate, which paths and names cannot contain")
+    shown = list(value.values()) if isinstance(value, dict) else texts
+    if setting.name != SECRET and any(map(has_credentials, shown)):
+        raise ValueError(NO_CREDENTIALS)
+
+
+def is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())

@@ -28,26 +28,10 @@ DATA_URL = "https://huggingface.co/datasets/karpathy/climbmix-400b-shuffle/resol
 LAST_SHARD = 6542  # of that collection, for validation
 
 # Facts and switches of the collection's own that share the prefix and are no settings.
-NOT_SETTINGS = frozenset(
-    [
-        "ddp_probe",
-        "ddp_probe_error",
-        "ddp_plan",
-        "ddp_node",
-        "ddp_plan_findings",
-        "ddp_controller",
-        "ddp_tolerant",
-        "ddp_plan_file",
-        "ddp_json",
-        "ddp_rights",
-        "ddp_rights_refused",
-        "ddp_links",
-        "ddp_so_far",
-        "ddp_launched",
-        "ddp_setup",
-        "ddp_purge",
-    ]
-)
+NOT_SETTINGS = frozenset((
+    "ddp_probe", "ddp_probe_error", "ddp_plan", "ddp_node", "ddp_plan_findings", "ddp_controller", "ddp_tolerant", "ddp_plan_file",
+    "ddp_json", "ddp_rights", "ddp_rights_refused", "ddp_links", "ddp_so_far", "ddp_launched", "ddp_setup", "ddp_purge",
+))  # fmt: skip
 
 
 class Removed(NamedTuple):
@@ -57,51 +41,48 @@ class Removed(NamedTuple):
     ignored: Tuple[str, ...] = ()
 
 
+# fmt: off
 REMOVED_SETTINGS: Dict[str, Removed] = {
     "ddp_training": Removed(
-        "a run is one training. Remove it; where hosts hold two, the plan names both folders and the command that sets one aside"
+        "a run is one training. Remove it; where hosts hold two, the plan names both folders and the command that sets one aside",
     ),
     "ddp_device": Removed("training is on CPUs. Remove it", ("auto", "cpu")),
-    "ddp_dtype": Removed(
-        "numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")
-    ),
+    "ddp_dtype": Removed("numbers are float32. Remove it; ddp_matmul is the precision of matrix products", ("auto", "float32")),
     "ddp_trainer_join": Removed("a checkout's ranks always train one model together. Remove it", ("true",)),
     "ddp_quiet_minutes": Removed("a guest comes back after one quiet minute. Remove it", ("1", "1.0", "10", "10.0")),
     "ddp_heat_limit": Removed(
-        "ddp_away_if is a command for that. Remove it; docs/guides/polite-guest.md has the command for heat",
-        ("95", "95.0"),
+        "ddp_away_if is a command for that. Remove it; docs/guides/polite-guest.md has the command for heat", ("95", "95.0"),
     ),
     "ddp_load_limit": Removed("a guest leaves where other programs use more than half a core. Remove it", ("0.5",)),
-    "ddp_strict": Removed(
-        "warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)
-    ),
-    "ddp_python_mirror": Removed(
-        "uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user"
-    ),
+    "ddp_strict": Removed("warnings never stop a run. Remove it, and read the findings of nanochat.ddp.preflight first", ("false",)),
+    "ddp_python_mirror": Removed("uv has a variable for that. Remove it, and set UV_PYTHON_INSTALL_MIRROR for the host's user"),
     "ddp_data_last_shard": Removed(
-        "the collection's last shard is 6542. Remove it; for another collection, copy its shards and use ddp_data_source host",
-        ("6542",),
+        "the collection's last shard is 6542. Remove it; for another collection, copy its shards and use ddp_data_source host", ("6542",),
     ),
     "ddp_stall_factor": Removed("a step of five times the usual length is examined. Remove it", ("5", "5.0")),
-    "ddp_collect_checkpoints": Removed(
-        "the newest checkpoint is always copied to the controller. Remove it", ("true",)
-    ),
+    "ddp_collect_checkpoints": Removed("the newest checkpoint is always copied to the controller. Remove it", ("true",)),
     "ddp_tracker_bind": Removed(
         "the MLflow server listens on the master only. Remove it; `ssh -N -L 5000:127.0.0.1:5000 MASTER` shows it elsewhere",
         ("127.0.0.1", "localhost"),
     ),
-    "ddp_cores": Removed(
-        "a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number"
-    ),
+    "ddp_cores": Removed("a rank computes on one processor of every fast core. Remove it; ddp_threads limits their number"),
     "ddp_live_page": Removed(
         "the report is the one page. Remove it; `ansible-playbook nanochat.ddp.collect` renews the report while the run goes on",
         ("false",),
     ),
     "ddp_port_range": Removed(
-        "the data ports are a host's own local ports. Remove it; to have fewer, narrow those on the host by "
-        "`net.ipv4.ip_local_port_range = 40000 40999` in /etc/sysctl.d/90-nanochat-ddp.conf, where earlier versions wrote it"
+        "the data ports are a host's own local ports. Remove it; to have fewer, narrow those on the host by `net.ipv4.ip_local_port_range "
+        "= 40000 40999` in /etc/sysctl.d/90-nanochat-ddp.conf, where earlier versions wrote it",
+    ),
+    "ddp_rebalance": Removed(
+        "shares follow the hosts' speeds while training. Remove it; ddp_batch_split equal or threads keeps them", ("true",),
+    ),
+    "ddp_torch_index": Removed(
+        "uv takes torch from PyTorch's index of CPU builds, or else from where pip does on that host. Remove it; name a mirror in that "
+        "user's pip.conf, or accept the CUDA build with ddp_torch 2.13.0+cuda", ("auto",),
     ),
 }
+# fmt: on
 # The same of environment variables that earlier trainers read.
 REMOVED_VARIABLES = {
     "NANOCHAT_PROM_DIR": "ranks write no file for Prometheus any more. Read metrics-rankN.jsonl in the run folder, or use ddp_tracker",
@@ -109,7 +90,7 @@ REMOVED_VARIABLES = {
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 
-# The kind of value that a field's type stands for; settings_types.py reads and checks values by it.
+# The kind of value that a field's type stands for; settings.py reads and checks values by it.
 KINDS = {
     "str": "str",
     "int": "int",
@@ -171,8 +152,7 @@ class RunSettings:
 
     # The run
     profile: str = _run(
-        "smoke", "Fills in settings that you leave empty: smoke is a ten-step trial, real is the real training.",
-        choices=PROFILE_NAMES,
+        "smoke", "Fills in settings that you leave empty: smoke is a ten-step trial, real is the real training.", choices=PROFILE_NAMES,
     )
     stage: str = _run(
         "base", "base trains a model; sft fine-tunes it on conversations, as the run NAME-sft.",
@@ -202,8 +182,7 @@ class RunSettings:
     )
     grace: int = _run(30, "With ddp_restarts: seconds to wait for a lost host before the others continue without it.", low=0)
     survive_reboot: bool = _run(
-        None, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.",
-        smoke=False, real=True,
+        None, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.", smoke=False, real=True,
     )
 
     # The model
@@ -223,8 +202,7 @@ class RunSettings:
         pattern="[SLsl]+", takes="the letters S and L, for example SSSL",
     )
     vocab_size: int = _model(
-        None, "Vocabulary size of the tokenizer that is trained if the data has none.",
-        smoke=4096, real=32768, low=265, most=10_000_000,
+        None, "Vocabulary size of the tokenizer that is trained if the data has none.", smoke=4096, real=32768, low=265, most=10_000_000,
     )
 
     # The training
@@ -239,8 +217,7 @@ class RunSettings:
     iterations: int = _training(None, "Number of training steps.", smoke=10, real=5000, low=1, flag="num-iterations")
     budget: Optional[str] = _training(
         None, "Total time including setup and collecting, instead of ddp_depth and ddp_iterations: the plan chooses a model that fits.",
-        pattern=r"(\d{1,5}[dhm])+", takes="days, hours and minutes, for example 8h, 90m, 1d or 1h30m",
-        empty="as long as its steps take",
+        pattern=r"(\d{1,5}[dhm])+", takes="days, hours and minutes, for example 8h, 90m, 1d or 1h30m", empty="as long as its steps take",
     )
     finish_by: Optional[str] = _training(
         None, "The same as an end time by the controller's clock: the next 07:30, or a date and time.",
@@ -249,37 +226,24 @@ class RunSettings:
         empty="as long as its steps take",
     )
     batch_split: str = _training(
-        "auto",
-        "How hosts share a step's rows; speed: by ddp_speed or as measured; auto: by speed if it is known.",
+        "auto", "How hosts share a step's rows; speed: by ddp_speed or as measured, also while training; auto: by speed if it is known.",
         choices=("auto", "equal", "threads", "speed"),
     )
-    rebalance: bool = _training(
-        True, "Adjust the shares to the hosts' speeds while training (with ddp_batch_split auto or speed).",
-        flag="rebalance",
-    )
     eval_every: int = _training(
-        None, "Steps between evaluations on the validation shard; -1 for none.",
-        smoke=250, real=250, low=-1, flag="eval-every",
+        None, "Steps between evaluations on the validation shard; -1 for none.", smoke=250, real=250, low=-1, flag="eval-every",
     )
     eval_tokens: int = _training(None, "Tokens per evaluation.", smoke=16384, real=65536, low=1, flag="eval-tokens")
     sample_every: int = _training(
-        None, "Steps between samples of generated text; -1 for none.",
-        smoke=-1, real=1000, low=-1, flag="sample-every",
+        None, "Steps between samples of generated text; -1 for none.", smoke=-1, real=1000, low=-1, flag="sample-every",
     )
-    save_every: int = _training(
-        None, "Steps between checkpoints; -1 saves only at the end.",
-        smoke=5, real=250, low=-1, flag="save-every",
-    )
+    save_every: int = _training(None, "Steps between checkpoints; -1 saves only at the end.", smoke=5, real=250, low=-1, flag="save-every")
     save_minutes: int = _training(
-        None, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every.",
-        smoke=30, real=10, low=0,
+        None, "Also save after this many minutes without a checkpoint; 0: only by ddp_save_every.", smoke=30, real=10, low=0,
     )
     keep_checkpoints: int = _training(2, "Number of checkpoints to keep on each host; -1 keeps all.", low=-1, flag="keep-checkpoints")
     sync: str = _training(
-        "auto",
-        "exact: float32; bf16, int8, int4: rounded, for slow links; auto: the fastest that was measured.",
-        choices=("auto", *ways.WAYS), flag="sync",
-        gone=dict.fromkeys(("dense", "ddp"), "exact sends the same sums in fewer bytes"),
+        "auto", "exact: float32; bf16, int8, int4: rounded, for slow links; auto: the fastest that was measured.",
+        choices=("auto", *ways.WAYS), flag="sync", gone=dict.fromkeys(("dense", "ddp"), "exact sends the same sums in fewer bytes"),
     )
     head: str = _training(
         "auto",
@@ -301,8 +265,7 @@ class RunSettings:
     # The network
     port: int = _network(29500, "Port on the master where the ranks meet.", low=1024)
     keeper_port: int = _network(
-        29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.",
-        low=1024,
+        29501, "With ddp_restarts: port of the keeper on each host; nodes that share a machine use the next ports.", low=1024,
     )
     manage_firewall: bool = _network(True, "Open an active firewall to the peers, and only to them.")
 
@@ -314,12 +277,8 @@ class RunSettings:
         False, "The hosts cannot reach a package index: the controller downloads the packages once and copies them.",
     )
     torch: str = _trainer(
-        "2.13.0", "PyTorch version on every host; ranks with different versions may disagree.",
-        pattern=r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+]*", takes="a version, for example 2.13.0",
-    )
-    torch_index: str = _trainer(
-        "auto", "Where to get torch: PyTorch's CPU index if it is reachable (auto), the default index (default), or a URL.",
-        pattern=r"auto|default|https?://\S+|file://\S+", takes="auto, default, or a URL",
+        "2.13.0", "PyTorch version on every host, built for CPUs; 2.13.0+cuda also accepts the build for CUDA (3 GB to download).",
+        pattern=r"\d+\.\d+(\.\d+)?[A-Za-z0-9.]*(\+cpu|\+cuda)?", takes="a version, for example 2.13.0",
     )
 
     # The data
@@ -328,15 +287,13 @@ class RunSettings:
         smoke="text", real="url", choices=("text", "url", "host", "controller"),
     )
     data_host: Optional[str] = _data(
-        None, "The host that has or downloads the text or shards; the others copy them from it.",
-        empty="the master",
+        None, "The host that has or downloads the text or shards; the others copy them from it.", empty="the master",
     )
     data_paths: Tuple[str, ...] = _data(
         (), "Folders on that host or the controller: text (empty: Python's library), or shards and, if elsewhere, their tokenizer.",
     )
     data_url: str = _data(
-        DATA_URL, "Base URL of numbered shards (source url).",
-        pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
+        DATA_URL, "Base URL of numbered shards (source url).", pattern=r"https?://\S+", takes="a URL that begins with http:// or https://",
     )
     data_shards: int = _data(None, "Number of shards to use; the last one is for validation.", smoke=3, real=8, low=2, most=100_000)
 
@@ -398,8 +355,7 @@ class HostSettings:
         pattern=r"[^\0\n]+", takes="a command of one line", empty="no further reason to leave",
     )
     speed: Optional[float] = _host(
-        None, "Speed of this host relative to the others (ddp_batch_split auto and speed).",
-        low=0.001, empty="as measured",
+        None, "Speed of this host relative to the others (ddp_batch_split auto and speed).", low=0.001, empty="as measured",
     )
 # fmt: on
 

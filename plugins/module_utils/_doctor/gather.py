@@ -17,10 +17,10 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from .._contract.document import Document, whole
-from .._kit import processes
+from .._kit import bare, processes
 from .._kit.files import read_object, read_text
 from .._run.effort import busy_share, read_effort
 from .._run.state import read_run
@@ -43,6 +43,13 @@ TCP_STATES = {
     8: "CLOSE_WAIT",
     10: "LISTEN",
 }
+
+
+def doctor_info(
+    run_dir: str, rank: int, probe_port: int, peers: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, RankEvidence]:
+    """The evidence as the verdict takes it."""
+    return {"evidence": collect(run_dir, rank, peers, probe_port, bare.tool)}
 
 
 def collect(run_dir: str, rank: int, peers: Sequence[Mapping[str, str]], probe_port: int, run: Run) -> RankEvidence:

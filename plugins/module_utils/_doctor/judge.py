@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDic
 
 from .._contract.document import whole
 from .._contract.findings import Finding, finding
-from .._contract.kind import WARNING
+from .._contract.findings_table import WARNING
 from .._contract.plan import Plan
 from .._kit.words import bytes_text
 from .._rules.causes import LOSSES

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prepares a run folder for a start, with its keeper, for the module run_folder; also a bare program on the host."""
+"""Prepares a run folder for a start, with its keeper, and removes what runs left behind."""
 
 from __future__ import annotations
 
@@ -9,52 +9,71 @@ import os
 from typing import Any, Dict, Mapping, Optional
 
 from .._contract.run_folder import BOOT
-from .._kit import bare, host_code
-from .._run.folder import KeeperSetup, RunFolderError, make_ready, prepare
+from .._kit import host_code
+from .._run import purge as purge_utils
+from .._run.folder import KeeperSetup, make_ready, prepare
+from .._session.tmux import end_sessions
+from .._trainer.environment import trainer_venv
 from . import keeper
 
-# The options of run_folder.
-OPTIONS: Dict[str, Dict[str, object]] = {
-    "path": {"type": "path", "required": True},
-    "plan": {"type": "dict", "required": True},
-    "fresh": {"type": "bool", "default": False},
-    "state": {"type": "str", "choices": ["ready", "deployed"], "default": "deployed"},
-    "host": {"type": "str"},
-    "training": {
-        "type": "dict",
-        "options": {
-            "id": {"type": "str", "required": True},
-            "number": {"type": "int", "required": True},
-            "begun": {"type": "int", "required": True},
-            "goes_on": {"type": "str"},
-            "ends": {"type": "int"},
-            "now": {"type": "float"},
-            "base": {"type": "str"},
-        },
-    },
-    "keeper_secret": {"type": "str", "no_log": True},
-}
 
+def run_folder(
+    path: str,
+    plan: Dict[str, Any],
+    state: str = "deployed",
+    fresh: bool = False,
+    training: Optional[Dict[str, Any]] = None,
+    keeper_secret: str = "",
+    host: str = "",
+    check: bool = False,
+) -> Dict[str, object]:
+    """Bring a run folder to the plan, or tell what that would change.
 
-def keeper_of(params: Mapping[str, Any]) -> Optional[KeeperSetup]:
-    """The keeper's host, secret and program, if any."""
-    if not params["plan"].get("keeper") or not params["keeper_secret"]:
-        return None
-    return KeeperSetup(
-        params["host"], params["keeper_secret"], host_code.program(keeper.__name__, "main", params["path"])
-    )
-
-
-def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
-    """Bring the folder into its state, or predict that, and return the result."""
-    path, plan, fresh, training = (params[name] for name in ("path", "plan", "fresh", "training"))
-    if params["state"] == "ready":
+    state: `ready` only makes the folder, and refuses what `deployed` would refuse, so that a run that still goes on in it is not stopped
+    in vain. training: the one that the folder is to hold; outputs of another one, or with fresh all, are moved aside. keeper_secret: what
+    the keepers of this start prove to each other that they know; without it a keeper that was there is taken away.
+    """
+    if state == "ready":
         result = make_ready(path, plan, fresh, check, training)
     else:
-        result = prepare(path, plan, fresh, check, keeper_of(params), training)
+        result = prepare(path, plan, fresh, check, keeper_of(path, plan, host, keeper_secret), training)
     return {"boot": os.path.lexists(os.path.join(path, BOOT)), **result}
 
 
-def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: returns the result of run_folder."""
-    bare.change(mark, params, ["path"], apply, (RunFolderError,))
+def keeper_of(path: str, plan: Mapping[str, Any], host: str, secret: str) -> Optional[KeeperSetup]:
+    """The keeper's host, secret and program, if any."""
+    if not plan.get("keeper") or not secret:
+        return None
+    return KeeperSetup(host, secret, host_code.program(keeper.__name__, "main", path))
+
+
+def purge(
+    base_dir: str, what: str, host: str, run: str = "", venv_dir: str = "", check: bool = False
+) -> Dict[str, object]:
+    """Remove the folder of one run (what: `run`), or all that jobs keep below the base folder (`all`), or tell what that would be.
+
+    venv_dir: the trainer's environment, which goes with all if this collection made it there. `said` tells people what goes and what stays.
+    """
+    everything, venv = what == "all", (venv_dir or os.path.join(base_dir, "venv")).rstrip("/")
+    # Refuses while anything there is alive.
+    purge_utils.purge(base_dir, run, everything, dry=True)
+    is_own = venv.startswith(base_dir.rstrip("/") + "/")
+    there = everything and os.path.exists(venv)
+    gone = trainer_venv(venv, host, "absent", check=check, digest="", pins={}) if there and is_own else {}
+    # An environment that is not ours is used, but never removed.
+    if gone.get("reason", "occupied") != "occupied":
+        return gone
+    # Last, so that the base folder goes if nothing else is in it.
+    found = purge_utils.purge(base_dir, run, everything, check, end_sessions)
+    removed = "would be removed" if check else "removed"
+    elsewhere = "left alone, since it lies outside the base folder, where other inventories may use it"
+    told = {
+        f"{removed}: the trainer's Python environment {venv}": gone.get("changed"),
+        f"{elsewhere}: {venv} (ddp_venv_dir)": there and not is_own,
+        f"{removed}: {found['brief']}": found["removed"],
+        "nothing of it is there": not found["removed"],
+        f"left alone, since nanochat.ddp did not make it: {', '.join(found['stayed'])}": found["stayed"],
+    }
+    said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]
+    diff = {"before": "".join(f"{path}\n" for path in found["removed"]), "after": ""}
+    return {**found, "changed": found["changed"] or bool(gone.get("changed")), "diff": diff, "said": said}

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from typing import Any, Callable, Iterator, Mapping, Tuple, Type
+from typing import Any, Iterator, Mapping
 
 from ansible.module_utils import basic
 
@@ -37,17 +37,6 @@ def checked_module(
     for problem in [*problems(module.params), *beyond(module.params, bounds or {})]:
         module.fail_json(msg=problem)
     return module
-
-
-def answer_read_only(
-    read: Callable[[Mapping[str, Any]], Mapping[str, Any]], refusals: Tuple[Type[Exception], ...], **options: Any
-) -> None:
-    """The whole of a module that only reads: its result, or why it refuses; options are those of checked_module."""
-    module = checked_module(supports_check_mode=True, **options)
-    try:
-        module.exit_json(changed=False, **read(module.params))
-    except refusals as error:
-        module.fail_json(msg=str(error))
 
 
 def beyond(params: Mapping[str, object], bounds: Mapping[str, tuple[float, float]]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs commands on a host, for modules and for programs that host_code sends, and returns such a program's answer."""
+"""Runs commands on a host, and calls a verb in a program that host_code sends there and returns its answer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 # Folders that modules search in addition to PATH.
 MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
 TIMED_OUT = "it did not end in time"
+# How the names of parameters end that are paths.
+PATHS = ("_dir", "path", "dest")
+OURS = "ansible_collections.nanochat.ddp."
 
 
 def find(name: str) -> Optional[str]:
@@ -52,35 +55,33 @@ def run(
     return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
-def run_tool(argv: Sequence[str]) -> Tuple[int, str, str]:
-    """Run a tool of the host, also one outside of PATH, in the C locale; returns 127 if it is not installed."""
-    path = find(argv[0])
-    if path is None:
+def tool(argv: Sequence[str]) -> Tuple[int, str, str]:
+    """Run a tool of the host, also one outside of PATH, in the C locale; returns 127 if it is not installed, like a shell."""
+    program = find(argv[0])
+    if program is None:
         return 127, "", f"{argv[0]} is not installed"
-    return run([path, *argv[1:]], {"LC_ALL": "C", "LANGUAGE": "C"})
+    return run([program, *argv[1:]], {"LC_ALL": "C", "LANGUAGE": "C"})
 
 
-def expanded(params: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The parameters with these paths expanded for this host, whose home differs from the controller's."""
-    paths: List[str] = [name for name in names if params.get(name)]
+def expanded(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """The parameters with the paths among them, which their names tell, expanded for this host: its home is not the controller's."""
+    paths = [name for name, value in params.items() if name.endswith(PATHS) and value]
     return {**params, **{name: os.path.expanduser(os.path.expandvars(str(params[name]))) for name in paths}}
 
 
-def change(
-    mark: str,
-    params: Mapping[str, Any],
-    paths: Sequence[str],
-    apply: Callable[[Mapping[str, Any], bool], Mapping[str, Any]],
-    refusals: Tuple[Type[Exception], ...],
-) -> None:
-    """Bring something into its state, or predict that, and send the result to the controller."""
+def answer(mark: str, module: str, verb: str, params: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Call a verb, and send its answer, or why it refuses, to the controller behind a marker that identifies the line."""
+    os.environ.update(environ)
+    sys.stdout.write(mark + json.dumps(answer_of(getattr(sys.modules[module], verb), params)) + "\n")
+
+
+def answer_of(verb: Callable[..., Mapping[str, Any]], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A verb's answer, or the sentence of the error with which it refuses."""
     try:
-        result = apply(expanded(params, paths), params["check"])
-    except refusals as error:
-        result = {"failed": True, "msg": str(error)}
-    answer(mark, result)
-
-
-def answer(mark: str, result: Mapping[str, Any]) -> None:
-    """Send the answer to the controller, behind a marker that identifies the line."""
-    sys.stdout.write(mark + json.dumps(result) + "\n")
+        return verb(**expanded(params))
+    except OSError as error:
+        return {"failed": True, "msg": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
+    except Exception as error:  # whatever it is, nobody on a host reads it
+        # Errors of this collection's own classes are sentences.
+        ours = type(error).__module__.startswith(OURS)
+        return {"failed": True, "msg": str(error) if ours else f"{verb.__name__}: {type(error).__name__}: {error}"}

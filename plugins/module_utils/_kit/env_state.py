@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings an env file into its state for the module env_file, also as a bare program on the host."""
+"""Brings an env file into its state, for the module env_file and for the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import stat
 from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
-from . import bare
 from . import env_file as env_files
 
 # Parameters of env_file.
@@ -79,6 +78,6 @@ def difference(
     return {"before": texts[0], "after": texts[1], "before_header": path, "after_header": path}
 
 
-def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: returns the result of env_file."""
-    bare.change(mark, params, ["path"], apply, ERRORS)
+def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
+    """The result of the module env_file with these options."""
+    return apply({**{name: option.get("default") for name, option in OPTIONS.items()}, **given}, check)

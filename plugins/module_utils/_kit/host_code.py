@@ -43,44 +43,48 @@ def _load(name, source):
     exec(compile(source, name, "exec"), module.__dict__)
     return module
 for _name, _source in json.loads({sources!r}):
-    _last = _load(_name, _source)
-_last.{function}(*json.loads({arguments!r}))
+    _load(_name, _source)
+sys.modules[{module!r}].{function}(*json.loads({arguments!r}))
 """
 
 
-def program(module: str, function: str, *arguments: Any) -> str:
-    """Source of a program that calls `module`.`function` with these arguments (JSON)."""
-    return _PROGRAM.format(sources=sources_text(module), function=function, arguments=json.dumps(arguments))
+def program(module: str, function: str, *arguments: Any, needs: tuple[str, ...] = ()) -> str:
+    """Source of a program that calls `module`.`function` with these arguments (JSON); needs: further modules that it contains."""
+    text = sources_text((*needs, module))
+    return _PROGRAM.format(sources=text, module=module, function=function, arguments=json.dumps(arguments))
 
 
 @functools.cache
-def sources_text(module: str) -> str:
+def sources_text(modules: tuple[str, ...]) -> str:
     """The sources as the program contains them; cached, because a controller builds a program per host."""
-    return json.dumps(sources(module))
+    return json.dumps(sources(*modules))
 
 
-def sources(module: str) -> list[tuple[str, str]]:
-    """Name and source of the module and of its imports from this collection, dependencies first."""
+def sources(*modules: str) -> list[tuple[str, str]]:
+    """Name and source of the modules and of their imports from this collection, dependencies first."""
     found: dict[str, str] = {}
-    _collect(module, found)
+    for name in modules:
+        _collect(name, found)
     return list(found.items())
 
 
 def _collect(name: str, found: dict[str, str]) -> None:
     if name in found:
         return
-    source = _source(name)
-    for needed in _imported(name, source):
+    source, imported = _read(name)
+    for needed in imported:
         _collect(needed, found)
     found[name] = source
 
 
-def _source(name: str) -> str:
-    """The source of a file of ours, also from the archive in which Ansible sends a module."""
+@functools.cache
+def _read(name: str) -> tuple[str, list[str]]:
+    """The source of a file of ours, also from the archive in which Ansible sends a module, and what it imports."""
     loader: Any = importlib.import_module(name).__loader__
     source = loader.get_source(name)
     # Ansible's collection loader, on the controller, returns bytes.
-    return source.decode("utf-8") if isinstance(source, bytes) else str(source)
+    text = source.decode("utf-8") if isinstance(source, bytes) else str(source)
+    return text, _imported(name, text)
 
 
 def _imported(name: str, source: str) -> list[str]:

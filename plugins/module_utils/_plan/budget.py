@@ -17,20 +17,19 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.document import number, section
-from .._contract.findings import Finding, finding
 from .._contract.plan import Model, Plan
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, RunSettings
 from .._contract.training import Launched
 from .._kit.words import bytes_text, clock_text, plural, seconds_text, table
-from .._rules.model_size import Shape, parameters
+from .._rules.model_size import parameters
 from .._rules.schedule import EVAL_SHARE, REFERENCE_DEPTH, SAVE_RATE, auto_batch_size
 from .._rules.shares import share_rows
 from . import stages
 from .host_checks import MEMORY_SHARE
 from .hosts import Host, neighbours
 from .model_size import describe, memory, shape_of
-from .step_model import Link, Speed, StepJob, choose_sync, links_of, predict
+from .step_model import Speed, StepJob, choose_sync, links_of, predict
 
 UNITS = {"d": 86400, "h": 3600, "m": 60}
 DEPTHS = range(2, 41, 2)
@@ -81,6 +80,13 @@ class Row(NamedTuple):
         """Fraction of the steps in this time."""
         return max(1.0, seconds) / (self.run.iterations * (self.together or 1.0))
 
+    def seconds_for_steps(self, left: float) -> float:
+        """Of the seconds left, those between the first and the last step."""
+        run, size = self.run, self.model["parameters"]["total"]
+        evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (self.together or 0.0)
+        save = 12 * size / SAVE_RATE
+        return left - START_SECONDS - evaluation * (run.eval_every > 0) - save - collect_seconds(run, self.model)
+
 
 class ModelChoice(NamedTuple):
     """The rows, the chosen one with its reason, and the depth at which the speeds were measured."""
@@ -90,11 +96,6 @@ class ModelChoice(NamedTuple):
     why: str
     seconds: float  # for steps
     measured_depth: Optional[int]
-
-
-def time_given(run: RunSettings) -> Optional[str]:
-    """The time as the user wrote it."""
-    return run.finish_by or run.budget
 
 
 def deadline(run: RunSettings, begun: float) -> float:
@@ -111,19 +112,20 @@ def deadline(run: RunSettings, begun: float) -> float:
 
 def fit_model(
     asked: Asked, hosts: Sequence[Host], since: float, clock: Clock
-) -> Tuple[Asked, Optional[ModelChoice], List[Finding]]:
+) -> Tuple[Asked, Optional[ModelChoice], List[str]]:
     """The settings with the model that fits the time, the choice, and any problems. A resumed run (`since` is set) keeps its
     model; later changes by the user are reported as a difference."""
-    late = [finding("setting-refused", "", one.rstrip(".")) for one in problems(asked, hosts, since, clock.began)]
-    if time_given(asked.run) is None or late:
+    run = asked.run
+    late = list(problems(run, hosts, since, clock.began))
+    if not (run.budget or run.finish_by) or late:
         return asked, None, late
     kept = kept_model(hosts) if since else {}
     if kept:
-        return with_model(asked, asked.run, kept), None, []
-    left = deadline(asked.run, since or clock.began) - clock.now
+        return with_model(asked, run, kept), None, []
+    left = deadline(run, since or clock.began) - clock.now
     choice = choose(asked, hosts, left)
-    seen = f"Of {time_given(asked.run)} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect; give more time"
-    short = [finding("setting-refused", "", seen)] if choice.seconds < LEAST_SECONDS else []
+    few = f"Of {run.finish_by or run.budget} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect"
+    short = [f"{few}; give more time"] if choice.seconds < LEAST_SECONDS else []
     return with_model(asked, choice.taken.run, {}), choice, short
 
 
@@ -137,15 +139,14 @@ def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> 
     return {**launched, "begun": begun, "ends": ends}
 
 
-def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
+def problems(run: RunSettings, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
     """Why such a run is impossible; a resumed one can only be late."""
-    run, text = asked.run, time_given(asked.run)
+    name, text = ("ddp_budget", run.budget) if run.budget else ("ddp_finish_by", run.finish_by)
     if text is None:
         return
     if run.budget and run.finish_by:
         yield "ddp_budget and ddp_finish_by are both set; remove one of them."
         return
-    name = "ddp_budget" if run.budget else "ddp_finish_by"
     if run.trainer_source != "ours":
         yield f"{name} needs this collection's own trainer; set ddp_trainer_source to ours, or ddp_iterations."
     if run.stage != stages.BASE:
@@ -155,122 +156,95 @@ def problems(asked: Asked, hosts: Sequence[Host], begun: float, now: float) -> I
     except (ValueError, OverflowError):
         yield f"{name} is {text!r}, which is not a date and time; write it like 2026-11-25 07:30."
         return
-    if begun:
-        return
-    if left <= 0:
-        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; set a time in the future."
-        return
     needs = SETUP_SECONDS if all(host.fact("python", "venv", "torch") for host in hosts) else VENV_SECONDS
-    if left < needs:
+    if left <= 0 and not begun:
+        yield f"{name} is {text}, but that was {seconds_text(-left)} ago; set a time in the future."
+    elif left < needs and not begun:
         took = seconds_text(needs)
         yield f"{name} leaves {seconds_text(left)}, but setting up and checking the hosts takes about {took}; allow more time."
 
 
 def collect_seconds(run: RunSettings, model: Model) -> float:
     """Controller seconds after the run: to notice the end, and to collect metrics, report and checkpoint."""
-    if not run.watch:
-        return 0.0
-    copied = 4 * model["parameters"]["total"] / COLLECT_RATE
-    return COLLECT_SECONDS + copied
+    return COLLECT_SECONDS + 4 * model["parameters"]["total"] / COLLECT_RATE if run.watch else 0.0
 
 
-def work_of(model: Any, device_batch: int) -> Tuple[float, float, float]:
+def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
+    """A host's speed at a depth, scaled from the measured one."""
+    found, now = host.measured, work_of(model, device_batch)
+    before = work_of(section(found, "model"), number(found, "device_batch"))
+    parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
+    if None in parts or not all(before):
+        return None
+    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
+
+
+def work_of(model: Mapping[str, Any], device_batch: int) -> Tuple[float, float, float]:
     """The amounts of work that the times of a pass, of AdamW and of Muon are proportional to."""
     sizes, tokens = section(model, "parameters"), device_batch * number(model, "sequence")
     muon = number(sizes, "transformer_matrices") * number(model, "n_embd")
     return number(model, "flops_per_token") * tokens, number(sizes, "lm_head"), muon
 
 
-def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
-    """A host's speed at a depth, scaled from the measured one."""
-    found, now = host.measured, work_of(model, device_batch)
-    before = work_of(found.get("model"), number(found, "device_batch"))
-    parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
-    if not all(isinstance(part, float) and part >= 0 for part in parts) or not parts[0] or not all(before):
-        return None
-    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
-
-
-class Law(NamedTuple):
-    """The tokens of a training, and its total batch."""
-
-    tokens: int
-    batch: int
-
-
-def law_of(shape: Shape, most: float = math.inf) -> Law:
-    """nanochat's laws for this model: TARGET_RATIO tokens per parameter, but no more than `most`, and the batch for them."""
-    counts = [parameters(shape._replace(depth=depth)) for depth in (shape.depth, REFERENCE_DEPTH)]
-    own, reference = (count["transformer_matrices"] + count["lm_head"] for count in counts)
-    tokens = int(min(most, TARGET_RATIO * own))
-    return Law(tokens, auto_batch_size(tokens, TARGET_RATIO * reference))
-
-
-def settings_by_laws(asked: Asked, depth: int, hosts: int, tokens: float = math.inf) -> RunSettings:
-    """The settings with this depth, and batch and steps by nanochat's laws for it and no more than these tokens."""
+def settings_by_laws(asked: Asked, depth: int, hosts: int, most: float = math.inf) -> RunSettings:
+    """The settings with this depth, and nanochat's laws for it: TARGET_RATIO tokens per parameter, but no more than `most`, and
+    the batch for them."""
     run = dataclasses.replace(asked.run, depth=depth)
-    law, batch = law_of(shape_of(run), tokens), run.total_batch
+    counts = [parameters(shape_of(run)._replace(depth=one)) for one in (depth, REFERENCE_DEPTH)]
+    own, reference = (TARGET_RATIO * (count["transformer_matrices"] + count["lm_head"]) for count in counts)
+    tokens, batch = int(min(most, own)), run.total_batch
     if "ddp_total_batch" not in asked.given:
-        batch = law.batch
+        batch = auto_batch_size(tokens, reference)
         # Every host needs a row.
         least = run.sequence * hosts * (run.device_batch if "ddp_device_batch" in asked.given else 1)
-        while batch // 2 >= least and law.tokens < LEAST_STEPS * batch:
+        while batch // 2 >= least and tokens < LEAST_STEPS * batch:
             batch //= 2
         batch = max(batch, least)
-    steps = run.iterations if "ddp_iterations" in asked.given else max(1, law.tokens // batch)
+    steps = run.iterations if "ddp_iterations" in asked.given else max(1, tokens // batch)
     return dataclasses.replace(run, total_batch=batch, iterations=steps)
 
 
-def row_of(run: RunSettings, hosts: Sequence[Host], head: str) -> Row:
+def row_of(run: RunSettings, hosts: Sequence[Host]) -> Row:
     """Time and memory of a depth on these hosts."""
     model = describe(shape_of(run))
-    speeds = [speed_at(host, model, run.device_batch) for host in hosts]
-    known = [speed for speed in speeds if speed is not None]
+    speeds = {host.name: speed_at(host, model, run.device_batch) for host in hosts}
     needed = memory(shape_of(run), run.device_batch)["total"]
     room = [
         (host.fact("memory", "total") or 0) * MEMORY_SHARE / neighbours(host, hosts) for host in hosts if host.probe
     ]
     passes = run.total_batch / run.sequence / run.device_batch
-    alone = {host.name: one.alone(passes) if one else None for host, one in zip(hosts, speeds)}
-    link = links_of([host.measured for host in hosts])
-    together = None
-    if len(known) == len(hosts) and (link or len(hosts) == 1):
-        together = step_seconds(run, model, known, link, head)
+    alone = {name: speed.alone(passes) if speed else None for name, speed in speeds.items()}
+    known = [speed for speed in speeds.values() if speed is not None]
+    together = step_seconds(run, model, known, hosts) if len(known) == len(hosts) else None
     return Row(run, model, needed, all(needed <= one for one in room), alone, together)
 
 
-def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], link: Optional[Link], head: str) -> float:
-    """Seconds of a step, with rows by speed and the plan's ddp_sync."""
+def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], hosts: Sequence[Host]) -> Optional[float]:
+    """Seconds of a step, with rows by speed and the plan's ddp_sync; None if the link was never measured."""
+    link = links_of([host.measured for host in hosts])
+    if link is None and len(hosts) > 1:
+        return None
+    head = "whole" if run.min_hosts and run.head == AUTO else run.head
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
-    is_open = run.sync == AUTO
-    job = StepJob(
-        tuple(speed.host for speed in speeds), tuple(rows), model, run.total_batch, run.device_batch, run.iterations,
-        is_open,
-    ).with_way("exact" if is_open else run.sync, head)  # fmt: skip
+    names = tuple(speed.host for speed in speeds)
+    job = StepJob(names, tuple(rows), model, run.total_batch, run.device_batch, run.iterations, run.sync == AUTO)
+    job = job.with_sync("exact" if run.sync == AUTO else run.sync, head)
     best = choose_sync(job, speeds, link, rows)
-    return predict(job.with_way(best, head) if best else job, speeds, link, rows).seconds
-
-
-def seconds_for_steps(row: Row, left: float) -> float:
-    """Seconds between the first and the last step."""
-    run, size = row.run, row.model["parameters"]["total"]
-    evaluation = EVAL_SHARE * run.eval_tokens / run.total_batch * (row.together or 0.0) if run.eval_every > 0 else 0.0
-    return left - START_SECONDS - evaluation - 12 * size / SAVE_RATE - collect_seconds(run, row.model)
+    return predict(job.with_sync(best, head) if best else job, speeds, link, rows).seconds
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
     """The model for this many seconds."""
-    head = "whole" if asked.run.min_hosts and asked.run.head == AUTO else asked.run.head
     depths = [asked.run.depth] if "ddp_depth" in asked.given else DEPTHS
-    rows = [row_of(settings_by_laws(asked, depth, len(hosts)), hosts, head) for depth in depths]
+    rows = [row_of(settings_by_laws(asked, depth, len(hosts)), hosts) for depth in depths]
     measured = next((number(section(host.measured, "model"), "depth") for host in hosts if host.measured), 0) or None
     if any(row.together is None for row in rows):
-        at = row_of(settings_by_laws(asked, asked.run.depth, len(hosts)), hosts, head)
+        at = row_of(settings_by_laws(asked, asked.run.depth, len(hosts)), hosts)
         why = "some hosts or links are not measured yet; a start measures them at this depth and plans again"
         return ModelChoice(rows, at, why, left, measured)
     able = [row for row in rows if row.fits_memory] or rows[:1]
-    taken = min(able, key=lambda row: abs(math.log(row.share(seconds_for_steps(row, left)))))
-    seconds = seconds_for_steps(taken, left)
+    taken = min(able, key=lambda row: abs(math.log(row.share(row.seconds_for_steps(left)))))
+    seconds = taken.seconds_for_steps(left)
     if "ddp_depth" in asked.given:
         why = "its depth is set"
     elif taken is able[0] and taken.share(seconds) < TOO_FEW:
@@ -278,16 +252,12 @@ def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
     else:
         why = f"it comes closest to nanochat's {TARGET_RATIO:g} tokens per parameter in this time"
     if "ddp_iterations" not in asked.given:
-        taken = with_steps_in_time(asked, taken, hosts, head, max(1.0, seconds))
+        # As many steps as the time allows; fewer tokens mean a smaller batch, which changes the step.
+        tokens = max(1.0, seconds) * taken.run.total_batch / (taken.together or 1.0)
+        taken = row_of(settings_by_laws(asked, taken.run.depth, len(hosts), tokens), hosts)
+        steps = max(1, int(max(1.0, seconds) / (taken.together or 1.0)))
+        taken = taken._replace(run=dataclasses.replace(taken.run, iterations=steps))
     return ModelChoice(rows, taken, why, seconds, measured)
-
-
-def with_steps_in_time(asked: Asked, row: Row, hosts: Sequence[Host], head: str, seconds: float) -> Row:
-    """The row with as many steps as the time allows; fewer tokens mean a smaller batch, which changes the step."""
-    tokens = seconds * row.run.total_batch / (row.together or 1.0)
-    again = row_of(settings_by_laws(asked, row.run.depth, len(hosts), tokens), hosts, head)
-    steps = max(1, int(seconds / (again.together or 1.0)))
-    return again._replace(run=dataclasses.replace(again.run, iterations=steps))
 
 
 def with_model(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked:
@@ -309,11 +279,8 @@ def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
     return {}
 
 
-# Text
-
-
 def render(choice: ModelChoice, end: Optional[float]) -> str:
-    """The table, the chosen row, and the reason."""
+    """The table around the chosen row, and the reason."""
     taken = choice.taken
     at = [row.run.depth for row in choice.rows].index(taken.run.depth)
     head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch"]
@@ -332,12 +299,9 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
 
 def cells(row: Row, choice: ModelChoice) -> list[str]:
     """A line of the table."""
-    run, known = row.run, row.together is not None
-
-    def hours(step: Optional[float]) -> str:
-        return "not measured" if step is None else f"{step * run.iterations / 3600:.2g} h"
-
-    gets = f"{row.ratio * row.share(choice.seconds):.3g} a parameter" if known else "?"
+    run, times = row.run, [*row.alone.values(), row.together]
+    hours = ["not measured" if step is None else f"{step * run.iterations / 3600:.2g} h" for step in times]
+    gets = "?" if row.together is None else f"{row.ratio * row.share(choice.seconds):.3g} a parameter"
     return [
         f"{run.depth}{' *' if run.depth == choice.taken.run.depth else ''}",
         f"{row.parameters / 1e6:.1f}M",
@@ -345,8 +309,7 @@ def cells(row: Row, choice: ModelChoice) -> list[str]:
         f"{row.ratio:.1f}",
         str(run.iterations),
         str(run.total_batch),
-        *(hours(step) for step in row.alone.values()),
-        hours(row.together),
+        *hours,
         bytes_text(row.memory_bytes),
         gets if row.fits_memory else "no memory",
     ]

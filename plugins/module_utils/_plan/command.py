@@ -16,7 +16,7 @@ from .._contract.command_line import rank_environ
 from .._contract.plan import VECTORS_VARIABLE, Keeper, Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
-from .decided import Basis, Decided, Decision, all_decided
+from .decided import Decided, Decision
 from .stages import BASE
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
@@ -44,48 +44,41 @@ UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
 BY_RANK = ("rank-rows", "head-shares")
 
 
-def flags_of_settings(run: RunSettings, decided: Decided) -> Flags:
-    """Flags from rows of the settings table, using the decision if there is one."""
-    given: Flags = {}
-    for row in rows().values():
-        decision = getattr(decided, row.field, None)
-        given[row.flag] = decision.value if isinstance(decision, Decision) else getattr(run, row.field, None)
-    return {name: value for name, value in given.items() if name and value is not None and value is not False}
-
-
 def trainer_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
     """The trainer's flags on a host; other trainers get only those that they have."""
-    named = decided.ours or run.tracker == "wandb"
-    flags: Flags = {
-        **flags_of_settings(run, decided),
-        "run": decided.name if named else "dummy",
-        # A checkout's later scripts read and write under the base model's name.
-        "model-tag": decided.name if decided.ours else stages.base_name(run),
-        "window-pattern": run.window_pattern.upper(),
-        "core-metric-every": -1,
-    }
+    flags: Flags = {}
+    for row in rows().values():
+        # The decision, where there is one.
+        decision = getattr(decided, row.field, None)
+        flags[row.flag] = decision.value if isinstance(decision, Decision) else getattr(run, row.field, None)
+    flags = {name: value for name, value in flags.items() if name and value is not None and value is not False}
+    flags.update(
+        {
+            "run": decided.name if decided.ours or run.tracker == "wandb" else "dummy",
+            # A checkout's later scripts read and write under the base model's name.
+            "model-tag": decided.name if decided.ours else stages.base_name(run),
+            "window-pattern": run.window_pattern.upper(),
+            "core-metric-every": -1,
+        }
+    )
     if decided.ours:
-        flags.update(own_flags(run, decided, run_dir))
+        own: Flags = {
+            "run-dir": run_dir,
+            "save-minutes": decided.save_minutes.value,
+            "tracker-uri": tracker_uri(run),
+            "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
+            "head-shares": list(decided.head_shares),
+            "rebalance": decided.rebalance,
+            "save-on-loss": bool(decided.restarts.value),
+            "timed": decided.timed,
+        }
+        flags.update({name: value for name, value in own.items() if value})
         flags.update(stages.flags(run, run_dir))
     else:
         known = CHECKOUT_FLAGS if decided.stage == BASE else LATER_FLAGS
         flags = {**{name: flags[name] for name in known}, "device-type": "cpu"}
         flags.update(UNMEASURED.get(decided.stage, {}))
     return {**flags, **flags_in(run.extra_args)[0]}
-
-
-def own_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
-    """Further flags of our trainer."""
-    flags: Flags = {
-        "run-dir": run_dir,
-        "save-minutes": decided.save_minutes.value,
-        "tracker-uri": tracker_uri(run),
-        "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
-        "head-shares": list(decided.head_shares),
-        "save-on-loss": bool(decided.restarts.value),
-        "timed": decided.timed,
-    }
-    return {name: value for name, value in flags.items() if value}
 
 
 def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
@@ -126,20 +119,18 @@ def _by_rank(name: str, value: str) -> object:
 
 def tracker_uri(run: RunSettings) -> str | None:
     """The address at which ranks on the tracker's host reach it; None without MLflow."""
-    if run.tracker != "mlflow":
-        return None
-    return f"http://127.0.0.1:{run.tracker_port}"
+    return f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None
 
 
-def keeper(run: RunSettings, basis: Basis, hosts: int) -> Keeper | None:
+def keeper(run: RunSettings, decided: Decided, hosts: int) -> Keeper | None:
     """The plan's section for keepers; None without keepers."""
-    if not basis.restarts.value:
+    if not decided.restarts.value:
         return None
     return {
-        "restarts": basis.restarts.value,
-        "min_hosts": basis.min_hosts.value or hosts,
+        "restarts": decided.restarts.value,
+        "min_hosts": decided.min_hosts.value or hosts,
         "grace_seconds": run.grace,
-        "survive_reboot": basis.survive_reboot.value,
+        "survive_reboot": decided.survive_reboot.value,
     }
 
 
@@ -150,12 +141,12 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     return list(itertools.islice(free, hosts))
 
 
-def in_session(plan: Plan, run: RunSettings, basis: Basis, node: Node, before: Sequence[Node]) -> Node:
+def in_session(plan: Plan, run: RunSettings, decided: Decided, node: Node, before: Sequence[Node]) -> Node:
     """A node with its ports and what its session runs: the rank, or the keeper, which starts the rank."""
     shared = sum(other["address"] == node["address"] for other in before)
     port = keeper_ports(run, shared + 1)[shared]
     node = {**node, "owner_ports": [run.port, port]}
-    if not basis.restarts.value:
+    if not decided.restarts.value:
         return {**node, "env": dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))}
     return {
         **node,
@@ -166,11 +157,10 @@ def in_session(plan: Plan, run: RunSettings, basis: Basis, node: Node, before: S
     }
 
 
-def flag_names(run: RunSettings, basis: Basis) -> list[str]:
-    """Names of the flags that the plan sets itself."""
-    nothing: Decision[Any] = Decision(1, "")
-    names = ("total_batch", "device_batch", "sync", "head", "rebalance", "save_minutes")
-    some = all_decided(basis, **dict.fromkeys(names, nothing), rows=(1, 2), head_parts=(), head_open=False)
+def flag_names(run: RunSettings, decided: Decided) -> list[str]:
+    """Names of the flags that the plan sets itself, or would with other hosts."""
+    one: Decision[Any] = Decision(1, "")
+    some = dataclasses.replace(decided, rows=(1, 2), head_parts=(), rebalance=True, save_minutes=one)
     return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, ".")]
 
 

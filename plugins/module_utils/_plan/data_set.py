@@ -12,7 +12,7 @@ import math
 from typing import Any, Mapping, Optional, Sequence
 
 from .._contract.document import digest_of
-from .._contract.plan import Data, DataContents, Plan
+from .._contract.plan import Data, DataContents, Here, Plan
 from .._contract.settings_table import LAST_SHARD, RunSettings
 from .hosts import Host, home_expanded
 
@@ -24,43 +24,48 @@ BYTES_PER_DOUBLING, BYTES_LESS = 0.4, 1.6
 ON_A_HOST = ("text", "host")
 
 
-def maker_host(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int]) -> str:
-    """The host that makes or downloads the data set: as set, or the master."""
-    return str(run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name)
-
-
 def hosts_with_data(hosts: Sequence[Host], identifier: str) -> list[str]:
     """The hosts with the data set in their store."""
     return [host.name for host in hosts if any(entry.get("id") == identifier for entry in host.fact("data") or [])]
 
 
-def path_here(here: Mapping[str, Any], path: str) -> str:
+def path_here(here: Here, path: str) -> str:
     """Resolve a path of the controller, from its answers."""
-    return str(here.get("folders", {}).get(path, {}).get("path") or path)
+    known = here.get("folders", {}).get(path)
+    return known["path"] if known else path
 
 
-def document(run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], here: Mapping[str, Any]) -> Data:
+def document(run: RunSettings, by_rank: Sequence[Host], here: Here) -> Data:
     """The plan's section."""
-    source, is_here = run.data_source, run.data_source == "controller"
-    names = collection_names(run.data_shards) if source == "url" else None
+    source = run.data_source
+    paths = {"url": [], "controller": [path_here(here, path) for path in run.data_paths]}
     contents: DataContents = {
         "source": source,
-        "paths": [path_here(here, path) if is_here else path for path in run.data_paths] if source != "url" else [],
+        "paths": paths.get(source, [*run.data_paths]),
         "url": run.data_url.rstrip("/") if source == "url" else None,
         "shards": run.data_shards,
         "vocab_size": run.vocab_size,
-        "names": names,
+        # The first shards of the collection, and its last one for validation.
+        "names": [f"shard_{number:05d}.parquet" for number in [*range(run.data_shards - 1), LAST_SHARD]]
+        if source == "url"
+        else None,
     }
-    made_on = next((host for host in hosts if host.name == maker_host(run, hosts, order)), hosts[0])
-    known = _deployed(run, hosts, made_on, contents)
+    # The host that is set, or the master, makes or fetches it.
+    made_on = next((host for host in by_rank if host.name == run.data_host), by_rank[0])
+    known = _deployed(run, by_rank, made_on, contents)
     identifier = known.get("id") or _identifier(run, contents)
-    at = _place(run, hosts, order, identifier, str(known.get("host")), made_on)
+    # If possible the same host as last time has it.
+    having = hosts_with_data(by_rank, identifier)
+    wanted = [run.data_host, known.get("host"), *(host.name for host in by_rank)]
+    name = next((name for name in wanted if name in having), made_on.name)
+    (at,) = [host for host in by_rank if host.name == name]
+    is_prose = is_default_text(contents)
     return {
         "id": identifier,
         **contents,
-        "host": at.name,
+        "host": name,
         "paths": _paths(source, contents["paths"], at),
-        "prose": is_default_text(contents),
+        "prose": is_prose,
     }
 
 
@@ -116,19 +121,3 @@ def _deployed(run: RunSettings, hosts: Sequence[Host], made_on: Host, contents: 
         if same and not (other and known.get("host") in present):
             return dict(known)
     return {}
-
-
-def _place(
-    run: RunSettings, hosts: Sequence[Host], order: Mapping[str, int], identifier: str, last: str, made_on: Host
-) -> Host:
-    """The source host: one that has the data set, if possible the same as last time."""
-    having = hosts_with_data(hosts, identifier)
-    by_rank = sorted(hosts, key=lambda host: order.get(host.name, len(hosts)))
-    wanted = [run.data_host, last, *(host.name for host in by_rank)]
-    name = next((name for name in wanted if name in having), made_on.name)
-    return next(host for host in hosts if host.name == name)
-
-
-def collection_names(count: int) -> list[str]:
-    """The first shards of the collection, and its last one for validation."""
-    return [f"shard_{number:05d}.parquet" for number in [*range(count - 1), LAST_SHARD]]

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.kind import INFO, MADE_PYTHON, VENV_BYTES, WARNING
+from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan
 from .._contract.settings_table import AUTO
+from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
 from .._kit.words import NO_PYTHON, bytes_text, plain_reason
@@ -36,35 +37,30 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         node = nodes[host.name]
         if not host.probe:
             seen = f"{host.name} cannot be examined{f' ({plain_reason(host.error)})' if host.error else ''}"
-            obstacles.append(finding("host-down", host.name, seen, remedy=host_down_remedy(host, hosts)))
+            remedy = connection_remedy(host.error, host.login)
+            if there := [other.name for other in hosts if other.probe]:
+                again = "train.yml without that lets it take part again when it is back"
+                remedy += f" Or leave it out for now: -e target={','.join(there)}; {again}."
+            obstacles.append(finding("host-down", host.name, seen, remedy=remedy))
             continue
         obstacles += tools(host, node, plan["trainer"]["python"])
         obstacles += folder(host, node, hosts)
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
         obstacles += memory(host, node, hosts)
-        findings += modes(host, node)
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts, plan["trainer"].get("joined", False))
     findings += compilers(hosts, nodes)
     return obstacles, findings
 
 
-def host_down_remedy(host: Host, hosts: Sequence[Host]) -> str:
-    """How to reach a host, or to go on without it."""
-    there = [other.name for other in hosts if other.probe]
-    remedy = connection_remedy(host.error, host.login)
-    if not there:
-        return remedy
-    go_on = f"Or leave it out for now: -e target={','.join(there)}; train.yml without that lets it take part again when it is back."
-    return f"{remedy} {go_on}"
-
-
 def connection_remedy(error: str, login: str) -> str:
     """The remedy for a failed connection."""
     if re.search(r"Host key verification failed|host key is known|REMOTE HOST IDENTIFICATION HAS CHANGED", error):
         key = "is not the one that this user knows" if "CHANGED" in error else "is unknown to this user"
-        return f"Its ssh host key {key}. Log in once by ssh from here, and compare the key: {login or 'ssh USER@HOST'}"
+        return (
+            f"Its ssh host key {key}. Log in once by ssh from here ({login or 'ssh USER@HOST'}), and compare the key."
+        )
     if re.search(r"interpreter .*not found|No python interpreters found|python\S*: (not found|No such file)", error):
         return "Install Python there (sudo apt-get install python3), or set ansible_python_interpreter of that host."
     if re.search(r"command not found|deserialization failed|Error executing command", error):
@@ -72,27 +68,16 @@ def connection_remedy(error: str, login: str) -> str:
     return "Check that it is on and that ssh to it works with the inventory's settings."
 
 
-def own_session(host: Host) -> Any:
-    """The id of this run's session on the host, if any."""
-    return host.fact("run", "session", "id")
-
-
 def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
     """Whether the machine, its programs, its shell and its Python allow training."""
-    arch = host.fact("host", "arch")
+    arch, stuck = host.fact("host", "arch"), host.fact("transfer")
     if arch not in ARCHITECTURES:
         seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
         yield finding("architecture-differs", host.name, seen, remedy="Use a machine of type x86_64 or aarch64.")
     if not host.fact("tmux", "path"):
         remedy = "Ask its owner to run: sudo apt-get install tmux"
         yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs", remedy=remedy)
-    yield from file_transfer(host)
-    yield from python(host, node, oldest)
-
-
-def file_transfer(host: Host) -> Iterator[Finding]:
-    """Whether Ansible can copy files there; otherwise the play would fail minutes later, at its first copy."""
-    stuck = host.fact("transfer")
+    # The play would fail minutes later, at its first copy.
     if stuck:
         seen = (
             f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login "
@@ -104,19 +89,12 @@ def file_transfer(host: Host) -> Iterator[Finding]:
             "print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
         )
         yield finding("folder-refused", host.name, seen, remedy=remedy)
-
-
-def python(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
-    """Whether there is an interpreter for the trainer's environment, unless that already exists."""
-    usable = [entry["executable"] for entry in pythons(host)]
-    wanted = host.settings.python
-    if host.fact("python", "venv", "exists") and not wanted:
-        return
+    usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
         seen = f"ddp_python is {wanted} on {host.name}, which is not a Python {oldest} or newer; available: {have}"
         yield finding("python-too-old", host.name, seen)
-    elif not node["python"]:
+    elif not node["python"] and not host.fact("python", "venv", "exists"):
         own = host.fact("python", "version")
         seen = f"{host.name} has no Python of {oldest} or newer (its own is {own}), which the trainer needs"
         yield finding("python-too-old", host.name, seen)
@@ -130,12 +108,8 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
         seen = f"ddp_base_dir is {base} on {host.name}, but {user} cannot write to {disk['parent']} there"
         yield finding("folder-refused", host.name, seen, remedy="Set it to a folder that this user can write to.")
     if disk.get("exposed"):
-        yield finding(
-            "folder-refused",
-            host.name,
-            f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}",
-            remedy=CLOSE_IT,
-        )
+        seen = f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}"
+        yield finding("folder-refused", host.name, seen, remedy=CLOSE_IT)
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
     need = needed_bytes(host, node) * len(sharing)
     if disk["writable"] and need > disk["free"]:
@@ -153,16 +127,6 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
             remedy = "Give each its own, for example by including {{ inventory_hostname }}."
             yield finding("folder-refused", host.name, seen, remedy=remedy)
-
-
-def modes(host: Host, node: Node) -> Iterator[Finding]:
-    """Whether the base folder's file system keeps owners and modes."""
-    fstype = host.fact("disk", "fstype")
-    if fstype in WITHOUT_MODES:
-        seen = (
-            f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
-        )
-        yield finding("folder-refused", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
 
 
 def needed_bytes(host: Host, node: Node) -> int:
@@ -215,7 +179,7 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
     wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
     for holder in host.fact("ports") or []:
-        is_own = holder.get("session") and holder["session"] == own_session(host)
+        is_own = holder.get("session") and holder["session"] == host.fact("run", "session", "id")
         # A start waits for tests of this user that still run there, or ends them.
         is_own = is_own or (is_check(holder.get("command")) and holder.get("user") == host.fact("host", "user"))
         if holder["port"] in wanted and not is_own:
@@ -249,7 +213,7 @@ def architectures(hosts: Sequence[Host], joined: bool) -> Iterator[Finding]:
         yield finding("architecture-differs", first, seen, remedy=remedy)
 
 
-def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Finding]:
+def compilers(hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
     """One finding about all hosts that cannot build the kernels."""
     bare = [
         host.name
@@ -260,8 +224,14 @@ def compilers(hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Findi
         yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
 
 
-def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings that do not prevent a run; once per machine."""
+def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    """Findings that do not prevent a run; most once per machine."""
+    fstype = host.fact("disk", "fstype")
+    if fstype in WITHOUT_MODES:
+        seen = (
+            f"ddp_base_dir is {node['base_dir']} on {host.name}, on a file system ({fstype}) without owners and modes"
+        )
+        yield finding("folder-refused", host.name, seen, severity=WARNING, remedy=ANOTHER_DISK)
     here = [other for other in hosts if other.name == host.name or same_network_stack(host, other)]
     if here[0].name != host.name:
         return
@@ -271,7 +241,7 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, A
     if len(reached) > 1:
         yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
     yield from threads_over_cores(host, here, sum(nodes[other.name]["threads"] for other in here))
-    ours = {own_session(other) for other in here} - {None}
+    ours = {other.fact("run", "session", "id") for other in here} - {None}
     processes = host.fact("processes") or []
     need = sum(nodes[other.name]["memory_bytes"] for other in here)
     available = host.fact("memory", "available") or 0

@@ -13,12 +13,12 @@ from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from .._contract import validate
 from .._contract.findings import Finding, finding
+from .._contract.probe import Route
 from .._contract.settings_table import HostSettings
 from .._kit.words import plural
-from .matmul_precision import with_precision
 
 USABLE = ("wired", "wifi")
-Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
@@ -49,10 +49,6 @@ class Host(NamedTuple):
     def has_begun(self) -> bool:
         """Whether this host has taken part in the resumed run."""
         return self.kept_fact("rows") is not None
-
-    def measured_with(self, matmul: str) -> Host:
-        """The host with only its measurements of this precision."""
-        return self._replace(measured=with_precision(self.measured, matmul)) if self.measured else self
 
 
 def home_expanded(path: str, host: Host) -> str:
@@ -116,34 +112,45 @@ def neighbours(host: Host, hosts: Sequence[Host]) -> int:
     return max(1, sum(same_machine(host, other) for other in hosts))
 
 
-def interfaces(nic: Mapping[str, Any]) -> list[Interface]:
-    """An interface's addresses, without link-local and multicast ones."""
+class NetworkInterface(NamedTuple):
+    """A network interface, with its addresses but link-local and multicast ones."""
+
+    name: str
+    kind: str
+    up: bool
+    speed: int  # Mbit/s; 0 if unknown
+    interfaces: tuple[Interface, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        return bool(self.up and self.kind in USABLE and self.interfaces)
+
+    def in_words(self) -> str:
+        return f"{self.kind}, {self.speed} Mbit/s" if self.speed else self.kind
+
+    def kind_in_words(self) -> str:
+        words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
+        return words.get(self.kind, f"a {self.kind} interface") + ("" if self.up else " and down")
+
+    def is_quicker(self, other: NetworkInterface) -> bool:
+        """Whether it is the better one: a cable is steadier than Wi-Fi, whatever its speed."""
+        if (self.kind, other.kind) == ("wired", "wifi"):
+            return True
+        return self.kind == other.kind and self.speed > (other.speed or 10**9)
+
+
+def nics_of(host: Host) -> list[NetworkInterface]:
+    """The host's interfaces."""
     found = []
-    for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
-        with contextlib.suppress(ValueError):
-            one = ipaddress.ip_interface(text)
-            validate.address(str(one.ip))
-            found.append(one)
-    return [interface for interface in found if not interface.ip.is_link_local]
-
-
-def nic_named(host: Host, name: str | None) -> Mapping[str, Any] | None:
-    return next((nic for nic in host.fact("nics") or [] if nic["name"] == name), None)
-
-
-def nic_with(host: Host, address: str) -> Mapping[str, Any] | None:
-    """The interface with an address."""
-    wanted = ipaddress.ip_address(address)
-    nics: list[Mapping[str, Any]] = host.fact("nics") or []
-    return next((nic for nic in nics if wanted in [interface.ip for interface in interfaces(nic)]), None)
-
-
-def usable(nic: Mapping[str, Any]) -> bool:
-    return bool(nic["up"] and nic["kind"] in USABLE and interfaces(nic))
-
-
-def usable_nics(host: Host) -> list[Mapping[str, Any]]:
-    return [nic for nic in host.fact("nics") or [] if usable(nic)]
+    for nic in host.fact("nics") or []:
+        own = []
+        for text in [*nic.get("ipv4", []), *nic.get("ipv6", [])]:
+            with contextlib.suppress(ValueError):
+                interface = ipaddress.ip_interface(text)
+                validate.address(str(interface.ip))
+                own += [] if interface.ip.is_link_local else [interface]
+        found.append(NetworkInterface(nic["name"], nic["kind"], nic["up"], nic.get("speed_mbit") or 0, tuple(own)))
+    return found
 
 
 class EndpointChooser:
@@ -151,6 +158,7 @@ class EndpointChooser:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
+        self.nics = {host.name: nics_of(host) for host in hosts}
         self.problems: list[Finding] = []
         self.findings: list[Finding] = []
 
@@ -159,173 +167,142 @@ class EndpointChooser:
         if not named and all(same_network_stack(self.hosts[0], host) for host in self.hosts):
             return {host.name: Endpoint("lo", "127.0.0.1") for host in self.hosts}
         chosen = {host.name: self.endpoint(host) for host in self.hosts}
-        self.check_addresses(chosen)
+        self.check_families({name: link.address for name, link in chosen.items() if link.address})
         return chosen
 
     def endpoint(self, host: Host) -> Endpoint:
+        name, address = host.settings.nic, host.settings.address
         if not host.probe:
-            return Endpoint(host.settings.nic, host.settings.address)
-        is_set = host.settings.nic or host.settings.address
-        nic = self.wanted_nic(host) if is_set else self.routed_nic(host)
+            return Endpoint(name, address)
+        if address is not None:
+            nic = self.nic_with(host, address, name)
+        else:
+            nic = self.routed_nic(host) if name is None else self.nic_named(host, name)
         if nic is None:
             return Endpoint(None, None)
-        address = host.settings.address or self.address_of(host, nic)
         self.remark(host, nic)
-        return Endpoint(nic["name"], address)
+        return Endpoint(nic.name, address or self.address_of(host, nic))
 
-    def refuse(self, code: str, host: str, seen: str, remedy: str | None = None) -> None:
-        self.problems.append(finding(code, host, seen, remedy=remedy))
+    def refuse(self, host: str, seen: str, remedy: str | None = None) -> None:
+        self.problems.append(finding("address-refused", host, seen, remedy=remedy))
 
-    def note(self, code: str, host: str, seen: str) -> None:
-        self.findings.append(finding(code, host, seen))
-
-    def wanted_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """The interface in the inventory, by name or address."""
-        name, address = host.settings.nic, host.settings.address
-        if address is not None:
-            return self.nic_of_address(host, address, name)
-        nic = nic_named(host, name)
-        others = [other for other in host.fact("nics") if other["kind"] != "loopback"]
-        each = [f"{other['name']} ({other['kind']}{'' if other['up'] else ', down'})" for other in others]
-        known = ", ".join(each) or "none"
+    def nic_named(self, host: Host, name: str) -> NetworkInterface | None:
+        """The interface with the name in the inventory."""
+        nics = self.nics[host.name]
+        nic = next((nic for nic in nics if nic.name == name), None)
+        others = [f"{one.name} ({one.kind}{'' if one.up else ', down'})" for one in nics if one.kind != "loopback"]
+        known = ", ".join(others) or "none"
         if nic is None:
             seen = f"ddp_nic is {name} on {host.name}, which has no such interface; it has {known}"
-            self.refuse("address-refused", host.name, seen, "Set ddp_nic to one of them.")
-        elif not nic["up"] or not interfaces(nic):
-            state = "has no address" if nic["up"] else "is down"
+            self.refuse(host.name, seen, "Set ddp_nic to one of them.")
+        elif not nic.up or not nic.interfaces:
+            state = "has no address" if nic.up else "is down"
             seen = f"ddp_nic is {name} on {host.name}, but that interface {state}; there are {known}"
-            self.refuse(
-                "address-refused",
-                host.name,
-                seen,
-                f"Bring it up (sudo ip link set {name} up), or set ddp_nic to another one.",
-            )
+            remedy = f"Bring it up (sudo ip link set {name} up), or set ddp_nic to another one."
+            self.refuse(host.name, seen, remedy)
             return None
         return nic
 
-    def nic_of_address(self, host: Host, address: str, name: str | None) -> Mapping[str, Any] | None:
+    def nic_with(self, host: Host, address: str, name: str | None) -> NetworkInterface | None:
         """The interface with the inventory's address, and with its name if that is set too."""
         seen = f"ddp_address is {address} on {host.name}"
         try:
-            bearer = nic_with(host, address)
+            wanted = ipaddress.ip_address(address)
         except ValueError:
-            self.refuse("address-refused", host.name, f"{seen}; it must be an IP address of that host")
+            self.refuse(host.name, f"{seen}; it must be an IP address of that host")
             return None
-        if bearer is None or (name is not None and bearer["name"] != name):
-            has = bearer["name"] if bearer else "no interface"
-            seen += f", but {has} has that address{f' and ddp_nic is {name}' if name else ''}"
-            self.refuse("address-refused", host.name, f"{seen}; it has {self.addresses_in_words(host)}")
-            return None
-        return bearer
+        bearers = [nic for nic in self.nics[host.name] if wanted in [one.ip for one in nic.interfaces]]
+        if bearers and name in (None, bearers[0].name):
+            return bearers[0]
+        has = bearers[0].name if bearers else "no interface"
+        seen += f", but {has} has that address{f' and ddp_nic is {name}' if name else ''}"
+        self.refuse(host.name, f"{seen}; it has {self.addresses_in_words(host)}")
+        return None
 
-    @staticmethod
-    def addresses_in_words(host: Host) -> str:
-        found = [f"{interface.ip} on {nic['name']}" for nic in host.fact("nics") for interface in interfaces(nic)]
+    def addresses_in_words(self, host: Host) -> str:
+        found = [f"{one.ip} on {nic.name}" for nic in self.nics[host.name] for one in nic.interfaces]
         return ", ".join(found) or "no address"
 
-    def routed_nic(self, host: Host) -> Mapping[str, Any] | None:
+    def routed_nic(self, host: Host) -> NetworkInterface | None:
         """The interface that packets to the peers really use; an overlay or bridge only if requested."""
-        refused = None
-        for entry in self.routes(host):
-            nic = nic_named(host, entry.get("nic"))
-            if nic is not None and usable(nic):
-                return nic
-            if nic is not None and nic["kind"] != "loopback":
-                refused = refused or nic
-        shared = self.shared_nic(host) or self.only_nic(host)
-        if shared is not None:
-            return shared
+        by_name = {nic.name: nic for nic in self.nics[host.name]}
+        used = [nic for entry in routes_of(host) if (nic := by_name.get(entry["nic"] or ""))]
+        usable = [nic for nic in self.nics[host.name] if nic.is_usable]
+        # For a single host, or if the default route is the only one.
+        found = next((nic for nic in used if nic.is_usable), None) or self.shared_nic(host)
+        if found or len(usable) == 1:
+            return found or usable[0]
+        refused = next((nic for nic in used if nic.kind != "loopback"), None)
         if refused is not None:
-            seen = f"{host.name} reaches its peers over {refused['name']}, which is {self.kind_in_words(refused)}"
-            interface = f"the interface of the shared network, or to {refused['name']} to use it anyway"
-            self.refuse("address-refused", host.name, seen, f"Set ddp_nic on {host.name} to {interface}.")
+            seen = f"{host.name} reaches its peers over {refused.name}, which is {refused.kind_in_words()}"
+            interface = f"the interface of the shared network, or to {refused.name} to use it anyway"
+            self.refuse(host.name, seen, f"Set ddp_nic on {host.name} to {interface}.")
         else:
             has = self.addresses_in_words(host)
             seen = f"{host.name} has no interface that is up and reaches its peers (it has {has})"
-            self.refuse("address-refused", host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
+            self.refuse(host.name, seen, f"Set ddp_nic or ddp_address on {host.name}.")
         return None
 
-    @staticmethod
-    def kind_in_words(nic: Mapping[str, Any]) -> str:
-        words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
-        state = "" if nic["up"] else " and down"
-        return words.get(nic["kind"], f"a {nic['kind']} interface") + state
-
-    @staticmethod
-    def routes(host: Host) -> list[Mapping[str, Any]]:
-        """Routes to the peers first, the default route last."""
-        found = host.fact("routes") or []
-        peers = [entry for entry in found if entry["peer"] != "default"]
-        if any(entry.get("nic") for entry in peers):
-            return peers
-        return sorted(found, key=lambda entry: entry["peer"] == "default")
-
-    def shared_nic(self, host: Host) -> Mapping[str, Any] | None:
+    def shared_nic(self, host: Host) -> NetworkInterface | None:
         """An interface in a network that every other host can use too, cable before Wi-Fi."""
-        best_first = sorted(
-            usable_nics(host), key=lambda nic: (USABLE.index(nic["kind"]), -(nic.get("speed_mbit") or 0))
-        )
-        for nic in best_first:
-            networks = [interface.network for interface in interfaces(nic)]
-            if all(self.within(networks, other) for other in self.hosts if other.name != host.name):
+        usable = [nic for nic in self.nics[host.name] if nic.is_usable]
+        others = [other.name for other in self.hosts if other.name != host.name]
+        for nic in sorted(usable, key=lambda nic: (USABLE.index(nic.kind), -nic.speed)):
+            networks = [one.network for one in nic.interfaces]
+            if all(self.is_within(networks, other) for other in others):
                 return nic
         return None
 
+    def is_within(self, networks: Sequence[Network], host: str) -> bool:
+        own = [one for nic in self.nics[host] if nic.is_usable for one in nic.interfaces]
+        return any(one.version == network.version and one.ip in network for one in own for network in networks)
+
     @staticmethod
-    def within(networks: Sequence[Any], host: Host) -> bool:
-        return any(
-            interface.ip in network
-            for nic in usable_nics(host)
-            for interface in interfaces(nic)
-            for network in networks
-            if interface.version == network.version
-        )
-
-    def only_nic(self, host: Host) -> Mapping[str, Any] | None:
-        """For a single host, or if the default route is the only one."""
-        found = usable_nics(host)
-        return found[0] if len(found) == 1 else None
-
-    def address_of(self, host: Host, nic: Mapping[str, Any]) -> str:
+    def address_of(host: Host, nic: NetworkInterface) -> str:
         """The interface's address: the route's, or else the first, IPv4 before IPv6."""
-        own = [str(interface.ip) for interface in interfaces(nic)]
-        sources = [str(entry.get("source")) for entry in self.routes(host) if entry.get("nic") == nic["name"]]
-        found = [source for source in sources if source in own] + own
-        return min(found, key=lambda address: ":" in address)
+        own = [str(one.ip) for one in nic.interfaces]
+        sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
+        return min([*(source for source in sources if source in own), *own], key=lambda address: ":" in address)
 
-    def remark(self, host: Host, nic: Mapping[str, Any]) -> None:
+    def remark(self, host: Host, nic: NetworkInterface) -> None:
         """Add findings about the choice."""
-        if nic["kind"] not in USABLE and nic["kind"] != "loopback":
-            self.note("nic-overlay", host.name, f"{nic['name']} is {self.kind_in_words(nic)}")
-        if nic["kind"] == "wifi":
-            self.note("nic-wifi", host.name, f"{nic['name']} is a Wi-Fi interface")
-        faster = [other for other in usable_nics(host) if other is not nic and quicker(other, nic)]
+        if nic.kind == "wifi":
+            self.findings.append(finding("nic-wifi", host.name, f"{nic.name} is a Wi-Fi interface"))
+        elif nic.kind not in (*USABLE, "loopback"):
+            self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is {nic.kind_in_words()}"))
+        faster = [one for one in self.nics[host.name] if one.is_usable and one.is_quicker(nic)]
         if faster:
-            names = ", ".join(f"{other['name']} ({speed_in_words(other)})" for other in faster)
-            seen = f"the peers are reached over {nic['name']} ({speed_in_words(nic)}) while {names} is up"
-            self.note("nic-faster-up", host.name, seen)
+            names = ", ".join(f"{one.name} ({one.in_words()})" for one in faster)
+            seen = f"the peers are reached over {nic.name} ({nic.in_words()}) while {names} is up"
+            self.findings.append(finding("nic-faster-up", host.name, seen))
 
-    def check_addresses(self, chosen: Mapping[str, Endpoint]) -> None:
+    def check_families(self, addresses: Mapping[str, str]) -> None:
         """Refuse addresses of two families, of loopback among several machines, and of two machines at once."""
-        addresses = {name: link.address for name, link in chosen.items() if link.address}
         six = [name for name, address in addresses.items() if ":" in address]
         four = [name for name in addresses if name not in six]
         if six and four:
-            seen = f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6"
-            self.refuse("address-refused", six[0], seen)
-        others = [host for host in self.hosts if not same_network_stack(self.hosts[0], host)]
-        for name, address in addresses.items() if others else []:
-            if is_loopback(address):
+            self.refuse(six[0], f"{', '.join(four)} would be reached by IPv4 but {', '.join(six)} by IPv6")
+        are_apart = any(not same_network_stack(self.hosts[0], host) for host in self.hosts)
+        for name, address in addresses.items():
+            if are_apart and is_loopback(address):
                 seen = f"ddp_address is {address} on {name}, which only {name} can reach"
-                self.refuse("address-refused", name, seen, "Use its address in the shared network.")
+                self.refuse(name, seen, "Use its address in the shared network.")
         by_address: dict[str, Host] = {}
         for host in self.hosts:
             address = addresses.get(host.name, "")
             other = by_address.setdefault(address, host) if address else host
-            if not same_network_stack(host, other) and other is not host:
+            if other is not host and not same_network_stack(host, other):
                 seen = f"{other.name} and {host.name} are different machines with the same address {address}"
-                remedy = "Set ddp_address or ddp_nic so that each has its own."
-                self.refuse("address-refused", host.name, seen, remedy)
+                self.refuse(host.name, seen, "Set ddp_address or ddp_nic so that each has its own.")
+
+
+def routes_of(host: Host) -> list[Route]:
+    """Routes to the peers if any has an interface; else all, the default route last."""
+    found: list[Route] = host.fact("routes") or []
+    peers = [entry for entry in found if entry["peer"] != "default"]
+    if any(entry.get("nic") for entry in peers):
+        return peers
+    return sorted(found, key=lambda entry: entry["peer"] == "default")
 
 
 def is_loopback(address: str) -> bool:
@@ -334,14 +311,3 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def quicker(other: Mapping[str, Any], nic: Mapping[str, Any]) -> bool:
-    if nic["kind"] == "wifi" and other["kind"] == "wired":
-        return True
-    return other["kind"] == nic["kind"] and (other.get("speed_mbit") or 0) > (nic.get("speed_mbit") or 10**9)
-
-
-def speed_in_words(nic: Mapping[str, Any]) -> str:
-    speed = nic.get("speed_mbit")
-    return f"{nic['kind']}, {speed} Mbit/s" if speed else str(nic["kind"])

@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
-from .._contract.kind import MADE_PYTHON, PYTHONS
-from .._contract.plan import Interpreter
+from .._contract.probe import Python
 from .._contract.run_folder import PYTHON_FOLDER, PYTHON_IN_FOLDER
+from .._contract.versions import MADE_PYTHON, PYTHONS
 from .hosts import Host, home_expanded
 
 # The oldest Python that PyTorch runs on.
 OLDEST_PYTHON = (3, 10)
 
 
-def version_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+def version_of(entry: Python) -> tuple[int, int]:
     """Major and minor version of an interpreter of the probe."""
     major, minor = str(entry["version"]).split(".")[:2]
     return int(major), int(minor)
 
 
-def pythons(host: Host) -> list[Mapping[str, Any]]:
+def pythons(host: Host) -> list[Python]:
     """The host's interpreters that are new enough."""
     return [entry for entry in host.fact("python", "candidates") or [] if version_of(entry) >= OLDEST_PYTHON]
 
@@ -33,31 +33,24 @@ def made_python(base: str) -> str:
     return os.path.join(base, PYTHON_FOLDER, PYTHON_IN_FOLDER)
 
 
-def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> Interpreter:
-    """The configured one, or the host's best, or one to install; None if impossible."""
+def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> tuple[str | None, str | None]:
+    """(path, version): the configured one, or the host's best, or one to install; None if impossible or unknown."""
     wanted = host.settings.python
     if wanted:
         path = home_expanded(wanted, host)
         known = [version_of(entry) for entry in pythons(host) if entry["executable"] == path]
-        return {"python": path, "python_version": "%d.%d" % known[0] if known else None}
+        return path, "%d.%d" % known[0] if known else None
     each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
     common = set.intersection(*each) if each else set()
     used = host.fact("python", "version")
     best = min(pythons(host), key=lambda entry: preference(entry, common, used), default=None)
     if best:
-        return {"python": str(best["executable"]), "python_version": "%d.%d" % version_of(best)}
-    if host.probe and not offline:
-        return {"python": made_python(base), "python_version": MADE_PYTHON}
-    return {"python": None, "python_version": None}
+        return str(best["executable"]), "%d.%d" % version_of(best)
+    return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
 
 
-def preference(entry: Mapping[str, Any], common: Any, used: str | None) -> tuple[bool, bool, bool, int]:
+def preference(entry: Python, common: set[tuple[int, int]], used: str | None) -> tuple[bool, bool, bool, int]:
     """Sort key: common to all hosts, packages surely exist for it, used by Ansible there."""
     version = version_of(entry)
     place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-    return (
-        version not in common,
-        version not in PYTHONS,
-        entry["version"] != used,
-        place,
-    )
+    return version not in common, version not in PYTHONS, entry["version"] != used, place

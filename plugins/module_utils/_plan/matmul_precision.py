@@ -35,11 +35,6 @@ def speed_in(measured: Mapping[str, Any]) -> float:
     return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
-def kept_precision(kept: Sequence[object]) -> Optional[str]:
-    """The precision that the run of these hosts began with, None if there is none."""
-    return next((matmul for matmul in TRIED if matmul in kept), None)
-
-
 def fastest(speeds: Mapping[str, float]) -> str:
     """A less exact one only if it is clearly faster."""
     return "bf16" if speeds.get("bf16", 0.0) > CLEARLY * speeds.get("fp32", float("inf")) else "fp32"

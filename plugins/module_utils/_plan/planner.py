@@ -14,8 +14,8 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
-from .._contract.findings import Finding
-from .._contract.plan import Controller, Given, Node, Plan, Ports, Trainer, Training
+from .._contract.findings import Finding, PlanError
+from .._contract.plan import Controller, Given, Here, Node, Plan, Ports, Trainer, Training
 from .._contract.settings import Asked
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
@@ -32,22 +32,12 @@ from . import (
     shares,
     source_checks,
     stages,
-    sync_choice,
     trainings,
 )
-from .decided import (
-    HOSTS,
-    Basis,
-    Decided,
-    Decision,
-    all_decided,
-    as_set,
-    decide_basis,
-    decide_rebalance,
-    decide_save_minutes,
-)
+from .decided import Decided, decide, decide_batch_split, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .questions import PlanError, is_git, of_controller, read
+from .matmul_precision import with_precision
+from .questions import is_git, of_controller, read
 
 FORMAT = 1
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
@@ -75,13 +65,13 @@ class Inputs(NamedTuple):
     hosts: Sequence[Host]  # in the order of the inventory
     by_rank: Sequence[Host]
     endpoints: Mapping[str, Endpoint]
-    here: Mapping[str, Any]
+    here: Here
 
 
 def make_plan(
     hosts: Sequence[Given],
     tolerant: bool = False,
-    here: Mapping[str, Any] | None = None,
+    here: Here | None = None,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
     clock: budget.Clock = budget.NO_CLOCK,
 ) -> PlanOutcome:
@@ -94,19 +84,17 @@ def make_plan(
     """
     asked, here = read(hosts), here or {}
     known, training, base = hosts_and_trainings(asked, hosts, measured or {})
-    basis = decide_basis(asked, known)
-    known = [host.measured_with(basis.matmul.value) for host in known]
+    matmul = decide_matmul(asked, known)
+    known = [host._replace(measured=with_precision(host.measured, matmul.taken.value)) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
-    basis, run, shape = decide_basis(asked, known), asked.run, model_size.shape_of(asked.run)
-    order, wrong = ranks(known)
-    shared = shares.shared_out(asked, basis.batch_split.value, known)
-    problems = [*late, *settings_checks.problems(asked, known, shape, basis), *wrong, *shared.problems]
-    if problems:
-        # There will be no plan, except one for looking at the hosts.
-        order = {host.name: rank for rank, host in enumerate(known)}
-    by_rank = sorted(known, key=lambda host: order[host.name])
-    decided = decide(asked, basis, shape, by_rank, known, shared)
+    run, shape = asked.run, model_size.shape_of(asked.run)
+    order, of_ranks = ranks(known)
+    shared = shares.shared_out(asked, decide_batch_split(asked).value, known)
+    by_rank = sorted(known, key=lambda host: order.get(host.name, len(known)))
+    decided = decide(asked, matmul, shape, by_rank, known, shared)
+    refused = [settings_checks.refused(one) for one in (*late, *settings_checks.problems(asked, known, shape, decided))]
+    problems = [*refused, *of_ranks, *map(settings_checks.refused, shared.problems)]
     chooser = EndpointChooser(known)
     plan = document(Inputs(asked, decided, shape, known, by_rank, chooser.endpoints(), here))
     in_the_way, seen = host_checks.check_hosts(known, plan)
@@ -116,15 +104,14 @@ def make_plan(
         *source_checks.obstacles(run, plan, known, here),
         *stages.obstacles(run, known, plan, here),
         *([] if run.fresh else host_checks.lost_checkpoints(known, plan)),
-        *trainings.problems(training, base, run.fresh),
+        # Of trainings that are all set aside none needs to be chosen.
+        *(one.problem for one in (*([] if run.fresh else [training]), base) if one.problem),
     ]
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*chooser.findings, *seen]
-    findings += polite.findings(known, basis)
+    findings = [*chooser.findings, *seen, *polite.findings(known)]
     findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
-    launched = trainings.launched(training, base, trainings.begins(known, plan, training, run.fresh))
-    launched = budget.with_end(launched, run, plan, clock)
+    launched = budget.with_end(trainings.launched(known, plan, training, base, run.fresh), run, plan, clock)
     return PlanOutcome(
         plan, findings, of_controller(run), decided, launched, choice, data_set.text_bytes(run, known, plan)
     )
@@ -133,52 +120,16 @@ def make_plan(
 def hosts_and_trainings(
     asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Host], trainings.TrainingChoice, trainings.TrainingChoice]:
-    """The hosts, and the trainings to resume: the run's and its base model's."""
-    known = [known_host(asked, host, measured) for host in hosts]
+    """The hosts with their newest measurement, and the trainings to resume: the run's and its base model's."""
+    known = []
+    for host in hosts:
+        name, probe = host["name"], host.get("probe") or {}
+        found = measured[name] if name in measured else section(probe, "measured")
+        kept = {} if asked.run.fresh else section(probe, "run")
+        error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
+        known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
     training = trainings.choose(known, stages.run_name(asked.run))
-    base = trainings.choose(known, stages.base_name(asked.run), "base_run")
-    if not asked.run.fresh:
-        known = [host._replace(kept=section(host.probe, "run")) for host in known]
-    return known, training, base
-
-
-def known_host(asked: Asked, host: Given, measured: Mapping[str, Mapping[str, Any]]) -> Host:
-    """A host with its settings, its probe, and the newest measurement."""
-    name, probe = host["name"], host.get("probe") or {}
-    found = measured[name] if name in measured else section(probe, "measured")
-    found_host = Host(name, asked.hosts[name], probe, host.get("error") or "", host.get("reach"), found)
-    return found_host._replace(login=host.get("login") or "")
-
-
-def decide(
-    asked: Asked,
-    basis: Basis,
-    shape: Shape,
-    by_rank: Sequence[Host],
-    hosts: Sequence[Host],
-    shared: shares.HostShares,
-) -> Decided:
-    """All decisions; hosts in the order of the shares, of which there are none if the batch cannot be split."""
-    batch = shared.batch
-    share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
-    rows = tuple(share_of.get(host.name, batch.device_batch) for host in by_rank)
-    way = sync_choice.decide_way(asked, basis, shape, by_rank, batch._replace(rows=list(rows)))
-    return all_decided(
-        basis,
-        total_batch=adapted_to(asked, "total_batch", batch.total_batch),
-        device_batch=adapted_to(asked, "device_batch", batch.device_batch),
-        rows=rows,
-        head_parts=tuple(shared.head_parts.get(host.name, 1) for host in by_rank),
-        rebalance=decide_rebalance(asked, basis, len(hosts)),
-        save_minutes=decide_save_minutes(asked, basis),
-        **way._asdict(),
-    )
-
-
-def adapted_to(asked: Asked, field: str, value: int) -> Decision[int]:
-    """A batch size, adapted to the hosts if nobody set it."""
-    is_adapted = value != getattr(asked.run, field)
-    return Decision(value, HOSTS, "divides among them") if is_adapted else as_set(asked, field)
+    return known, training, trainings.choose(known, stages.base_name(asked.run), "base_run")
 
 
 # The document
@@ -188,7 +139,6 @@ def document(inputs: Inputs) -> Plan:
     """The plan from settings and decisions."""
     run, decided, by_rank = inputs.asked.run, inputs.decided, inputs.by_rank
     master = by_rank[0]
-    order = {host.name: rank for rank, host in enumerate(by_rank)}
     plan: Plan = {
         "format": FORMAT,
         "run": decided.name,
@@ -199,7 +149,7 @@ def document(inputs: Inputs) -> Plan:
         "timeout_seconds": run.timeout,
         "model": model_size.describe(inputs.shape),
         "training": training_of(inputs),
-        "data": data_set.document(run, inputs.hosts, order, inputs.here),
+        "data": data_set.document(run, by_rank, inputs.here),
         "trainer": trainer_of(inputs),
         "nodes": [],
     }
@@ -243,7 +193,6 @@ def training_of(inputs: Inputs) -> Training:
         "sync": decided.sync.value,
         "head": decided.head.value,
         "head_open": decided.head_open,
-        "rebalance": decided.rebalance.value,
         "asked": {"sync": run.sync, "head": run.head},
         "matmul": decided.matmul.value,
         "matmul_tried": list(decided.matmul_tried),
@@ -259,7 +208,7 @@ def training_of(inputs: Inputs) -> Training:
         "tracker_port": run.tracker_port,
     }
     if decided.timed:
-        training["timed"] = str(budget.time_given(run))
+        training["timed"] = str(run.finish_by or run.budget)
     if decided.head_shares:
         training["head_shares"] = list(decided.head_shares)
     return training
@@ -275,8 +224,8 @@ def trainer_of(inputs: Inputs) -> Trainer:
         "source": source,
         "script": stages.SCRIPTS[run.stage],
         "url": urls[source],
-        "torch": run.torch,
-        "index": run.torch_index,
+        "torch": run.torch.partition("+")[0],
+        "index": "default" if run.torch.endswith("+cuda") else "auto",
         "python": ".".join(str(part) for part in interpreters.OLDEST_PYTHON),
         "packages": ["trainer", *(() if decided.ours else ["checkout"]), *compiler, *tracker],
         "offline": run.trainer_offline,
@@ -291,7 +240,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     run, decided, hosts = inputs.asked.run, inputs.decided, inputs.hosts
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
     own = inputs.endpoints[host.name]
-    made_with = interpreters.choose(host, hosts, base, run.trainer_offline)
+    python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
     peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
     rows = decided.rows[rank]
@@ -309,8 +258,8 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         # This collection's own trainer, whichever trainer is used.
         "tools_dir": os.path.join(base, "trainer" if decided.ours else "tools"),
         "venv_dir": home_expanded(host.settings.venv_dir or os.path.join(base, "venv"), host),
-        "python": made_with["python"],
-        "python_version": made_with["python_version"],
+        "python": python,
+        "python_version": version,
         "session": f"nanochat-{decided.name}-rank{rank}",
         "threads": shares.threads_of(host, hosts),
         "cores": shares.cores_of(host, hosts),
@@ -328,9 +277,9 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     }
     if not decided.ours:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
-    if guest := polite.guest_limits(host, decided):
+    if guest := polite.guest_limits(host):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host, decided).value, shares.capability_of(host))
+    node["env"] = command.env(run, decided, node, polite.decide(host).value, shares.capability_of(host))
     node["argv"] = rank_argv(plan, node)
     return node
 

@@ -11,15 +11,15 @@ from .._contract.findings import Finding, finding
 from .._contract.plan import Guest
 from .._contract.politeness import GUEST, LOW, OFF
 from .._contract.settings import Asked
-from .._contract.settings_table import AUTO, PREFIX, HostSettings, find
+from .._contract.settings_table import AUTO, PREFIX, find
 from .._kit.words import named
-from .decided import DEFAULT, HOSTS, KEPT, USER, Basis, Decision
+from .decided import DEFAULT, HOSTS, KEPT, USER, Decided, Decision
 from .hosts import Host
 
 LIMITS = ("hours", "battery_limit", "away_if")
 
 
-def decide(host: Host, basis: Basis) -> Decision[str]:
+def decide(host: Host) -> Decision[str]:
     """off, low or guest. A resumed run keeps auto's first result, so that a login does not restart it."""
     wanted = host.settings.polite
     if wanted != AUTO:
@@ -31,42 +31,38 @@ def decide(host: Host, basis: Basis) -> Decision[str]:
     return Decision(LOW, HOSTS, f"{named(users)} is logged in graphically") if users else Decision(OFF, DEFAULT)
 
 
-def guest_limits(host: Host, basis: Basis) -> Guest | None:
+def guest_limits(host: Host) -> Guest | None:
     """A guest's limits; None for other hosts."""
-    if decide(host, basis).value != GUEST:
+    if decide(host).value != GUEST:
         return None
     one = host.settings
     return {"hours": one.hours, "battery_limit": one.battery_limit, "away_if": one.away_if}
 
 
-def problems(asked: Asked, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+def problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
     guests = [host for host in hosts if host.settings.polite == GUEST]
     for host in hosts:
-        idle = [f"ddp_{name}" for name in LIMITS if host not in guests and _is_set(host.settings, name)]
-        if idle:
-            yield f"{idle[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
+        changed = [name for name in LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
+        if changed and host not in guests:
+            yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
     if not guests:
         return
     who = f"ddp_polite is guest on {named([host.name for host in guests])}"
-    if not basis.ours:
+    if not decided.ours:
         yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
     elif not asked.run.resume:
         yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
-    elif not basis.restarts.value:
+    elif not decided.restarts.value:
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
-    elif len(hosts) > 1 and not 0 < basis.min_hosts.value < len(hosts):
+    elif len(hosts) > 1 and not 0 < decided.min_hosts.value < len(hosts):
         yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
 
 
-def _is_set(settings: HostSettings, name: str) -> bool:
-    return bool(getattr(settings, name) != find(PREFIX + name).default)
-
-
-def findings(hosts: Sequence[Host], basis: Basis) -> Iterator[Finding]:
+def findings(hosts: Sequence[Host]) -> Iterator[Finding]:
     """Facts that guests cannot read."""
     for host in hosts:
         blind = host.fact("usage", "blind") or []
-        if decide(host, basis).value == GUEST and blind:
+        if decide(host).value == GUEST and blind:
             seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
             yield finding("guest-blind", host.name, seen)

@@ -9,32 +9,17 @@ import os
 import re
 from typing import Sequence
 
-from .._contract.findings import Finding, finding, refusal_text
 from .._contract.plan import Controller, ControllerQuestion, Given, HostQuestion
-from .._contract.settings import Asked, SettingsError, resolve
+from .._contract.settings import Asked, resolve
 from .._contract.settings_table import RunSettings
 from . import command, source_checks, stages
-from .decided import decide_basis
+from .decided import decide_restarts
 from .hosts import Host
-
-
-class PlanError(ValueError):
-    """Why there is no plan: all problems, as findings."""
-
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        self.findings = list(findings)
-        super().__init__(refusal_text(self.findings))
 
 
 def read(hosts: Sequence[Given]) -> Asked:
     """The job's settings; rejects invalid ones."""
-    if not hosts:
-        seen = "There are no hosts to plan for; the inventory's group trainers is empty"
-        raise PlanError([finding("setting-refused", "", seen)])
-    try:
-        return resolve([(host["name"], host["settings"]) for host in hosts])
-    except SettingsError as error:
-        raise PlanError(error.findings) from error
+    return resolve([(host["name"], host["settings"]) for host in hosts])
 
 
 def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
@@ -46,35 +31,31 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
     run, each = asked.run, asked.hosts
     known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    keepers = decide_basis(asked, known).restarts.value
-    ports = [run.port, *(command.keeper_ports(run, len(known)) if keepers else [])]
-    found: dict[str, HostQuestion] = {}
-    for host in hosts:
-        own = each[host["name"]]
-        found[host["name"]] = {
+    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked).value else [])]
+    return {
+        name: {
             "base_dir": own.base_dir,
             "run_dir": os.path.join(own.base_dir, "runs", stages.run_name(run)),
             "base_run": stages.base_name(run) if run.stage != stages.BASE else None,
             "venv_dir": own.venv_dir,
             "python": own.python,
             "ports": ports,
-            "folders": source_checks.folders_of(run, known, host["name"]),
-            "peers": [address for other, address in addresses.items() if address and other != host["name"]],
+            "folders": source_checks.folders_of(run, known, name),
+            "peers": [address for other, address in addresses.items() if address and other != name],
         }
-    return found
+        for name, own in each.items()
+    }
 
 
 def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
     """Questions to the controller: folders and a repository in the settings, and the results folder."""
-    asked = read(hosts)
-    run = asked.run
-    source, is_here = str(run.trainer_source), run.data_source == "controller"
+    run = read(hosts).run
+    source = run.trainer_source
     git = source if source != "ours" and is_git(source) else None
     trainer = None if source == "ours" or git else source
-    folders: list[str] = [*(run.data_paths if is_here else []), *([trainer] if trainer else [])]
     fine_tunes = run.stage == stages.SFT and source == "ours"
     return {
-        "folders": folders,
+        "folders": [*(run.data_paths if run.data_source == "controller" else []), *([trainer] if trainer else [])],
         "git": git,
         "trainer": trainer,
         "results": run.results_dir,
@@ -90,11 +71,7 @@ def controller_settings(hosts: Sequence[Given]) -> Controller:
 
 def of_controller(run: RunSettings) -> Controller:
     """Settings of the controller's own work, which are not part of the document."""
-    return {
-        "watch": run.watch,
-        "results_dir": run.results_dir,
-        "fresh": run.fresh,
-    }
+    return {"watch": run.watch, "results_dir": run.results_dir, "fresh": run.fresh}
 
 
 def is_git(source: str) -> bool:

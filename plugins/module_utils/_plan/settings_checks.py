@@ -18,46 +18,34 @@ from .._rules.model_size import SMEAR_CHANNELS, Shape
 from .._rules.ways import JOINED, LEAST_BLOCK, fits
 from . import polite, stages
 from .command import flag_names, flags_in
-from .decided import Basis
+from .decided import Decided
 from .hosts import Host
 
 TORCHRUN_ENV = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-)
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+)  # fmt: skip
 PLAN_ENV = (
-    "NANOCHAT_BASE_DIR",
-    "NANOCHAT_DATA_DIR",
-    "NANOCHAT_DTYPE",
-    "NANOCHAT_DDP_SESSION",
-    politeness.VARIABLE,
-    "GLOO_SOCKET_IFNAME",
-)
+    "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
+)  # fmt: skip
 
 
-def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, basis: Basis) -> list[Finding]:
-    """All conflicts in the settings; run-wide ones name no host."""
+def refused(problem: str) -> Finding:
+    """A problem of the settings, as a finding that names no host."""
+    return finding("setting-refused", "", problem.rstrip("."))
+
+
+def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, decided: Decided) -> Iterator[str]:
+    """All conflicts in the settings."""
     run = asked.run
-    sentences = [
-        *model_problems(shape),
-        *stages.problems(run, basis.ours),
-        *schedule_problems(run),
-        *port_problems(run, basis),
-        *keeper_problems(run, hosts, basis),
-        *polite.problems(asked, hosts, basis),
-        *data_problems(run),
-        *source_problems(run, basis),
-        *packing_problems(run.sync, shape),
-        *precision_problems(run, hosts),
-        *extra_problems(run, basis),
-    ]
-    return [finding("setting-refused", "", sentence.rstrip(".")) for sentence in sentences]
+    yield from model_problems(shape)
+    yield from stages.problems(run, decided.ours)
+    yield from schedule_problems(run, decided)
+    yield from keeper_problems(run, hosts, decided)
+    yield from polite.problems(asked, hosts, decided)
+    yield from data_problems(run)
+    yield from source_problems(run, decided)
+    yield from compute_problems(run, shape, hosts)
+    yield from extra_problems(run, decided)
 
 
 def model_problems(shape: Shape) -> Iterator[str]:
@@ -70,35 +58,32 @@ def model_problems(shape: Shape) -> Iterator[str]:
         )
 
 
-def schedule_problems(run: RunSettings) -> Iterator[str]:
+def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
+    """Numbers of steps that are zero, and ports of the job that are equal."""
     every = {"ddp_eval_every": run.eval_every, "ddp_sample_every": run.sample_every, "ddp_save_every": run.save_every}
     for name, value in {**every, "ddp_keep_checkpoints": run.keep_checkpoints}.items():
         if value == 0:
             yield f"{name} is 0; it must be at least 1, or -1 for {'all' if 'keep' in name else 'none'}."
-
-
-def port_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
-    """Ports of the job that are equal, or within Gloo's range."""
     used = {"ddp_port": run.port}
     if run.tracker == "mlflow":
         used["ddp_tracker_port"] = run.tracker_port
-    if basis.restarts.value:
+    if decided.restarts.value:
         used["ddp_keeper_port"] = run.keeper_port
     for name, other in itertools.combinations(used, 2):
         if used[name] == used[other]:
             yield f"{other} and {name} are both {used[name]}; they must differ."
 
 
-def keeper_problems(run: RunSettings, hosts: Sequence[Host], basis: Basis) -> Iterator[str]:
+def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Missing settings for automatic restarts."""
-    restarts, min_hosts = basis.restarts.value, basis.min_hosts.value
+    restarts, min_hosts = decided.restarts.value, decided.min_hosts.value
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
     if min_hosts and not restarts:
         yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
-    if basis.survive_reboot.value and not restarts:
+    if decided.survive_reboot.value and not restarts:
         yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
-    if restarts and not basis.ours:
+    if restarts and not decided.ours:
         yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); others cannot continue with fewer hosts."
     if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
@@ -121,31 +106,28 @@ def data_problems(run: RunSettings) -> Iterator[str]:
         yield f"ddp_data_shards is {run.data_shards}, but the collection has {LAST_SHARD + 1}; use that or fewer."
 
 
-def source_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
-    if basis.ours:
+def source_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
+    if decided.ours:
         return
-    alone: tuple[tuple[str, object, tuple[object, ...]], ...] = (
-        ("ddp_batch_split", run.batch_split, ("equal",)),
-        ("ddp_sync", run.sync, JOINED),
-        ("ddp_head", run.head, ("auto",)),
-        ("ddp_matmul", run.matmul, ("fp32",)),
-    )
-    for name, value, known in alone:
+    supported = {
+        "ddp_batch_split": (run.batch_split, ["equal"]),
+        "ddp_sync": (run.sync, [*JOINED]),
+        "ddp_head": (run.head, ["auto"]),
+        "ddp_matmul": (run.matmul, ["fp32"]),
+    }
+    for name, (value, known) in supported.items():
         # auto adapts to the trainer.
         if value not in (*known, "auto"):
             yield (
                 f"{name} is {value}, which only this collection's trainer supports; with ddp_trainer_source "
-                f"{run.trainer_source} it must be {' or '.join(map(str, known))}."
+                f"{run.trainer_source} it must be {' or '.join(known)}."
             )
 
 
-def packing_problems(sync: str, shape: Shape) -> Iterator[str]:
-    """Objections to a ddp_sync that the user set or a run began with; none to auto."""
-    if sync != AUTO and not fits(sync, shape.n_embd):
-        yield f"ddp_sync is {sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
-
-
-def precision_problems(run: RunSettings, hosts: Sequence[Host]) -> Iterator[str]:
+def compute_problems(run: RunSettings, shape: Shape, hosts: Sequence[Host]) -> Iterator[str]:
+    """A ddp_sync that this model cannot have, and a ddp_matmul that these CPUs cannot."""
+    if run.sync != AUTO and not fits(run.sync, shape.n_embd):
+        yield f"ddp_sync is {run.sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."
     slow = [host.name for host in hosts if host.probe and not host.fact("cpu", "native_bf16")]
     if run.matmul == "bf16" and slow:
         yield (
@@ -154,7 +136,7 @@ def precision_problems(run: RunSettings, hosts: Sequence[Host]) -> Iterator[str]
         )
 
 
-def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
+def extra_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
     for name, variables in (("ddp_extra_env", run.extra_env), ("ddp_secret_env", run.secret_env)):
         for variable in variables:
             if variable in TORCHRUN_ENV or variable in PLAN_ENV:
@@ -170,6 +152,6 @@ def extra_problems(run: RunSettings, basis: Basis) -> Iterator[str]:
     further, strays = flags_in(run.extra_args)
     for word in strays:
         yield f"ddp_extra_args holds {word!r}, which follows no flag; write --name=value."
-    for flag in flag_names(run, basis):
+    for flag in flag_names(run, decided):
         if flag[2:] in further:
             yield f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."

@@ -1,38 +1,136 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each host's share of a step, by the settings, its threads, or a measured step."""
+"""Each host's threads and cores, and its share of a step: by the settings, its threads, or a measured step."""
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Sequence
+import math
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
-from .._contract.findings import Finding, finding
 from .._contract.settings import Asked
-from .._rules.shares import head_weights
-from .batch import BatchError, BatchRequest, SharedBatch, plan_batch
-from .decided import FOLLOWING
+from .._contract.settings_table import AUTO
+from .._rules.shares import head_weights, share_rows
 from .hosts import Host, neighbours, same_machine
 from .matmul_precision import speed_in
 
+# Values of ddp_batch_split for which shares follow the speeds.
+FOLLOWING = (AUTO, "speed")
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1
 AVX2 = "avx2"  # as a value of VECTORS_VARIABLE
+# A default total batch may differ from the profile's by this factor before passes are made smaller instead.
+NEAR = 1.5
+# Default maximum of rows per pass for unequal hosts: its memory is far below that of weights and optimizer.
+MOST_PASS_TOKENS = 8192
 
 
-class Weights(NamedTuple):
-    """Each host's weight, with findings about its origin."""
+class BatchError(ValueError):
+    """The batch cannot be split; the text says what is possible."""
 
-    values: list[float]
-    problems: tuple[Finding, ...] = ()
+
+class BatchRequest(NamedTuple):
+    """The requested batch; total_batch and device_batch are the profile's unless the user set them."""
+
+    sequence: int
+    total_batch: int
+    device_batch: int
+    set_total: bool
+    set_device: bool
+
+
+class SharedBatch(NamedTuple):
+    """Each rank's rows per step, in passes of device_batch rows."""
+
+    rows: list[int]
+    device_batch: int
+    total_batch: int
+
+
+def plan_batch(
+    wanted: BatchRequest, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()
+) -> SharedBatch:
+    """Split a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
+
+    `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
+    """
+    rows = total_rows(wanted, len(weights), equal)
+    shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
+    return SharedBatch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
+
+
+def pass_rows(wanted: BatchRequest, shares: Sequence[int]) -> int:
+    """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
+
+    Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
+    """
+    if len(set(shares)) == 1:
+        return max(size for size in range(1, wanted.device_batch + 1) if shares[0] % size == 0)
+    most = wanted.device_batch if wanted.set_device else max(wanted.device_batch, MOST_PASS_TOKENS // wanted.sequence)
+    return min(max(shares), most)
+
+
+def multiples_near(value: int, unit: int) -> str:
+    """The nearest valid values, in words."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else str(unit)
+
+
+def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
+    """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
+    if not wanted.set_total:
+        return adapted_rows(wanted, world)
+    total, factors = wanted.total_batch, {"ddp_sequence": wanted.sequence}
+    # Unequal shares have a shorter last pass.
+    if equal and wanted.set_device:
+        factors["ddp_device_batch"] = wanted.device_batch
+    if equal and world > 1:
+        factors[f"{world} hosts"] = world
+    unit, least = math.prod(factors.values()), wanted.sequence * world
+    if total % unit or total < unit:
+        product = " x ".join(map(str, factors.values())) + (f" = {unit}" if len(factors) > 1 else "")
+        raise BatchError(
+            f"ddp_total_batch {total} is not a multiple of {' x '.join(factors)} = {product}; "
+            f"use {multiples_near(total, unit)}."
+        )
+    if total < least:
+        raise BatchError(f"ddp_total_batch {total} has too few rows for {world} hosts; use {least} or more.")
+    return total // wanted.sequence
+
+
+def adapted_rows(wanted: BatchRequest, world: int) -> int:
+    """The profile's rows, or the nearest number that this many hosts can share equally."""
+    profile = max(1, wanted.total_batch // wanted.sequence)
+    found = 0
+    for device_batch in pass_sizes(wanted):
+        unit = device_batch * world
+        nearest = max(1, (profile + unit // 2) // unit) * unit
+        if found == 0 or _apart(nearest, profile) < _apart(found, profile):
+            found = nearest
+        if _apart(found, profile) <= NEAR:
+            break
+    return found
+
+
+def _apart(one: int, other: int) -> float:
+    return max(one, other) / min(one, other)
+
+
+def pass_sizes(wanted: BatchRequest) -> Iterator[int]:
+    """Possible rows per pass, largest first."""
+    yield wanted.device_batch
+    size = wanted.device_batch // 2
+    while size and not wanted.set_device:
+        yield size
+        size //= 2
 
 
 class HostShares(NamedTuple):
-    """The batch split among the hosts, and each host's part of a shared head, with problems and remarks."""
+    """The batch split among the hosts, and each host's part of a shared head, with problems as sentences."""
 
     batch: SharedBatch
     head_parts: Mapping[str, int]
-    problems: tuple[Finding, ...] = ()
+    problems: Sequence[str] = ()
 
 
 def threads_of(host: Host, hosts: Sequence[Host]) -> int:
@@ -69,29 +167,15 @@ def capability_of(host: Host) -> str:
     return AVX2 if faster else ""
 
 
-def weights_of(split: str, hosts: Sequence[Host]) -> Weights:
-    """The hosts' weights according to `ddp_batch_split`."""
-    equal = [1.0] * len(hosts)
-    if split == "equal":
-        return Weights(equal)
-    threads = [float(threads_of(host, hosts)) for host in hosts]
-    if split == "threads":
-        return Weights(threads)
-    speeds = speeds_of(hosts)
-    known = [speed for speed in speeds if speed]
+def weights_of(split: str, hosts: Sequence[Host]) -> list[float]:
+    """The hosts' weights according to `ddp_batch_split`; by threads where no speed or not every one is known."""
+    equal, threads = [1.0] * len(hosts), [float(threads_of(host, hosts)) for host in hosts]
+    known = [speed for speed in speeds_of(hosts) if speed]
+    if len(known) < len(hosts):
+        return threads if split in ("threads", "speed") else equal
     if split == "auto":
-        even = len(known) < len(hosts) or max(known) <= min(known) * SAME_SPEED
-        return Weights(equal if even else known)
-    if len(known) == len(hosts):
-        return Weights(known)
-    if not known:
-        return Weights(threads)
-    missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
-    seen = (
-        f"ddp_batch_split is speed, but the speed of {missing} is unknown; run preflight to measure it, or "
-        "set ddp_speed for every host"
-    )
-    return Weights(threads, (finding("setting-refused", "", seen),))
+        return equal if max(known) <= min(known) * SAME_SPEED else known
+    return {"equal": equal, "threads": threads}.get(split, known)
 
 
 def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
@@ -100,9 +184,18 @@ def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
     found: list[float | None] = []
     for host in hosts:
         beside = [measured[other.name] for other in hosts if same_machine(host, other)] or [measured[host.name]]
-        mean = sum(beside) / len(beside) if all(beside) else None
-        found.append(host.settings.speed or mean)
+        found.append(host.settings.speed or (sum(beside) / len(beside) if all(beside) else None))
     return found
+
+
+def unknown_speeds(split: str, hosts: Sequence[Host]) -> list[str]:
+    """A sentence if only some speeds are known that the shares should follow."""
+    speeds = speeds_of(hosts)
+    if split != "speed" or all(speeds) or not any(speeds):
+        return []
+    missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
+    how = "run preflight to measure it, or set ddp_speed for every host"
+    return [f"ddp_batch_split is speed, but the speed of {missing} is unknown; {how}"]
 
 
 def kept_shares(hosts: Sequence[Host], name: str) -> dict[str, int]:
@@ -116,17 +209,15 @@ def kept_shares(hosts: Sequence[Host], name: str) -> dict[str, int]:
 
 def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
     """Split the rows of a step and a shared head among the hosts, in their order."""
-    run, weights = asked.run, weights_of(split, hosts)
+    run, weights, problems = asked.run, weights_of(split, hosts), unknown_speeds(split, hosts)
     rows, parts = (kept_shares(hosts, name) if split in FOLLOWING else {} for name in ("rows", "head_shares"))
     total_set, device_set = "ddp_total_batch" in asked.given, "ddp_device_batch" in asked.given
     wanted = BatchRequest(run.sequence, run.total_batch, run.device_batch, total_set, device_set)
     kept = [rows[host.name] for host in hosts] if rows else []
     try:
-        batch = plan_batch(wanted, weights.values, split == "equal", kept)
+        batch = plan_batch(wanted, weights, split == "equal", kept)
     except BatchError as error:
-        problem = finding("setting-refused", "", str(error).rstrip("."))
-        batch = SharedBatch([], run.device_batch, run.total_batch)
-        return HostShares(batch, {}, (*weights.problems, problem))
+        return HostShares(SharedBatch([], run.device_batch, run.total_batch), {}, [*problems, str(error)])
     # Parts of the head are finer than rows.
-    parts = parts or {host.name: part for host, part in zip(hosts, head_weights(weights.values))}
-    return HostShares(batch, parts, weights.problems)
+    parts = parts or {host.name: part for host, part in zip(hosts, head_weights(weights))}
+    return HostShares(batch, parts, problems)

@@ -5,29 +5,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.kind import WARNING
-from .._contract.plan import Plan
+from .._contract.findings_table import WARNING
+from .._contract.plan import Data, Here, Plan, Trainer
+from .._contract.probe import Folder
 from .._contract.settings_table import RunSettings
 from .._kit.words import plural
-from .data_set import ON_A_HOST, hosts_with_data, maker_host
+from .data_set import ON_A_HOST, hosts_with_data
 from .hosts import Host, ranks
 
 
 def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     """The folders in the settings that this host should check."""
-    wanted = run.data_source in ON_A_HOST and maker_host(run, hosts, ranks(hosts)[0]) == name
-    return list(run.data_paths) if wanted else []
+    order = ranks(hosts)[0]
+    maker = run.data_host or min(hosts, key=lambda host: order.get(host.name, len(hosts))).name
+    return list(run.data_paths) if run.data_source in ON_A_HOST and maker == name else []
 
 
-def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Mapping[str, Any]) -> list[Finding]:
+def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Here) -> list[Finding]:
     """Problems that a start would meet only later, after changing other hosts."""
     return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
 
 
-def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
+def trainer(run: RunSettings, planned: Trainer, here: Here) -> Iterator[Finding]:
     """Whether the controller has the trainer's source."""
     source = run.trainer_source
     facts = here.get("folders", {}).get(source) if planned["source"] == "path" else None
@@ -45,7 +47,7 @@ def trainer(run: RunSettings, planned: Mapping[str, Any], here: Mapping[str, Any
         yield finding("source-missing", "", f"ddp_trainer_source is {source}, but {problem}", remedy=remedy)
 
 
-def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
+def commit(source: str, here: Here) -> Iterator[Finding]:
     """The commit in use of a repository, which is cloned only once."""
     used, newest = (str((here.get("commits") or {}).get(name) or "")[:10] for name in ("used", "newest"))
     seen = f"ddp_trainer_source is {source}"
@@ -56,9 +58,7 @@ def commit(source: str, here: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("trainer-commit", "", f"{seen}, at commit {used}")
 
 
-def data(
-    run: RunSettings, planned: Mapping[str, Any], hosts: Sequence[Host], here: Mapping[str, Any]
-) -> Iterator[Finding]:
+def data(run: RunSettings, planned: Data, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:
     """Data folders that are missing or too small, unless the data set was already made from them."""
     if hosts_with_data(hosts, planned["id"]):
         return
@@ -75,9 +75,7 @@ def data(
             yield from folder(planned, path, seen[path], "" if is_here else host.name, is_tokenizer)
 
 
-def folder(
-    planned: Mapping[str, Any], path: str, facts: Mapping[str, Any], host: str, is_tokenizer: bool
-) -> Iterator[Finding]:
+def folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: bool) -> Iterator[Finding]:
     """The first problem of a folder in ddp_data_paths on a host, or without a host on the controller."""
     where, is_text = host or "the controller", planned["source"] == "text"
     problem = remedy = ""
@@ -101,7 +99,7 @@ def folder(
         yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}", remedy=remedy)
 
 
-def results(run: RunSettings, here: Mapping[str, Any]) -> Iterator[Finding]:
+def results(run: RunSettings, here: Here) -> Iterator[Finding]:
     facts = here.get("results")
     if facts and not facts["writable"]:
         where = f"which is not writable on the controller ({facts['path']})"

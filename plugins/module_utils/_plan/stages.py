@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract import lineage
 from .._contract.findings import Finding, finding
-from .._contract.plan import Conversations, Plan, Stage
+from .._contract.plan import Conversations, Here, Plan, Stage
 from .._contract.run_folder import CHECKPOINTS, CONVERSATIONS, HELD_OUT
 from .._contract.settings_table import RunSettings
 from .._rules import stages as rules
@@ -54,23 +54,17 @@ def problems(run: RunSettings, ours: bool) -> Iterator[str]:
         yield f"ddp_run with ddp_stage {stage} makes the name {name}, which is longer than {LONGEST_NAME} characters; shorten ddp_run."
 
 
-def base_dir_of(run: RunSettings, run_dir: str) -> str | None:
-    """The base model's run folder beside a run folder, if a stage needs one."""
-    return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), base_name(run))
-
-
 def base_checkpoints(run: RunSettings, run_dir: str) -> str | None:
-    """The folder of the base model's checkpoints, if a stage needs one."""
-    base = base_dir_of(run, run_dir)
-    return None if base is None else os.path.join(base, CHECKPOINTS[0], base_name(run))
+    """The folder of the base model's checkpoints, in its run folder beside this one; None for a base model."""
+    name = base_name(run)
+    return None if run.stage == BASE else os.path.join(os.path.dirname(run_dir), name, CHECKPOINTS[0], name)
 
 
 def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     """Flags that only a stage's script has."""
-    base = base_checkpoints(run, run_dir)
-    if base is None:
+    if run.stage == BASE:
         return {}
-    found: dict[str, object] = {"base-checkpoints": base}
+    found: dict[str, object] = {"base-checkpoints": base_checkpoints(run, run_dir)}
     if run.stage == SFT:
         found["conversations"] = os.path.join(run_dir, CONVERSATIONS)
         if run.sft_val_data:
@@ -78,16 +72,14 @@ def flags(run: RunSettings, run_dir: str) -> dict[str, object]:
     return found
 
 
-def document(run: RunSettings, here: Mapping[str, Any], ours: bool) -> Stage | None:
+def document(run: RunSettings, here: Here, ours: bool) -> Stage | None:
     """The plan's section, None for a base model."""
-    stage = run.stage
-    if stage == BASE:
+    if run.stage == BASE:
         return None
-    section: Stage = {"stage": stage, "base": base_name(run)}
+    section: Stage = {"stage": run.stage, "base": base_name(run)}
     if not ours:
-        section["script"] = SCRIPTS[stage]
-        return section
-    if stage == SFT:
+        section["script"] = SCRIPTS[run.stage]
+    elif run.stage == SFT:
         section["conversations"] = named(here.get("conversations") or {})
         if run.sft_val_data:
             section["held_out"] = named(here.get("held_out") or {})
@@ -99,29 +91,23 @@ def named(seen: Mapping[str, Any]) -> Conversations:
     return {"path": seen.get("path", ""), "sha256": seen.get("sha256"), "count": seen.get("count", 0)}
 
 
-def base_steps(hosts: Sequence[Host]) -> list[int]:
-    """The steps of the base model's checkpoints on any host."""
-    return [step for host in hosts for step in host.fact("base_run", "checkpoints") or []]
-
-
-def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Mapping[str, Any]) -> Iterator[Finding]:
+def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Here) -> Iterator[Finding]:
     """Why there is no model to start from."""
     stage, name = run.stage, base_name(run)
     if stage == BASE:
         return
-    for setting, seen in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
-        for problem in (seen or {}).get("problems", []):
+    for setting, talks in (("ddp_sft_data", here.get("conversations")), ("ddp_sft_val_data", here.get("held_out"))):
+        for problem in talks["problems"] if talks else []:
             yield finding("conversations-broken", "", f"{setting}: {problem}")
     if any(host.fact("run", "checkpoints") for host in hosts):
         return
-    if not base_steps(hosts):
+    having = [host for host in hosts if host.fact("base_run", "checkpoints")]
+    if not having:
         yield finding("base-missing", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
-    for host in hosts:
-        if host.fact("base_run", "checkpoints"):
-            found = lineage.differences(host.fact("base_run", "lineage") or {}, plan)
-            if found:
-                seen = f"the base model of the run {name} does not match: {lineage.in_words(found)}"
-                yield finding("base-differs", host.name, seen)
+    for host in having:
+        if found := lineage.differences(host.fact("base_run", "lineage") or {}, plan):
+            seen = f"the base model of the run {name} does not match: {lineage.in_words(found)}"
+            yield finding("base-differs", host.name, seen)
 
 
 def in_words(section: Stage) -> str:

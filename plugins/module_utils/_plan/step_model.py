@@ -99,7 +99,7 @@ class StepJob:
     def world(self) -> int:
         return len(self.hosts)
 
-    def with_way(self, sync: str, head: str) -> StepJob:
+    def with_sync(self, sync: str, head: str) -> StepJob:
         """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
         chosen = _choose_head(self, sync, head)
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)

@@ -1,23 +1,24 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan as text: the model, the training, the hosts, the data, and the changes."""
+"""A plan as text: in brief on a screen of 80 by 24 for two hosts, or whole, with the details."""
 
 from __future__ import annotations
 
 import shlex
 import textwrap
-from typing import Any, Mapping, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from .._contract import politeness
 from .._contract.command_line import torchrun_argv
-from .._contract.kind import VENV_BYTES
+from .._contract.findings import Finding
 from .._contract.plan import Plan
+from .._contract.versions import VENV_BYTES
 from .._kit.words import bytes_text, columns, named, plural
 from . import stages
 from .data_set import times_read
 
-BY_HAND_COLUMNS = 74
+COLUMNS, BY_HAND_COLUMNS = 78, 74
 # A text read as many times is learnt by heart.
 BY_HEART = 20
 
@@ -31,102 +32,54 @@ def human(number: float) -> str:
     return f"{number:g}"
 
 
-def render(plan: Plan, text_bytes: Optional[int] = None) -> str:
-    """The whole plan as text; text_bytes: the size of the text to train on."""
-    lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})", ""]
-    rows = [
-        ("model", model_lines(plan["model"])),
-        ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
-        ("training", training_lines(plan, text_bytes)),
-        ("trainer", trainer_lines(plan)),
-        ("data", [data_line(plan)]),
-        ("network", [network_line(plan)]),
-    ]
-    lines += columns([("" if at else name, line) for name, own in rows for at, line in enumerate(own)], "")
-    lines += ["", *node_table(plan), "", *changes(plan)]
-    return "\n".join(lines)
-
-
-def brief(plan: Plan, text_bytes: Optional[int] = None) -> str:
-    """The main figures of a plan, on a screen of 80 by 24 for two hosts."""
-    model, training, often = plan["model"], plan["training"], between_saves(plan["training"])
-    rows = [
-        ("model", [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"]),
-        ("stage", [stages.in_words(plan["stage"])] if "stage" in plan else []),
-        ("training", [
-            f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens",
-            *reading_lines(plan, text_bytes),
-            f"sync {sync(training)}, head {training['head']}, saves {f'every {often}' if often else 'at the end'}",
-            *absence_lines(plan),
-            *polite_lines(plan),
-        ]),
-        ("trainer", trainer_lines(plan)),
-        ("data", [data_line(plan, "")]),
-    ]  # fmt: skip
+def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> str:
+    """The plan as text; text_bytes: the size of the text to train on."""
+    model = plan["model"]
+    sections = {
+        "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
+        "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
+        "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
+        "trainer": trainer_lines(plan),
+        "data": [data_line(plan)],
+        "details": list(details(plan)) if whole else [],
+        "": [""],
+        "hosts": node_table(plan),
+        " ": [""],
+        "changes": list(changes(plan)),
+    }
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
-    for name, own in rows:
-        lines += wrapped("\n".join(own), name.ljust(10))
-    lines += ["", *node_table(plan), ""]
-    where = [f"{node['host']}: {node['base_dir']} (about {bytes_text(node['disk_bytes'])})" for node in plan["nodes"]]
-    lines += wrapped("\n".join(["; ".join(where), *further_changes(plan)]), "changes   ")
-    return "\n".join([*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
+    for name, own in sections.items():
+        wrapped = own if whole or name == "hosts" else [part for line in own for part in wrap(line)]
+        label = "" if name == "hosts" else name.ljust(10)
+        lines += [f"{' ' * len(label) if at else label}{line}".rstrip() for at, line in enumerate(wrapped)]
+    return "\n".join(lines if whole else [*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
 
 
-def wrapped(text: str, label: str) -> list[str]:
-    """Lines of at most 78 columns, the first after a label."""
-    parts = [
-        part for line in text.splitlines() for part in textwrap.wrap(line, 78 - len(label), break_long_words=False)
-    ]
-    return [f"{' ' * len(label) if at else label}{part}" for at, part in enumerate(parts)]
+def wrap(line: str) -> list[str]:
+    return textwrap.wrap(line, COLUMNS - 10, break_long_words=False) or [""]
 
 
-def between_saves(training: Mapping[str, Any]) -> str:
-    """The steps and minutes between two saves; empty if there is only the last one."""
-    steps, minutes = training["save_every"], training["save_minutes"]
-    return " or ".join([plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0))
-
-
-def model_lines(model: Mapping[str, Any]) -> list[str]:
-    parameters = model["parameters"]
-    parts = [f"{name.replace('_', ' ')} {human(value)}" for name, value in parameters.items() if name != "total"]
-    return [
-        f"depth {model['depth']}, width {model['n_embd']}, {plural(model['n_head'], 'head')} of {model['head_dim']}, "
-        f"rows of {model['sequence']} tokens, windows {model['window_pattern']}, vocabulary {model['vocab_size']}",
-        f"{parameters['total']:,} parameters: {', '.join(parts)}",
-    ]
-
-
-def training_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
-    training: dict[str, Any] = {**plan["training"]}
-    if not stages.evaluates(plan):
-        training["eval_every"] = -1
-    resumes = "resumes" if training["resume"] else "does not resume"
-    return [
-        f"{about(training)}{training['iterations']} steps of {training['total_batch']} tokens = {human(training['tokens'])} tokens, "
-        f"{training['tokens_per_parameter']:g} per parameter, {training['flops']:.2g} FLOPs",
-        f"sync {sync(training)}, head {training['head']}, products {training['matmul']}, {schedule(training)}",
-        *reading_lines(plan, text_bytes),
-        f"{resumes}, times out after {plan['timeout_seconds']} s if a rank is missing",
-        *absence_lines(plan),
-        *polite_lines(plan),
-    ]
-
-
-def reading_lines(plan: Plan, text_bytes: Optional[int]) -> list[str]:
-    """How often the text is read."""
-    times = times_read(plan, text_bytes)
-    if times is None:
-        return []
-    often = f"{times:.2g}" if times < 10 else human(round(times))
-    heart = ": it will learn it by heart" if times >= BY_HEART else ""
-    whose = "the" if plan["data"].get("prose") else "your"
-    return [f"{plural(plan['training']['iterations'], 'step')} read {whose} text about {often} times{heart}"]
-
-
-def about(training: Mapping[str, Any]) -> str:
-    """A run's end time, instead of a number of steps."""
+def training_lines(plan: Plan, text_bytes: Optional[int]) -> Iterator[str]:
+    """The steps, how often they read the text, and how the ranks stay one model."""
+    training, often, times = plan["training"], between_saves(plan), times_read(plan, text_bytes)
     timed = training.get("timed")
-    return "" if timed is None else f"{'until' if ':' in timed else 'for'} {timed}, about "
+    about = "" if timed is None else f"{'until' if ':' in timed else 'for'} {timed}, about "
+    steps, tokens = training["iterations"], human(training["tokens"])
+    yield f"{about}{steps} steps of {training['total_batch']} tokens = {tokens} tokens"
+    if times is not None:
+        read = f"{times:.2g}" if times < 10 else human(round(times))
+        heart = ": it will learn it by heart" if times >= BY_HEART else ""
+        whose = "the" if plan["data"].get("prose") else "your"
+        yield f"{plural(steps, 'step')} read {whose} text about {read} times{heart}"
+    is_open = training["asked"]["sync"] == "auto" and training["sync"] != "upstream"
+    saves = f"every {often}" if often else "at the end"
+    yield f"sync {training['sync']}{' (auto)' if is_open else ''}, head {training['head']}, saves {saves}"
+
+
+def between_saves(plan: Plan) -> str:
+    """The steps and minutes between two saves; empty if there is only the last one."""
+    steps, minutes = plan["training"]["save_every"], plan["training"]["save_minutes"]
+    return " or ".join([plural(steps, "step")] * (steps > 0) + [plural(minutes, "minute")] * (minutes > 0))
 
 
 def absence_lines(plan: Plan) -> list[str]:
@@ -134,18 +87,17 @@ def absence_lines(plan: Plan) -> list[str]:
     names, keeper, training = [node["host"] for node in plan["nodes"]], plan.get("keeper"), plan["training"]
     if len(names) < 2:
         return []
-    spare = len(names) - keeper["min_hosts"] if keeper else 0
-    often = between_saves(training)
+    often = between_saves(plan)
     since_save = f"up to {often}" if often and training["resume"] else "all steps"
     if not keeper:
         return [f"no host may be away: the run ends; a restart repeats {since_save}"]
-    if not spare:
-        who = "no host may be away: the others wait"
-    else:
-        who = f"{' or '.join(names) if len(names) == 2 else f'any {spare} of {len(names)} hosts'} may be away"
-    rescued = training["head"] == "whole"
-    repeats = "a step or two" if rescued else f"{since_save} (with ddp_head whole: a step or two)"
-    return [f"{who}; losing one repeats {repeats}"]
+    spare = len(names) - keeper["min_hosts"]
+    who = f"{' or '.join(names) if len(names) == 2 else f'any {spare} of {len(names)} hosts'} may be away"
+    repeats = f"{since_save} (with ddp_head whole: a step or two)"
+    return [
+        f"{who if spare else 'no host may be away: the others wait'}; "
+        f"losing one repeats {'a step or two' if training['head'] == 'whole' else repeats}"
+    ]
 
 
 def polite_lines(plan: Plan) -> list[str]:
@@ -160,50 +112,49 @@ def polite_lines(plan: Plan) -> list[str]:
     return [f"{what} {named(names)}" for what, names in hosts.items() if names]
 
 
-def sync(training: Mapping[str, Any]) -> str:
-    """The sync method, with a mark if the settings left it open."""
-    way = str(training["sync"])
-    return f"{way} (auto)" if training["asked"]["sync"] == "auto" and way != "upstream" else way
-
-
 def trainer_lines(plan: Plan) -> list[str]:
     """Empty for this collection's own trainer."""
     trainer = plan["trainer"]
     if trainer["source"] == "ours":
         return []
-    joined = ", unchanged; join.py makes its ranks train one model" if trainer.get("joined") else ""
-    return [f"nanochat of {trainer['url']}{joined}"]
+    return [f"nanochat of {trainer['url']}, unchanged; join.py makes its ranks train one model"]
 
 
-def schedule(training: Mapping[str, Any]) -> str:
-    often = training["save_minutes"]
-    minutes = f" and every {plural(often, 'minute') if often > 1 else 'minute'}" if often else ""
-    steps = ", ".join(
-        f"{what} every {training[name]}" if training[name] > 0 else without
-        for what, name, without in (
-            ("evaluates", "eval_every", "no evaluation"),
-            ("samples", "sample_every", "no samples"),
-            ("saves", "save_every", "saves at the end"),
-        )
-    )
-    return steps + minutes
-
-
-def data_line(plan: Plan, last: str = ", the last for validation,") -> str:
+def data_line(plan: Plan) -> str:
     data = plan["data"]
-    shards = f"shards in {', '.join(data['paths'])}"
+    paths = ", ".join(data["paths"])
     origin = {
-        "text": f"{'the English' if data.get('prose') else 'text'} in {', '.join(data['paths']) or '(not known yet)'} on {data['host']}",
+        "text": f"{'the English' if data.get('prose') else 'text'} in {paths or '(not known yet)'} on {data['host']}",
         "url": f"{data['url']}",
-        "host": f"{shards} on {data['host']}",
-        "controller": f"{shards} on the controller",
+        "host": f"shards in {paths} on {data['host']}",
+        "controller": f"shards in {paths} on the controller",
     }[data["source"]]
-    return f"{data['id']}: {data['shards']} shards{last} from {origin}"
+    return f"{data['id']}: {data['shards']} shards from {origin}"
 
 
-def network_line(plan: Plan) -> str:
-    master, ports = plan["master"], plan["data_ports"]
-    return f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}"
+def details(plan: Plan) -> Iterator[str]:
+    """The lines that only the whole plan has."""
+    model, training, ports, master = plan["model"], plan["training"], plan["data_ports"], plan["master"]
+    counts = {name: human(count) for name, count in model["parameters"].items() if name != "total"}
+    parts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+    yield (
+        f"{plural(model['n_head'], 'head')} of {model['head_dim']}, rows of {model['sequence']} tokens, "
+        f"windows {model['window_pattern']}, vocabulary {model['vocab_size']}"
+    )
+    yield f"{model['parameters']['total']:,} parameters: {parts}"
+    yield f"{training['tokens_per_parameter']:g} tokens per parameter, {training['flops']:.2g} FLOPs, products {training['matmul']}"
+    every = {
+        "evaluation": training["eval_every"] if stages.evaluates(plan) else -1,
+        "samples": training["sample_every"],
+    }
+    often = ", ".join(f"{what} every {steps}" if steps > 0 else f"no {what}" for what, steps in every.items())
+    resumes = "resumes" if training["resume"] else "does not resume"
+    yield f"{often}; {resumes}, times out after {plan['timeout_seconds']} s if a rank is missing"
+    yield f"meets at {master['address']} port {master['port']}; data on ports {ports['low']}-{ports['high']}"
+    for node in plan["nodes"]:
+        own = node["venv_dir"].startswith(node["base_dir"] + "/")
+        user = f" as {node['user']}" if node["user"] else ""
+        yield f"{node['host']}: tmux session {node['session']}{user}{'' if own else ', Python in ' + node['venv_dir']}"
 
 
 def node_table(plan: Plan) -> list[str]:
@@ -219,43 +170,24 @@ def node_table(plan: Plan) -> list[str]:
     return columns([head, *rows])
 
 
-def changes(plan: Plan) -> list[str]:
-    """Changes that later steps may make on the hosts."""
-    lines = []
-    for node in plan["nodes"]:
-        own = node["venv_dir"].startswith(node["base_dir"] + "/")
-        venv = "" if own else f", {node['venv_dir']}"
-        user = f" as {node['user']}" if node["user"] else ""
-        disk = f" (about {bytes_text(node['disk_bytes'])})"
-        lines.append(
-            f"{node['host']}: files below {node['base_dir']}{disk}{venv}; tmux session {node['session']}{user}"
-        )
-    return [
-        "Changes on the hosts (skipped where already in place):",
-        *(f"  {line}" for line in [*lines, *further_changes(plan)]),
-    ]
-
-
-def further_changes(plan: Plan) -> list[str]:
-    """Changes besides the run's own files and sessions."""
-    nodes, ports = plan["nodes"], plan["data_ports"]
-    lines = []
+def changes(plan: Plan) -> Iterator[str]:
+    """Changes that later steps may make on the hosts, where they are not in place."""
+    nodes, ports, master = plan["nodes"], plan["data_ports"], plan["master"]
+    yield "; ".join(f"{node['host']}: {node['base_dir']} (about {bytes_text(node['disk_bytes'])})" for node in nodes)
     roots = [node["host"] for node in nodes if node["user"] == "root"]
     if roots:
-        lines.append(f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another")
-    lines.append(f"PyTorch, once on each machine: about {bytes_text(VENV_BYTES)} of disk more")
+        yield f"{named(roots)}: training runs as root, the user of the inventory; ansible_user names another"
+    yield f"PyTorch, once on each machine: about {bytes_text(VENV_BYTES)} of disk more"
+    keeper = plan.get("keeper")
     if plan["manage_firewall"] and any(node["peers"] for node in nodes):
-        meets = f"port {plan['master']['port']} of {plan['master']['host']}"
-        if plan.get("keeper"):
-            keepers = sorted({node["keeper_port"] for node in nodes})
-            meets = f"port {plan['master']['port']}, the keepers' port {', '.join(map(str, keepers))}"
+        meets = f"port {master['port']} of {master['host']}"
+        if keeper:
+            keepers = ", ".join(map(str, sorted({node["keeper_port"] for node in nodes})))
+            meets = f"port {master['port']}, the keepers' port {keepers}"
         opened = f"{meets} and ports {ports['low']}-{ports['high']} of every host"
-        lines.append(f"active firewalls: {opened}, open to the peers only")
-    if plan.get("keeper", {}).get("survive_reboot"):
-        lines.append(
-            "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
-        )
-    return lines
+        yield f"active firewalls: {opened}, open to the peers only"
+    if keeper and keeper["survive_reboot"]:
+        yield "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
 
 
 def by_hand(plan: Plan) -> str:
@@ -271,7 +203,7 @@ def by_hand(plan: Plan) -> str:
     return "\n".join([f"By hand, without Ansible, on {node['host']}:", *(f"  {line}" for line in lines), *others])
 
 
-def render_findings(findings: Sequence[Mapping[str, Any]]) -> str:
+def render_findings(findings: Sequence[Finding]) -> str:
     """The findings of the plan, each with its remedy."""
     lines = []
     for found in findings:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract import lineage
+from .._contract.document import items, section
 from .._contract.findings import Finding, finding
 from .._contract.training import Launched, training_of
 from .hosts import Host
@@ -76,26 +77,35 @@ def choose(hosts: Sequence[Host], run: str, fact: str = "run") -> TrainingChoice
     return TrainingChoice(held[0], finding("trainings-differ", host, seen, remedy=remedy))
 
 
-def problems(run: TrainingChoice, base: TrainingChoice, fresh: bool) -> list[Finding]:
-    """Choices that the user must make first; none between trainings that are all set aside."""
-    return [one.problem for one in (TrainingChoice(None) if fresh else run, base) if one.problem is not None]
-
-
-def begins(hosts: Sequence[Host], plan: Mapping[str, object], choice: TrainingChoice, fresh: bool) -> bool:
-    """Whether the start begins a new training."""
-    if fresh or choice.taken is None:
-        return True
-    if choice.taken.step is not None and not lineage.resumes(plan):
-        return True
-    mine = [host for host in hosts if host.name in choice.taken.folders]
-    return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
-
-
-def launched(choice: TrainingChoice, base: TrainingChoice, begins_again: bool) -> Launched:
+def launched(
+    hosts: Sequence[Host], plan: Mapping[str, object], choice: TrainingChoice, base: TrainingChoice, fresh: bool
+) -> Launched:
     """The training for every host's run folder; the caller draws id and time of a new one."""
     of_base = (base.taken.id or None) if base.taken else None
     taken = choice.taken
-    if taken is None or begins_again:
+    if taken is None or fresh or begins_again(hosts, plan, taken):
         number = taken.number + 1 if taken else 1
         return {"id": UNKNOWN, "number": number, "begun": 0, "goes_on": None, "base": of_base}
     return {"id": taken.id, "number": taken.number or 1, "begun": taken.begun, "goes_on": taken.id, "base": of_base}
+
+
+def begins_again(hosts: Sequence[Host], plan: Mapping[str, object], taken: HeldTraining) -> bool:
+    """Whether the plan cannot or may not resume from these checkpoints."""
+    if taken.step is not None and not lineage.resumes(plan):
+        return True
+    mine = [host for host in hosts if host.name in taken.folders]
+    return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
+
+
+def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
+    """Whether a session of the run is alive on any host, and whether this plan has been completed on all; a run to be started
+    from scratch is not done."""
+    running, done = False, not fresh
+    for probe in probes.values():
+        run = section(probe, "run")
+        session = section(run, "session")
+        mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]
+        running |= bool(session.get("id") and mine)
+        # A stopped run also exits with 0, but has steps left.
+        done &= run.get("plan_digest") == digest and session.get("exit_code") == 0 and not session.get("stopped")
+    return {"running": running, "done": done}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping
 
 from .._contract.findings import Finding, finding
-from .._contract.kind import ERROR, INFO, WARNING
+from .._contract.findings_table import ERROR, INFO, WARNING
 from .._plan.hosts import is_loopback
 from .._plan.others import port_held
 from .evidence import PreflightEvidence

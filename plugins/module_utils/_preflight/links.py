@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from .._contract.findings import Finding, finding
-from .._contract.kind import ERROR
+from .._contract.findings_table import ERROR
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
 from .peer_check import closed_ports

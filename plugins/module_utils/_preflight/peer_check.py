@@ -13,11 +13,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TypedDict
 
-from .._kit.bare import run_tool
+from .._kit import bare
 from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
 
 if TYPE_CHECKING:
-    from .._contract.values import Duration, Rate
+    from .._contract.decode import Duration, Rate
 
 # Constants missing from Python's socket module.
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU = 10, 2, 14
@@ -27,6 +27,8 @@ PINGS = 15
 PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
+BANDWIDTH_BYTES = 1 << 24  # sent at most, for the rate
+DEADLINE = 60.0  # seconds after which no further peer's rate is measured
 
 KINDS = {
     errno.ECONNREFUSED: "refused",
@@ -55,7 +57,7 @@ class CheckedPeer(NamedTuple):
     address: str
     ports: list[int]
     token: str
-    measure: bool
+    measure: bool = True
 
 
 class PortTry(TypedDict):
@@ -235,7 +237,7 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
 def nic_towards(source: str, peer: str) -> str | None:
     """The interface that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
-    code, out, dummy = run_tool(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
+    code, out, dummy = bare.tool(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
     return dict(zip(words, words[1:])).get("dev") if code == 0 else None
 
@@ -305,3 +307,12 @@ def check(source: str, peers: Sequence[CheckedPeer], limits: CheckLimits) -> lis
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
         link["nic"] = nic_towards(source, peer.address)
     return links
+
+
+def peer_check(
+    address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, bandwidth_seconds: float = 0.5
+) -> dict[str, object]:
+    """The links to the peers (see CheckedPeer), and how many of the tested ports cannot be reached."""
+    limits = CheckLimits(timeout, bandwidth_seconds, BANDWIDTH_BYTES, DEADLINE)
+    links = check(address, [CheckedPeer(**peer) for peer in peers], limits)
+    return {"links": links, "closed": sum(len(closed_ports(link["ports"])) for link in links)}

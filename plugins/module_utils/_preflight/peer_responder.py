@@ -19,15 +19,13 @@ import random
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import Any, NamedTuple, Sequence, TypedDict
 
 from .._contract.document import Document
-from .._kit import host_code
-from .._kit.processes import PORT_CHECK, ListeningSocket, alive, is_check, port_holders, start_ticks
+from .._kit import background
+from .._kit.processes import PORT_CHECK, ListeningSocket, is_check, port_holders
 
 GREETING = "NANOCHAT-DDP-CHECK"
 ANSWER = b"OK\n"
@@ -143,32 +141,14 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
 
 
 def start(ask: Ask) -> Started:
-    """Start the responder as a process of its own; returns what the peers and the stop need."""
+    """Start the responder in a separate process; returns what the peers and the stop need."""
     sockets, holders = listeners(ask)
     token = secrets.token_hex(16)
+    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, ask.seconds))
     ports = [listener.getsockname()[1] for listener in sockets]
-    descriptors = [listener.fileno() for listener in sockets]
-    text = host_code.program(__name__, "serve", descriptors, token, ask.seconds, UNUSED)
-    # The token is no word of its command line, which others can read.
-    process = subprocess.Popen(  # pylint: disable=ansible-bad-function
-        [sys.executable, "-I", "-S", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        pass_fds=descriptors,
-        start_new_session=True,
-        cwd="/",
-    )
-    responder: Responder = {"ports": ports, "token": token, "pid": process.pid, "started": start_ticks(process.pid)}
-    assert process.stdin is not None and process.stdout is not None
-    with process.stdin as program, process.stdout as answers:
-        program.write(text.encode("utf-8"))
-        program.close()
-        is_ready = bool(answers.readline())
     for listener in sockets:
         listener.close()
-    if not is_ready:
-        raise PeerCheckError("the responder process could not be started")
+    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
     return {"responder": responder, "holders": holders, "error": ""}
 
 
@@ -178,22 +158,17 @@ class Clients:
     last = 0.0
 
 
-def serve(descriptors: Sequence[int], token: str, seconds: int, unused: float) -> None:
-    """The program: answer on these sockets until the deadline, or until somebody needs the ports and no client came for a while."""
+def _make_way(signum: int, frame: object) -> None:
+    if time.monotonic() - Clients.last > UNUSED:
+        os._exit(0)
 
-    def make_way(signum: int, frame: object) -> None:
-        if time.monotonic() - Clients.last > unused:
-            os._exit(0)
 
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
-        comm.write(PORT_CHECK)
+def _serve(sockets: Sequence[socket.socket], token: str, seconds: int) -> None:
     Clients.last = time.monotonic()
-    signal.signal(signal.SIGUSR1, make_way)
+    signal.signal(signal.SIGUSR1, _make_way)
     signal.alarm(max(1, seconds))
-    os.write(1, b"ready\n")
-    os.dup2(2, 1)
-    for descriptor in descriptors:
-        threading.Thread(target=_accept, args=(socket.socket(fileno=descriptor), token), daemon=True).start()
+    for listener in sockets:
+        threading.Thread(target=_accept, args=(listener, token), daemon=True).start()
     while True:
         signal.pause()
 
@@ -273,17 +248,24 @@ def _both(connection: socket.socket) -> None:
         sender.join(PATIENCE)
 
 
-def stop(pid: int, started: int, patience: float = 2.0) -> bool:
-    """Stop the responder if its process still runs; True if it did."""
-    if not alive(pid, started):
-        return False
+def start_responder(
+    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
+) -> Started:
+    """Start answering (see Ask); that it cannot be started is a result, for the judgement of all hosts."""
     try:
-        os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + patience
-        while alive(pid, started) and time.monotonic() < end:
-            time.sleep(0.01)
-    except ProcessLookupError:
-        pass
+        return start(Ask(address, rendezvous_port, others, low, high, data_count, seconds))
+    except PeerCheckError as error:
+        return {"responder": {}, "holders": [], "error": str(error)}
+
+
+def stop_responder(pid: int, started: int) -> dict[str, bool]:
+    """Stop the responder that is this process and started at that clock tick."""
+    return {"stopped": stop(pid, started)}
+
+
+def stop(pid: int, started: int) -> bool:
+    """Stop the responder if its process still runs; True if it did."""
+    try:
+        return background.end(pid, started)
     except PermissionError as error:
         raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
-    return True

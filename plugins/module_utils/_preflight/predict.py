@@ -95,7 +95,7 @@ def outlook(
 def without_each(plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, rows: Sequence[int]) -> Dict[str, float]:
     """Tokens per second of the others with all rows of a step, without each host, if known."""
     job, training = job_of(plan), plan["training"]
-    follow = training.get("batch_split") in ("auto", "speed") or bool(training.get("rebalance"))
+    follow = training.get("batch_split") in ("auto", "speed")
     places = [node.get("address") for node in plan["nodes"]]
     found: Dict[str, float] = {}
     for gone, place in zip(speeds, places):

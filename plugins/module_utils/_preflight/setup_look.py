@@ -11,44 +11,27 @@ from __future__ import annotations
 import sys
 from typing import Any, Mapping
 
-from .._contract.document import Document, digest_of
-from .._kit import bare
-from .._shards.folder import Digests, ShardsError, compare, entries, load_manifest, plan_links
+from .._contract.document import Document
+from .._shards.folder import Digests, compare, load_manifest, plan_links
 from .._trainer import files as trainer_files
 from .._trainer.uv_errors import VenvError, VenvSpec
 from .._trainer.venv import Venv
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "src": {"type": "path", "required": True},
-    "dest": {"type": "path", "required": True},
-    "files": {"type": "dict", "default": {}},
-    "venv_dir": {"type": "path", "required": True},
-    "host": {"type": "str"},
-    "packages": {"type": "list", "elements": "str", "default": ["trainer"]},
-    "python": {"type": "str"},
-    "torch_index": {"type": "str", "default": "auto"},
-    "digest": {"type": "str", "default": ""},
-    "pins": {"type": "dict", "default": {}},
-    "data_dir": {"type": "path", "required": True},
-    "run_dir": {"type": "path", "required": True},
-}
 
-
-def say(mark: str, params: Mapping[str, Any]) -> None:
-    """The program: returns the result of setup_info."""
-    given = bare.expanded(params, [name for name, option in OPTIONS.items() if option["type"] == "path"])
-    bare.answer(mark, setup_seen(given))
-
-
-def setup_seen(given: Mapping[str, Any]) -> dict[str, Document]:
-    """The parts that a host already has."""
-    python = given["python"] or sys.executable
-    wanted = VenvSpec(given["host"] or "", given["venv_dir"].rstrip("/"), python, given["digest"], given["pins"])
-    return {
-        "files": files_seen(given["dest"], given["files"]),
-        "venv": venv_seen(wanted),
-        "data": data_seen(given["data_dir"], given["run_dir"]),
-    }
+def setup_info(
+    dest: str,
+    files: Mapping[str, str],
+    venv_dir: str,
+    digest: str,
+    pins: Mapping[str, Any],
+    data_dir: str,
+    run_dir: str,
+    python: str = "",
+    host: str = "",
+) -> dict[str, Document]:
+    """The parts that a host already has: the trainer's files below dest, the environment of a lock (its digest and pins), and the data."""
+    wanted = VenvSpec(host, venv_dir.rstrip("/"), python or sys.executable, digest, pins)
+    return {"files": files_seen(dest, files), "venv": venv_seen(wanted), "data": data_seen(data_dir, run_dir)}
 
 
 def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
@@ -84,9 +67,9 @@ def data_seen(folder: str, run_dir: str) -> Document:
     if manifest is None:
         return {"ready": False, "digest": ""}
     try:
-        wanted = entries(manifest)
-        whole = all(one.state == "ok" for one in compare(wanted, Digests(folder)))
-        links = plan_links(folder, run_dir, wanted)
-    except (ShardsError, OSError):
+        states = compare(manifest.files, Digests(folder))
+        links = plan_links(folder, run_dir, manifest.files)
+    except OSError:
         return {"ready": False, "digest": ""}
-    return {"ready": whole and not links.make and not links.remove, "digest": digest_of(manifest)}
+    ready = set(states.values()) <= {"ok"} and not links.make and not links.remove
+    return {"ready": ready, "digest": manifest.digest()}

@@ -10,12 +10,11 @@ import os
 import pwd
 import re
 import sys
-from typing import Any, Mapping, Optional, Sequence, cast
+from typing import Any, Optional, Sequence, cast
 
 from .._contract.probe import Measured, Probe, Python, Pythons, Transfer, VenvFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER
 from .._kit import bare
-from .._kit.bare import run_tool
 from .._kit.files import read_object
 from .._kit.logind import logind
 from .._kit.processes import user_name
@@ -31,21 +30,11 @@ VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
 # Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
-OPTIONS: dict[str, dict[str, object]] = {
-    "base_dir": {"type": "str", "default": "~/nanochat-ddp"},
-    "run_dir": {"type": "str"},
-    "venv_dir": {"type": "str"},
-    "python": {"type": "str"},
-    "ports": {"type": "list", "elements": "int", "default": []},
-    "peers": {"type": "list", "elements": "str", "default": []},
-    "folders": {"type": "list", "elements": "str", "default": []},
-    "base_run": {"type": "str"},
-}
 
 
-def say(mark: str, params: Mapping[str, Any]) -> None:
-    """The program: returns the result of host_info."""
-    bare.answer(mark, {"probe": probe(**params)})
+def host_info(**asked: Any) -> dict[str, Probe]:
+    """The facts of this host; `asked` are the parameters of `probe`."""
+    return {"probe": probe(**asked)}
 
 
 def probe(
@@ -80,7 +69,7 @@ def probe(
         "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logind(run_tool, user_name(os.getuid()))._asdict(),
+        "logout": logind(bare.tool, user_name(os.getuid()))._asdict(),
         "transfer": transfer(expand(remote_tmp)),
         "ephemeral": ephemeral(),
         "base_dir": base,
@@ -90,7 +79,7 @@ def probe(
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
-        "usage": usage_facts(run_tool),
+        "usage": usage_facts(bare.tool),
     }
 
 
@@ -133,7 +122,7 @@ def pythons(wanted: str | None, base: str) -> Pythons:
     """This interpreter's version, candidates for the trainer's environment, and the library's folder."""
     candidates: list[Python] = []
     for path in python_paths(wanted, base):
-        out = run_tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
+        out = bare.tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:
             numbers = tuple(int(part) for part in version.group(1).split("."))
@@ -171,7 +160,7 @@ def venv_kind(path: str) -> str:
 def sudo() -> str:
     if os.geteuid() == 0:
         return "root"
-    return "passwordless" if run_tool(["sudo", "-n", "true"])[0] == 0 else "none"
+    return "passwordless" if bare.tool(["sudo", "-n", "true"])[0] == 0 else "none"
 
 
 def transfer(folder: str) -> Optional[Transfer]:
@@ -183,5 +172,5 @@ def transfer(folder: str) -> Optional[Transfer]:
     if not re.search(r"\s", folder) or "SSH_CONNECTION" not in os.environ:
         return None
     shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    dummy_code, out, dummy_err = run_tool(["env", "-u", "SHLVL", shell, "-c", ":"])
+    dummy_code, out, dummy_err = bare.tool(["env", "-u", "SHLVL", shell, "-c", ":"])
     return {"folder": folder, "shell": shell} if out else None

@@ -16,8 +16,7 @@ from .._contract.plan import VECTORS_VARIABLE
 from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
-from .._kit import processes
-from .._kit.bare import run_tool
+from .._kit import bare, processes
 from .._kit.files import read_object
 from .._rules.stages import STAGES
 
@@ -66,7 +65,7 @@ def name_by_root(holders: list[PortHolder], prefix: list[str] | None) -> list[Po
     for holder in holders:
         if holder["pid"] or not prefix:
             continue
-        dummy, out, _dummy2 = run_tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
+        dummy, out, _dummy2 = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:

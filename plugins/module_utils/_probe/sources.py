@@ -9,9 +9,9 @@ import glob
 import hashlib
 import os
 import stat
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence, TypedDict
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
-from .._contract.plan import ControllerQuestion, ConversationFacts
+from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
 from .._contract.run_folder import TOKENIZER
 from .._kit import bare
@@ -125,27 +125,6 @@ def checkout_of(source: str, environment: Mapping[str, str]) -> str:
     """Where the role trainer keeps a clone of the repository on the controller."""
     cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", "/"), ".cache")
     return os.path.join(cache, "nanochat-ddp", "checkouts", hashlib.sha256(source.encode()).hexdigest()[:16])
-
-
-class Results(TypedDict):
-    """The results folder on the controller."""
-
-    path: str
-    writable: bool
-
-
-class _Looked(TypedDict, total=False):
-    conversations: ConversationFacts
-    held_out: ConversationFacts
-
-
-class Here(_Looked):
-    """The controller's answers to the plan."""
-
-    folders: dict[str, Folder]
-    git: str
-    commits: dict[str, str]  # commits of the clone and of its repository
-    results: Results
 
 
 def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:

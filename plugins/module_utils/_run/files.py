@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Selects the files of a run folder to collect, and the parts that the controller lacks; also a bare program on the host.
+"""Selects the files of a run folder to collect, and the parts that the controller lacks.
 
 Metrics and logs only grow, so the rest suffices if the beginning is known. Text is sent up to its
 last complete line, so that a reader of the copy never sees a partial one.
@@ -23,19 +23,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
 from .._contract import validate
 from .._contract.document import Document, items, number, section, text, words
 from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER
-from .._kit import bare
 from .._kit.files import paths_in, write_whole
-from .find import WHICH_RUN, find_run_dir
+from .find import find_run_dir
 
-# Parameters of run_files.
-OPTIONS: Dict[str, Dict[str, object]] = dict(
-    **WHICH_RUN,
-    dest=dict(type="str", required=True),
-    checkpoints=dict(type="bool", default=False),
-    have=dict(type="dict", default={}),
-    room=dict(type="int", default=4000000),
-)
-BOUNDS = {"room": (0, 2**30)}
+# Approximate maximum size of one answer in bytes.
+ROOM = 4000000
 SMALL = (
     "plan.json",
     "session.json",
@@ -206,19 +198,21 @@ def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, r
     return {"pieces": pieces, "more": more, "whole": big_files(run_dir, have) if checkpoints else []}
 
 
-def read_run_files(params: Mapping[str, Any]) -> Dict[str, object]:
-    """The result of run_files: the run (null if there is none), and what the controller lacks of it."""
-    run_dir = find_run_dir(params)
-    have = {path: known_copy(known) for path, known in params["have"].items()}
+def run_files(
+    have: Mapping[str, Any],
+    base_dir: str = "",
+    run_dir: Optional[str] = None,
+    run: Optional[str] = None,
+    checkpoints: bool = False,
+    room: int = ROOM,
+) -> Dict[str, object]:
+    """The run (null if there is none), and what the controller, which has some files, lacks of it, up to the room of one answer."""
+    run_dir = find_run_dir(run_dir, base_dir, run)
+    known = {path: known_copy(copy) for path, copy in have.items()}
     if run_dir is None or not os.path.isdir(run_dir):
         return {"run": None, "run_dir": run_dir, "pieces": [], "whole": [], "more": False}
-    found = missing_files(run_dir, have, params["checkpoints"], params["room"])
+    found = missing_files(run_dir, known, checkpoints, room)
     return {"run": os.path.basename(run_dir.rstrip("/")), "run_dir": run_dir, **found}
-
-
-def say(mark: str, params: Dict[str, object]) -> None:
-    """The program: returns the result of run_files."""
-    bare.answer(mark, read_run_files(bare.expanded(params, ["run_dir", "base_dir"])))
 
 
 # Other files that a host may send.

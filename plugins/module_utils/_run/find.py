@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Iterable, NamedTuple, Optional, Tuple
 
 from .._contract.document import Document, items, number, section, text
 from .._contract.run_folder import checkpoint_steps, plain_run_name
@@ -83,20 +83,10 @@ def newest_model(seen: Iterable[Tuple[str, Document]]) -> Optional[FoundModel]:
     return FoundModel(host, str(run["run"]), str(run["run_dir"]))
 
 
-# Options that select a run, and their AnsibleModule constraints (documentation fragment "run").
-WHICH_RUN: Dict[str, Dict[str, object]] = dict(
-    run_dir=dict(type="path"), base_dir=dict(type="path"), run=dict(type="str")
-)
-ONE_RUN: Dict[str, List[Tuple[str, str]]] = dict(
-    required_one_of=[("run_dir", "base_dir")], mutually_exclusive=[("run_dir", "base_dir"), ("run_dir", "run")]
-)
-
-
-def find_run_dir(params: Mapping[str, object]) -> Optional[str]:
-    """The run folder that a module's parameters select: run_dir, or run (or the newest) below base_dir, if any."""
-    if params.get("run_dir"):
-        return str(params["run_dir"])
-    base = str(params["base_dir"])
-    if params.get("run"):
-        return os.path.join(base, "runs", plain_run_name(params["run"]))
-    return newest_run(base, bool(params.get("with_model")))
+def find_run_dir(
+    run_dir: Optional[str], base_dir: str, run: Optional[str] = None, with_model: bool = False
+) -> Optional[str]:
+    """The run folder that a verb's parameters select: run_dir, or run (or the newest) below base_dir, if any."""
+    if run_dir or run:
+        return run_dir or os.path.join(base_dir, "runs", plain_run_name(run))
+    return newest_run(base_dir, with_model)

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Polls a run, at once or when there is news, for run_info; also a bare program on the host."""
+"""Polls a run, at once or when there is news."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from .._contract.document import undamaged
 from .._contract.run_folder import PLAN
-from .._kit import bare
 from .._kit.files import read_object
 from .effort import Effort, busy_share, read_effort
-from .find import WHICH_RUN, find_run_dir
+from .find import find_run_dir
 from .metrics import PEEK_BYTES
 from .state import EMPTY, ENDED, RUNNING, RunState, read_run
 
@@ -57,40 +56,28 @@ def wait_for_news(
         run = peek()
 
 
-# Parameters of run_info.
-OPTIONS: Dict[str, Dict[str, object]] = dict(
-    rank=dict(type="int"),
-    lines=dict(type="int", default=10),
-    plan=dict(type="bool", default=False),
-    wait=dict(
-        type="dict",
-        options=dict(
-            state=dict(type="str"),
-            step=dict(type="int"),
-            at_least=dict(type="float", default=0.0),
-            timeout=dict(type="float", default=0.0),
-        ),
-    ),
-    with_model=dict(type="bool", default=False),
-    **WHICH_RUN,
-)
-BOUNDS = {"lines": (0, 100000), "rank": (0, 1000000), "wait.timeout": (0, 3600), "wait.at_least": (0, 3600)}
+def run_info(
+    run_dir: Optional[str] = None,
+    base_dir: str = "",
+    run: Optional[str] = None,
+    with_model: bool = False,
+    rank: Optional[int] = None,
+    lines: int = 10,
+    plan: bool = False,
+    wait: Optional[Mapping[str, Any]] = None,
+) -> Dict[str, object]:
+    """The state of a host's share of a run, and on request its plan (empty if missing, torn or edited).
 
-
-def read_run_info(params: Mapping[str, Any]) -> Dict[str, object]:
-    """The result of run_info: the run's state, and on request its plan (empty if missing, torn or edited)."""
-    run_dir, rank, wait = find_run_dir(params), params.get("rank"), params.get("wait")
+    run_dir, or run (or the newest) below base_dir, selects it; with_model: the newest that has a checkpoint. wait: the state and step that
+    the caller knows, at_least and timeout in seconds; the answer comes as soon as there is news.
+    """
+    run_dir = find_run_dir(run_dir, base_dir, run, with_model)
     if run_dir is None:
-        return {"run": EMPTY, "plan": {}} if params["plan"] else {"run": EMPTY}
-    first = read_effort(run_dir, rank)
+        return {"run": EMPTY, "plan": {}} if plan else {"run": EMPTY}
+    folder, first = run_dir, read_effort(run_dir, rank)
     if wait:
-        wait_for_news(lambda: read_run(run_dir, rank, lines=0, limit=PEEK_BYTES), wait)
-    run = read_run(run_dir, rank, lines=params["lines"])
-    _measure_busy(run, first)
-    plan = {"plan": undamaged(read_object(os.path.join(run_dir, PLAN)))} if params["plan"] else {}
-    return {"run": run, **plan}
-
-
-def say(mark: str, params: Dict[str, object]) -> None:
-    """The program: returns the result of run_info."""
-    bare.answer(mark, read_run_info(bare.expanded(params, ["run_dir", "base_dir"])))
+        wait_for_news(lambda: read_run(folder, rank, lines=0, limit=PEEK_BYTES), wait)
+    seen = read_run(folder, rank, lines=lines)
+    _measure_busy(seen, first)
+    deployed = {"plan": undamaged(read_object(os.path.join(folder, PLAN)))} if plan else {}
+    return {"run": seen, **deployed}

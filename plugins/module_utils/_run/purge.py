@@ -116,8 +116,6 @@ def purge(
             _remove(path)
         for parent in parents:
             _drop_empty(os.path.join(base, parent), deep=parent in BROUGHT)
-        if everything:
-            _remove_async(os.path.expanduser("~/.ansible_async"))
     # Other files in the trainer's folders stay, and so do the folders.
     left = [os.path.join(base, name) for name in BROUGHT if everything and not dry]
     stay = [*found.stay, *(path for path in left if os.path.isdir(path))]
@@ -240,14 +238,6 @@ def _living(folders: List[str]) -> Iterator[LiveProcess]:
 
 
 # -- removal -----------------------------------------------------------------------------------------------------------
-
-
-def _remove_async(folder: str) -> None:
-    """Remove what Ansible kept of the rehearsal's background task when it was interrupted, and the folder if it is empty."""
-    for path in paths_in(folder):
-        if processes.GLOO_CHECK in words(read_object(path), "cmd"):
-            _remove(path)
-    _drop_empty(folder, deep=False)
 
 
 def _remove(path: str) -> None:

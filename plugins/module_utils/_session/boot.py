@@ -16,10 +16,10 @@ import shlex
 import shutil
 import sys
 import tempfile
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, Dict, List, NamedTuple, Tuple
 
-from .._contract.run_folder import SESSION, SESSION_FILES
-from .._kit import bare, processes
+from .._contract.run_folder import BOOT, SESSION, SESSION_FILES
+from .._kit import bare, host_code, processes
 from .._kit.files import read_bytes, write_whole
 from . import tmux
 from .record import LAUNCH, Launch, Record, cut_short, label_of, launch_in, record_in
@@ -174,6 +174,45 @@ def _must(run: Run, argv: List[str]) -> None:
 def cron_is_running() -> bool:
     """Whether a cron daemon runs on this host."""
     return any(one.name in CRON_NAMES for one in processes.processes().values())
+
+
+def session_boot(name: str, state_dir: str, state: str = "present", check: bool = False) -> Dict[str, object]:
+    """Start a session of tmux_session after a reboot too (state: `present`), or no longer (`absent`), or tell what that would change.
+
+    If nothing can start it, a warning says what is missing, since the run goes on without.
+    """
+    tmux.check_name(name)
+    folder = os.path.abspath(state_dir)
+    source = host_code.program(__name__, "main", folder).encode("utf-8")
+    entry = BootEntry(name, os.path.join(folder, BOOT), source, os.path.expanduser("~"))
+    before, wanted, missing = entered(run_tool, entry), NONE, ""
+    user = processes.user_name(os.getuid())
+    if state == "present":
+        wanted, missing = possible(run_tool, user, cron_is_running(), check)
+        try:
+            if wanted not in (NONE, before) and not check:
+                enter(run_tool, entry, wanted)
+        except (BootError, OSError) as error:
+            wanted, missing = NONE, f"{error}"
+    if not check and wanted == NONE:
+        leave(run_tool, entry)
+    diff = {
+        "before": f"started by: {before}\n",
+        "after": f"started by: {wanted}\n",
+        "before_header": name,
+        "after_header": name,
+    }
+    warning = (
+        f"{name} will not start after a reboot: {missing}; `sudo loginctl enable-linger {user}` on that "
+        "host makes that possible, or start it with the playbook nanochat.ddp.join"
+    )
+    return {"changed": wanted != before, "way": wanted, "diff": diff, "warnings": [warning] if missing else []}
+
+
+def run_tool(argv: List[str]) -> Tuple[int, str, str]:
+    """Run a tool of the host from a folder that will not disappear."""
+    program = bare.find(argv[0])
+    return bare.run([program, *argv[1:]], folder="/") if program else (127, "", f"{argv[0]} is not installed")
 
 
 # -- the program of the entry

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings a session into its wanted state for tmux_session; also a bare program on the host."""
+"""Brings a session into its wanted state, for the module tmux_session and for the agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ OPTIONS: Dict[str, Dict[str, object]] = {
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
 BOUNDS = {"stop_timeout": (0, 31 * 86400)}
-PATHS = ("state_dir", "chdir", "env_file", "log")
 ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError)
 
 
@@ -138,6 +137,6 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
     return {"changed": action != "none", "action": action, "diff": diff, "session": status, "warnings": warnings}
 
 
-def say(mark: str, params: Dict[str, Any]) -> None:
-    """The program: returns the result of tmux_session."""
-    bare.change(mark, params, PATHS, apply, ERRORS)
+def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
+    """The result of the module tmux_session with these options."""
+    return apply({**{name: option.get("default") for name, option in OPTIONS.items()}, **given}, check)

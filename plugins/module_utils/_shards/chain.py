@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import os
 import socket
 import time
@@ -39,8 +40,19 @@ class ShardPeer(NamedTuple):
     port: int
 
 
-class WrongBytesError(Exception):
-    """A piece arrived, but it does not match the manifest."""
+class Piece(NamedTuple):
+    """A part of a file, as hosts send it to each other."""
+
+    entry: ManifestEntry
+    number: int
+
+    @property
+    def url(self) -> str:
+        return f"/{self.number}/{urllib.parse.quote(self.entry.path)}"
+
+    @property
+    def size(self) -> int:
+        return self.entry.span(self.number)[1]
 
 
 class Source:
@@ -48,6 +60,7 @@ class Source:
 
     def __init__(self, peer: ShardPeer, secret: str, address: str) -> None:
         self.peer = peer
+        self.received = 0  # bytes
         self.failures = 0
         self.lied = False
         self.trouble = ""  # the last thing that went wrong
@@ -55,22 +68,22 @@ class Source:
         bound = (address, 0) if address else None
         self._link = http.client.HTTPConnection(peer.address, peer.port, timeout=SILENCE_SECONDS, source_address=bound)
 
-    def piece(self, entry: ManifestEntry, number: int) -> bytearray | None:
+    def piece(self, piece: Piece) -> bytearray | None:
         """A piece that is right; None if this host does not have it soon."""
         try:
-            return self._received(entry, number)
-        except WrongBytesError as why:
-            self.lied, self.trouble = True, str(why)
+            data = self._receive(piece)
+            self.received += len(data or b"")
+            return data
         except (OSError, http.client.HTTPException) as why:
             self.failures += 1
             self.trouble = f"{self.peer.address}:{self.peer.port}: {network_error_text(why)}"
         self.close()
         return None
 
-    def has(self, entry: ManifestEntry, number: int) -> bool:
+    def has(self, piece: Piece) -> bool:
         """Whether it has a piece now."""
         try:
-            response = self._asked("HEAD", entry, number)
+            response = self._asked("HEAD", piece)
             response.read()
             return response.status == 200
         except (OSError, http.client.HTTPException):
@@ -80,22 +93,21 @@ class Source:
     def close(self) -> None:
         self._link.close()
 
-    def _asked(self, method: str, entry: ManifestEntry, number: int) -> http.client.HTTPResponse:
-        path = f"/{number}/{urllib.parse.quote(entry.path)}"
-        self._link.request(method, path, headers={PROOF: proof(self._secret, path)})
+    def _asked(self, method: str, piece: Piece) -> http.client.HTTPResponse:
+        self._link.request(method, piece.url, headers={PROOF: proof(self._secret, piece.url)})
         return self._link.getresponse()
 
-    def _received(self, entry: ManifestEntry, number: int) -> bytearray | None:
-        begun, response = time.monotonic(), self._asked("GET", entry, number)
-        size = entry.span(number)[1] if response.status == 200 else 0
+    def _receive(self, piece: Piece) -> bytearray | None:
+        begun, response = time.monotonic(), self._asked("GET", piece)
+        size = piece.size if response.status == 200 else 0
         if response.length != size or response.status not in (200, 503):
-            raise http.client.HTTPException(f"it answered {response.status} for piece {number} of {entry.path}")
+            raise http.client.HTTPException(f"it answered {response.status} for {piece.url}")
         data, digest, got = bytearray(size), hashlib.sha256(), 0
         view = memoryview(data)
         while got < size:
             count = response.readinto(view[got : got + CHUNK])
             if not count:
-                raise ConnectionResetError(None, f"the transfer of {entry.path} broke off")
+                raise ConnectionResetError(None, f"the transfer of {piece.url} broke off")
             if time.monotonic() > begun + LONGEST_PIECE_SECONDS:
                 raise TimeoutError
             digest.update(view[got : got + count])
@@ -103,9 +115,11 @@ class Source:
         response.read()
         if response.status == 503:
             return None
-        if not digest.hexdigest().startswith(entry.proofs()[number]):
-            raise WrongBytesError(f"piece {number} of {entry.path} arrived whole, but with a wrong digest")
-        return data
+        if digest.hexdigest().startswith(piece.entry.proofs()[piece.number]):
+            return data
+        self.lied = True
+        self.trouble = f"piece {piece.number} of {piece.entry.path} arrived whole, but with a wrong digest"
+        return None
 
 
 class Chain:
@@ -120,32 +134,28 @@ class Chain:
         self.sources = [*before, *behind]
         self.first = before[-1] if before else None
         self.patience = patience
-        self.received: dict[str, int] = {}  # bytes by source
-        self._later: dict[tuple[str, int], tuple[ManifestEntry, int]] = {}  # the piece so many further on
+        self._pieces: list[Piece] = []
 
     def pull(self, wanted: list[ManifestEntry]) -> dict[str, int]:
         """Receive all wanted files, or raise one sentence about those that failed; returns the bytes from each host."""
-        pieces = [(entry, number) for entry in wanted for number in range(len(entry.proofs()))]
-        self._later = {
-            (entry.path, number): pieces[min(place + AHEAD, len(pieces) - 1)]
-            for place, (entry, number) in enumerate(pieces)
-        }
+        self._pieces = [Piece(entry, number) for entry in wanted for number in range(len(entry.proofs()))]
+        places = itertools.accumulate((len(entry.proofs()) for entry in wanted), initial=0)
         try:
-            missing = [entry.path for entry in wanted if not self._file(entry)]
+            missing = [entry.path for entry, place in zip(wanted, places) if not self._file(entry, place)]
         finally:
             for source in self.sources:
                 source.close()
         if missing:
             raise ShardsError(self._what_is_missing(sorted(missing)))
-        return self.received
+        return {source.peer.host: source.received for source in self.sources if source.received}
 
-    def _file(self, entry: ManifestEntry) -> bool:
-        """Whether it is here now."""
+    def _file(self, entry: ManifestEntry, place: int) -> bool:
+        """Whether it is here now; `place` is that of its first piece."""
         part = part_of(self.digests.folder, entry)
         os.makedirs(os.path.dirname(part), mode=0o755, exist_ok=True)
         with open(part, "ab+") as file:
             for number in range(keep_right_pieces(file, entry), len(entry.proofs())):
-                data = self._piece(entry, number)
+                data = self._piece(place + number)
                 if data is None:
                     return False
                 file.write(data)
@@ -155,13 +165,12 @@ class Chain:
         self.digests.save()
         return True
 
-    def _piece(self, entry: ManifestEntry, number: int) -> bytearray | None:
+    def _piece(self, place: int) -> bytearray | None:
         """The piece from the nearest source that has it; None if nobody has it, or nobody answers, for too long."""
-        begun, first = time.monotonic(), self._leave_out_the_slow(entry, number)
+        begun, first = time.monotonic(), self._leave_out_the_slow(place)
         while first is not None and time.monotonic() < begun + self.patience:
-            data = first.piece(entry, number)
+            data = first.piece(self._pieces[place])
             if data is not None:
-                self.received[first.peer.host] = self.received.get(first.peer.host, 0) + len(data)
                 return data
             if first.failures or first.lied:
                 time.sleep(0.05)
@@ -176,12 +185,12 @@ class Chain:
         """The nearest first; each failure puts a source behind those that have failed less."""
         return sorted((one for one in self.sources if not one.lied), key=lambda one: one.failures)
 
-    def _leave_out_the_slow(self, entry: ManifestEntry, number: int) -> Source | None:
+    def _leave_out_the_slow(self, place: int) -> Source | None:
         """The nearest source; it becomes the second one if it is slow."""
         nearest, second = [*self._ranked(), None, None][:2]
-        later = self._later[entry.path, number]
+        later = self._pieces[min(place + AHEAD, len(self._pieces) - 1)]
         # The first host has had everything from the start, which tells nothing of the one behind it.
-        if nearest and second and second is not self.first and second.has(*later) and not nearest.has(*later):
+        if nearest and second and second is not self.first and second.has(later) and not nearest.has(later):
             self.sources.remove(second)
             self.sources.insert(0, second)
             second.failures = min(second.failures, nearest.failures)

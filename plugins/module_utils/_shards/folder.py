@@ -15,10 +15,10 @@ import errno
 import hashlib
 import os
 import re
-from typing import Any, Iterator, NamedTuple, cast
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from .._contract import validate
-from .._contract.manifest import Manifest, ManifestFile, Remembered, remembered
+from .._contract.document import section, text
 from .._contract.run_folder import MANIFEST, TOKENIZER
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json
 from .._kit.words import bytes_text
@@ -31,6 +31,8 @@ CHUNK = 1 << 20
 # What hosts send each other at a time, and what of its digest is in the manifest.
 PIECE = 1 << 22
 PIECE_DIGITS = 32
+# The lists of files in a manifest, and the folder in which they are.
+SECTIONS = {"shards": "", "tokenizer": "tokenizer/", "files": ""}
 
 
 class ShardsError(Exception):
@@ -50,7 +52,7 @@ class ManifestEntry(NamedTuple):
         return f"{self.path} {self.bytes} {self.sha256[:16]}\n"
 
     def is_in_pieces(self) -> bool:
-        """Whether the manifest has the digests of its pieces, which one of an earlier version has not."""
+        """Whether its pieces can be proven one by one, which an earlier version did not foresee."""
         return bool(self.pieces) or self.bytes <= PIECE
 
     def proofs(self) -> list[str]:
@@ -65,77 +67,68 @@ class ManifestEntry(NamedTuple):
         return number * size, min(size, self.bytes - number * size)
 
 
-class State(NamedTuple):
-    """State of a manifest's file in the folder: ok, missing, truncated, oversized or corrupted."""
+class Manifest(NamedTuple):
+    """Shards and tokenizer of a data set, or the files of any other folder, in training order."""
 
-    entry: ManifestEntry
-    state: str
+    id: str
+    files: list[ManifestEntry]
 
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Manifest:
+        """Decode a manifest; rejects paths that lead out of the folder."""
+        files = []
+        for kind, prefix in SECTIONS.items():
+            for item in document.get(kind) or []:
+                try:
+                    files.append(_entry_in(item, prefix))
+                except (AttributeError, LookupError, TypeError, validate.InvalidHostData) as why:
+                    raise ShardsError(
+                        f"the manifest's entry {item!a} below {kind} is not {{name, bytes, sha256}}: {why}"
+                    ) from why
+        return cls(str(document.get("id")), files)
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Manifests
+    def document(self) -> dict[str, object]:
+        """The content of the file and the module's result."""
+        is_data = all(re.fullmatch(r"[^/]+\.parquet|tokenizer/[^/]+", one.path) for one in self.files)
+        found: dict[str, list[dict[str, object]]] = {}
+        for one in self.files:
+            kind = "files" if not is_data else "tokenizer" if "/" in one.path else "shards"
+            item = {"name": one.path[len(SECTIONS[kind]) :], "bytes": one.bytes, "sha256": one.sha256}
+            found.setdefault(kind, []).append({**item, "pieces": one.pieces} if one.pieces else item)
+        return {"format": 1, "id": self.id, **found}
 
+    def digest(self) -> str:
+        """One short digest of these files and their bytes."""
+        lines = "".join(f"{one.path} {one.bytes} {one.sha256}\n" for one in sorted(self.files))
+        return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
-def entries(manifest: Manifest) -> list[ManifestEntry]:
-    """A manifest's files; rejects paths that lead out of the folder."""
-    found = []
-    for key, prefix in (("shards", ""), ("tokenizer", "tokenizer/"), ("files", "")):
-        # A host's file may contain anything, whatever its type says.
-        listed: Any = manifest.get(key)
-        for item in listed or []:
-            try:
-                path = validate.file_path(prefix + str(item["name"]))
-                size, sha256 = validate.whole(item["bytes"]), validate.sha256(item["sha256"])
-                found.append(ManifestEntry(path, size, sha256, _pieces_in(item, size)))
-            except (KeyError, TypeError, validate.InvalidHostData) as why:
-                raise ShardsError(
-                    f"the manifest's entry {item!a} below {key} is not {{name, bytes, sha256}}: {why}"
-                ) from why
-    return found
-
-
-def _pieces_in(item: Any, size: int) -> str:
-    found = item.get("pieces") or ""
-    if not found or re.fullmatch("[0-9a-f]{%d}" % (PIECE_DIGITS * -(-size // PIECE)), found):
-        return str(found)
-    raise validate.InvalidHostData("its pieces are not those of so many bytes")
-
-
-def manifest_of(name: str, layout: str, files: list[ManifestEntry]) -> Manifest:
-    """The document, in training order."""
-    if layout == "files":
-        return {"format": 1, "id": name, "files": [_named(one.path, one) for one in files]}
-    shards = [_named(one.path, one) for one in files if "/" not in one.path]
-    tokenizer = [_named(os.path.basename(one.path), one) for one in files if "/" in one.path]
-    return {"format": 1, "id": name, "shards": shards, "tokenizer": tokenizer}
+    def listing(self) -> str:
+        """One line per file, for people and diffs."""
+        return "".join(one.line() for one in self.files)
 
 
-def _named(name: str, file: ManifestEntry) -> ManifestFile:
-    found: ManifestFile = {"name": name, "bytes": file.bytes, "sha256": file.sha256}
-    return {**found, "pieces": file.pieces} if file.pieces else found
-
-
-def digest_of(manifest: Manifest) -> str:
-    """One short digest of these files and their bytes."""
-    lines = "".join(f"{one.path} {one.bytes} {one.sha256}\n" for one in sorted(entries(manifest)))
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]
-
-
-def listing(manifest: Manifest | None) -> str:
-    """One line per file, for people and diffs."""
-    return "".join(one.line() for one in entries(manifest or {}))
+def _entry_in(item: Any, prefix: str) -> ManifestEntry:
+    path, size = validate.file_path(prefix + str(item["name"])), validate.whole(item["bytes"])
+    pieces = item.get("pieces") or ""
+    count = -(-size // PIECE) if pieces else 0
+    if not re.fullmatch("[0-9a-f]{%d}" % (PIECE_DIGITS * count), pieces):
+        raise validate.InvalidHostData("its pieces are not those of so many bytes")
+    return ManifestEntry(path, size, validate.sha256(item["sha256"]), pieces)
 
 
 def load_manifest(folder: str) -> Manifest | None:
     """The folder's manifest; None if missing or invalid."""
     document = read_object(os.path.join(folder, MANIFEST))
-    return cast(Manifest, document) if document.get("format") == 1 else None
+    try:
+        return Manifest.read(document) if document.get("format") == 1 else None
+    except ShardsError:
+        return None
 
 
 def save_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest if it differs."""
     if load_manifest(folder) != manifest:
-        write_json(os.path.join(folder, MANIFEST), manifest)
+        write_json(os.path.join(folder, MANIFEST), manifest.document())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -147,26 +140,19 @@ class Digests:
 
     def __init__(self, folder: str, use_stored: bool = True) -> None:
         self.folder = folder
-        self.hashed_bytes = 0
-        self._known: dict[str, Remembered] = {}
+        self._known = section(read_object(os.path.join(folder, DIGESTS)), "files") if use_stored else {}
         self._dirty = False
-        if use_stored:
-            self._known = remembered(read_object(os.path.join(folder, DIGESTS)))
 
-    def of(self, path: str) -> ManifestEntry | None:
-        """The entry for a file as it is now; None if missing."""
+    def of(self, path: str) -> str:
+        """The digest of a file as it is now; empty if missing."""
         full = os.path.join(self.folder, path)
         try:
             found = os.stat(full)
         except OSError:
-            self._dirty = self._known.pop(path, None) is not None or self._dirty
-            return None
-        sha256 = self._unchanged(path, found)
-        if not sha256:
-            sha256 = hash_file(full)
-            self.hashed_bytes += found.st_size
-            self._remember(path, found, sha256)
-        return ManifestEntry(path, found.st_size, sha256)
+            return ""
+        if not self._unchanged(path, found):
+            self._remember(path, found, hash_file(full))
+        return self._unchanged(path, found)
 
     def known(self, path: str) -> str:
         """The digest if nothing must be read for it; otherwise empty."""
@@ -175,43 +161,38 @@ class Digests:
         except OSError:
             return ""
 
-    def in_pieces(self, path: str) -> ManifestEntry | None:
-        """The entry with the digests of its pieces, for which it reads a file of several pieces; None if missing."""
-        full = os.path.join(self.folder, path)
-        if not os.path.isfile(full) or os.path.getsize(full) <= PIECE:
-            return self.of(path)
-        whole, pieces = hashlib.sha256(), ""
-        with open(full, "rb") as file:
+    def described(self, path: str) -> ManifestEntry:
+        """The manifest's entry for a file, which is read for the digests of its pieces."""
+        whole, pieces = hashlib.sha256(), []
+        with open(os.path.join(self.folder, path), "rb") as file:
             found = os.fstat(file.fileno())
             for piece in iter(lambda: file.read(PIECE), b""):
                 whole.update(piece)
-                pieces += hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS]
+                pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
         self._remember(path, found, whole.hexdigest())
-        return ManifestEntry(path, found.st_size, whole.hexdigest(), pieces)
+        return ManifestEntry(path, found.st_size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
 
     def learn(self, path: str, sha256: str) -> None:
         """Store a digest that was computed while writing the file."""
         self._remember(path, os.stat(os.path.join(self.folder, path)), sha256)
 
     def save(self) -> None:
-        """Save the digests; other processes may read the file at any time."""
+        """Other processes may read the file at any time."""
         if self._dirty and os.path.isdir(self.folder):
             write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
 
     def _unchanged(self, path: str, found: os.stat_result) -> str:
-        known = self._known.get(path, {})
-        same = [known.get("bytes"), known.get("mtime_ns"), known.get("inode")] == _identity(found)
-        return str(known["sha256"]) if same else ""
+        known = section(self._known, path)
+        return text(known, "sha256") or "" if known.items() >= _identity(found).items() else ""
 
     def _remember(self, path: str, found: os.stat_result, sha256: str) -> None:
-        size, mtime_ns, inode = _identity(found)
-        self._known[path] = {"bytes": size, "mtime_ns": mtime_ns, "inode": inode, "sha256": sha256}
+        self._known[path] = {**_identity(found), "sha256": sha256}
         self._dirty = True
 
 
-def _identity(found: os.stat_result) -> list[int]:
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+def _identity(found: os.stat_result) -> dict[str, object]:
+    return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
 
 
 def hash_file(path: str) -> str:
@@ -223,9 +204,9 @@ def hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def compare(wanted: list[ManifestEntry], digests: Digests) -> list[State]:
-    """The state of each wanted file; files of the wrong size are not read."""
-    return [State(entry, _state_of(entry, digests)) for entry in wanted]
+def compare(wanted: list[ManifestEntry], digests: Digests) -> dict[ManifestEntry, str]:
+    """The state of each wanted file: ok, missing, truncated, oversized or corrupted; those of the wrong size are not read."""
+    return {entry: _state_of(entry, digests) for entry in wanted}
 
 
 def _state_of(entry: ManifestEntry, digests: Digests) -> str:
@@ -235,8 +216,7 @@ def _state_of(entry: ManifestEntry, digests: Digests) -> str:
         return "missing"
     if size != entry.bytes:
         return "truncated" if size < entry.bytes else "oversized"
-    found = digests.of(entry.path)
-    return "ok" if found and found.sha256 == entry.sha256 else "corrupted"
+    return "ok" if digests.of(entry.path) == entry.sha256 else "corrupted"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,22 +284,19 @@ def _access_hint(folder: str) -> str:
     return f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
 
 
-def link(source: str, target: str) -> str:
+def link(source: str, target: str) -> None:
     """Make target another name of source: a hard link, or a symlink across file systems."""
     temporary = os.path.join(os.path.dirname(target), f".linking-{os.path.basename(target)}")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     source = os.path.realpath(source)
-    kind = "hard"
     try:
         os.link(source, temporary)
     except OSError as why:
         if why.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
             raise
         os.symlink(source, temporary)
-        kind = "symbolic"
     os.replace(temporary, target)
-    return kind
 
 
 def is_link_to(source: str, target: str) -> bool:
@@ -331,27 +308,23 @@ def is_link_to(source: str, target: str) -> bool:
 
 
 class Linking(NamedTuple):
-    """Links to create and files to remove, so that a run has exactly the manifest's files."""
+    """How a run gets exactly the manifest's files: paths in its folder to link, with the store's files, and to remove."""
 
-    make: list[str]
+    make: dict[str, str]
     remove: list[str]
 
 
 def plan_links(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
     """Compare run/data and run/tokenizer with the manifest."""
-    targets = {run_path(one.path): one.path for one in wanted}
-    make = [
-        target
-        for target, path in targets.items()
-        if not is_link_to(os.path.join(store, path), os.path.join(run, target))
-    ]
+    targets = {run_path(one.path): os.path.join(store, one.path) for one in wanted}
+    make = {path: source for path, source in targets.items() if not is_link_to(source, os.path.join(run, path))}
     there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in sorted(_names(os.path.join(run, part)))]
-    remove = [
-        path
-        for path in there
-        if path not in targets and (os.path.islink(os.path.join(run, path)) or os.path.isfile(os.path.join(run, path)))
-    ]
+    remove = [path for path in there if path not in targets and _is_file_or_link(os.path.join(run, path))]
     return Linking(make, remove)
+
+
+def _is_file_or_link(path: str) -> bool:
+    return os.path.islink(path) or os.path.isfile(path)
 
 
 def run_path(path: str) -> str:
@@ -359,17 +332,14 @@ def run_path(path: str) -> str:
     return path if path.startswith("tokenizer/") else "data/" + path
 
 
-def apply_links(store: str, run: str, links: Linking) -> dict[str, int]:
-    """Apply the planned links; returns the number of links of each kind."""
-    kinds = {"hard": 0, "symbolic": 0}
+def apply_links(run: str, links: Linking) -> None:
+    """Make the planned links, and remove what does not belong there."""
     for part in ("data", "tokenizer"):
         os.makedirs(os.path.join(run, part), mode=0o755, exist_ok=True)
-    for target in links.make:
-        path = target[len("data/") :] if target.startswith("data/") else target
-        kinds[link(os.path.join(store, path), os.path.join(run, target))] += 1
+    for path, source in links.make.items():
+        link(source, os.path.join(run, path))
     for path in links.remove:
         os.unlink(os.path.join(run, path))
-    return kinds
 
 
 def choose(names: list[str], count: int) -> list[str]:

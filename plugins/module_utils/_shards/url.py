@@ -12,7 +12,7 @@ import os
 import re
 import time
 import urllib.error
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible.module_utils.urls import ConnectionError as UrlError
 from ansible.module_utils.urls import open_url
@@ -23,21 +23,9 @@ from .folder import CHUNK, Digests, ShardsError, hash_file
 
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0
+TRIES = 6
+PAUSE = 1.0  # seconds before the second try, doubled before each further one
 USER_AGENT = "nanochat.ddp"
-
-
-class Collection(NamedTuple):
-    """Where numbered shards are, and which of them to fetch."""
-
-    host: str  # the downloading host
-    url: str
-    shards: int  # wanted, including the validation shard
-    last: int  # number of the collection's last shard, which is validation
-
-    def names(self) -> list[str]:
-        """The first ones are for training, the collection's last one for validation."""
-        train = range(min(self.shards - 1, self.last)) if self.shards > 0 else range(self.last)
-        return [name_of(number) for number in [*train, self.last]]
 
 
 class PassingError(Exception):
@@ -48,23 +36,10 @@ class FinalError(Exception):
     """A permanent failure."""
 
 
-def name_of(number: int) -> str:
-    """The collection's file names."""
-    return f"shard_{number:05d}.parquet"
-
-
-def fetch_all(
-    collection: Collection,
-    names: list[str],
-    digests: Digests,
-    expected: dict[str, str],
-    parallel: int,
-    retries: int,
-    pause: float = 1.0,
-) -> int:
-    """Download the named shards into the folder; returns the bytes transferred."""
+def fetch_all(host: str, base: str, names: list[str], digests: Digests, expected: dict[str, str], parallel: int) -> int:
+    """Download the named files into the folder; returns the bytes transferred."""
     with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
-        waiting = [pool.submit(_fetch, collection, name, digests, expected.get(name), retries, pause) for name in names]
+        waiting = [pool.submit(_fetch, host, base, name, digests, expected.get(name)) for name in names]
         try:
             return sum(done.result() for done in concurrent.futures.as_completed(waiting))
         except BaseException:
@@ -73,14 +48,12 @@ def fetch_all(
             raise
 
 
-def _fetch(
-    collection: Collection, name: str, digests: Digests, expected: str | None, retries: int, pause: float
-) -> int:
-    url = f"{collection.url.rstrip('/')}/{name}"
-    target = os.path.join(digests.folder, name)
+def _fetch(host: str, base: str, name: str, digests: Digests, expected: str | None) -> int:
+    url, target = f"{base.rstrip('/')}/{name}", os.path.join(digests.folder, name)
     download = Download(url, target)
     seen = ""
-    for attempt in range(retries):
+    for attempt in range(TRIES):
+        time.sleep(min(PAUSE * 2 ** (attempt - 1), 60) if attempt else 0)
         try:
             sha256 = download.attempt(expected)
             os.replace(download.path, target)
@@ -91,13 +64,11 @@ def _fetch(
         except PassingError as why:
             seen = str(why)
         except FinalError as why:
-            raise ShardsError(f"{collection.host}: {url}: {why}") from why
+            raise ShardsError(f"{host}: {url}: {why}") from why
         except OSError as why:
-            raise ShardsError(f"{collection.host}: {target} cannot be written: {why.strerror or why}") from why
-        if attempt + 1 < retries:
-            time.sleep(min(pause * 2**attempt, 60))
+            raise ShardsError(f"{host}: {target} cannot be written: {why.strerror or why}") from why
     raise ShardsError(
-        f"{collection.host}: {url} could not be downloaded in {retries} attempts; the last one failed with: {seen}. "
+        f"{host}: {url} could not be downloaded in {TRIES} attempts; the last one failed with: {seen}. "
         "Partial files are kept, and the next attempt resumes from them"
     )
 

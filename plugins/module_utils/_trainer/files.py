@@ -128,6 +128,38 @@ def refuse_in_use(folder: str) -> None:
         )
 
 
+def trainer_files(
+    dest: str, files: Mapping[str, str], contents: Mapping[str, str] | None = None, host: str = "", check: bool = False
+) -> dict[str, object]:
+    """Bring a folder to the trainer's files (path -> digest), or tell what that would change.
+
+    Without contents (path -> base64), of the files that would be written, it only compares. Files in use are not changed.
+    """
+    if not all(is_inside(path) for path in files):
+        raise TreeError(f"{host}: the path of a file leads out of {dest}")
+    try:
+        changes = compare(dest, files)
+        changed = bool(changes.write or changes.remove)
+        if changed:
+            refuse_in_use(dest)
+        shown = {} if contents is None else {"diff": diffs(dest, changes, contents)}
+        if changed and contents is not None and not check:
+            apply(dest, files, changes, contents)
+    except TreeError as why:
+        raise TreeError(f"{host}: {why}") from why
+    except OSError as why:
+        raise TreeError(
+            f"{host}: {why.filename or dest}: {why.strerror or why}; the user with id {os.getuid()} must be able to write there"
+        ) from why
+    return {
+        "changed": changed,
+        "digest": digest_of(files),
+        "written": changes.write,
+        "removed": changes.remove,
+        **shown,
+    }
+
+
 def apply(folder: str, wanted: Mapping[str, str], changes: TreeChanges, contents: Mapping[str, str]) -> None:
     """Write and remove what differs, each file atomically."""
     os.makedirs(folder, exist_ok=True)

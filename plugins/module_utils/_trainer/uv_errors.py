@@ -82,8 +82,8 @@ def explain(text: str, wanted: VenvSpec, kind: str, index: str) -> VenvError:
     if "torch==" in text and "+cpu" in text:
         return VenvError(
             f"{who}: no CPU build of torch is available there: {CPU_INDEX} did not answer within {ANSWER_SECONDS} s, and that user's "
-            "package index has none. Connect the host, set an index that has one (ddp_torch_index), or accept the CUDA build with "
-            f"`ddp_torch_index: default`: about {bytes_text(CUDA_DOWNLOAD)} to download and {bytes_text(CUDA_DISK)} of disk",
+            "package index has none. Connect the host, set an index that has one in that user's pip.conf, or accept the CUDA build with "
+            f"`ddp_torch: 2.13.0+cuda`: about {bytes_text(CUDA_DOWNLOAD)} to download and {bytes_text(CUDA_DISK)} of disk",
             "network",
         )
     return VenvError(f"{who}: uv said: {words}", "requirement" if "no version of" in text else "other")

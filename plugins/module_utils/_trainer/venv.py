@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Optional, TypedDict, cast
 
 from .._contract.document import Document
-from .._contract.kind import MADE_PYTHON, UV, VENV_BYTES
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
+from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
 from .._kit.words import bytes_text

@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
-from ...module_utils._contract.document import section
 from ...module_utils._run.live_line import live_line, regrouped
 from .steps import Steps
 from .terminal import Terminal
@@ -72,13 +71,11 @@ class RunProgress:
         return any(row["verdict"] is None for row in self.rows.values())
 
     def take(self, host: str, seen: Mapping[str, Any], final: bool) -> None:
-        """Add a result of run_watch, which includes hosts without their own loop."""
+        """Add a result of run_watch."""
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
-        others: dict[str, Any] = section(seen, "others")
-        for name, found in {**others, host: seen}.items():
-            first = self.rows[name]["first"] if name in self.rows else time.monotonic()
-            self.rows[name] = row_of(name, found, first)
+        first = self.rows[host]["first"] if host in self.rows else time.monotonic()
+        self.rows[host] = row_of(host, seen, first)
         self._show(final and bool(seen.get("verdict")))
 
     def _show(self, ended: bool) -> None:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,17 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.display import Display
 
-from ...module_utils._contract.findings import Finding, finding
-from ...module_utils._contract.plan import Given
+from ...module_utils._contract.findings import Finding, PlanError, finding
+from ...module_utils._contract.plan import Given, Here
+from ...module_utils._contract.settings import is_unset
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
-from ...module_utils._contract.settings_types import is_unset
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget
 from ...module_utils._plan.planner import make_plan
-from ...module_utils._plan.questions import PlanError, controller_questions, controller_settings, questions
-from ...module_utils._plan.so_far import so_far
-from ...module_utils._plan.text import brief, by_hand, render, render_findings
-from ...module_utils._probe.sources import Here, look
+from ...module_utils._plan.questions import controller_questions, controller_settings, questions
+from ...module_utils._plan.text import by_hand, render, render_findings
+from ...module_utils._plan.trainings import so_far
+from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
 from .evidence import SHOWN, JudgeTask, Options
@@ -46,26 +45,11 @@ OPTIONS: Options = {
 }
 
 
-def with_problems(judge: Callable[[JudgeTask], dict[str, object]]) -> Callable[[JudgeTask], dict[str, object]]:
-    """The judgement, which fails the task with all problems if there is no plan."""
-
-    @functools.wraps(judge)
-    def judged(task: JudgeTask) -> dict[str, object]:
-        try:
-            return judge(task)
-        except PlanError as error:
-            return {"failed": True, "msg": str(error), "problems": error.findings}
-
-    return judged
-
-
-@with_problems
 def judge_settings(task: JudgeTask) -> dict[str, object]:
     """The controller's settings."""
     return {"controller": controller_settings(hosts_of(task))}
 
 
-@with_problems
 def judge_questions(task: JudgeTask) -> dict[str, object]:
     """The options of host_info for each host."""
     hosts = hosts_of(task)
@@ -76,7 +60,6 @@ def judge_questions(task: JudgeTask) -> dict[str, object]:
     return {"questions": questions(hosts)}
 
 
-@with_problems
 def judge_plan(task: JudgeTask) -> dict[str, object]:
     """The plan."""
     tolerant = task.options["tolerant"]
@@ -87,29 +70,28 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
     outcome = make_plan(hosts, tolerant, here, task.options["measured"], clock)
-    fit = budget.render(outcome.budget, outcome.training.get("ends")) if outcome.budget else ""
-    text = "\n\n".join([render(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
-    short = "\n\n".join([brief(outcome.plan, outcome.text_bytes), *([fit] if fit else [])])
-    probes = {host["name"]: host.get("probe") for host in hosts}
-    told = {"plan": outcome.plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
+    plan, training = outcome.plan, outcome.training
+    fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
+    whole, brief = (
+        "\n\n".join([render(plan, outcome.text_bytes, whole), *([fit] if fit else [])]) for whole in (True, False)
+    )
+    told = {"plan": plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
     if task.options["show"] == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    whole = f"{text}\n\n{by_hand(outcome.plan)}" if task.options["show"] == "whole" else short
-    show(task.options["show"], document, whole, outcome.findings)
+    text = f"{whole}\n\n{by_hand(plan)}" if task.options["show"] == "whole" else brief
+    show(task.options["show"], document, text, outcome.findings)
+    probes = {host["name"]: host.get("probe") for host in hosts}
+    # Drawn here, because planning must be deterministic.
+    drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
     return {
         "changed": write(task.options["file"], document, task.check),
         **told,
-        "ranks": {node["host"]: node["rank"] for node in outcome.plan["nodes"]},
+        "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
-        # Drawn here, because planning must be deterministic.
-        "training": {
-            **outcome.training,
-            "id": outcome.training["id"] or secrets.token_hex(8),
-            "begun": outcome.training["begun"] or int(time.time()),
-        },
-        "so_far": so_far(outcome.plan["digest"], probes, bool(outcome.controller["fresh"])),
-        "text": text,
+        "training": {**training, **drawn},
+        "so_far": so_far(plan["digest"], probes, outcome.controller["fresh"]),
+        "text": whole,
     }
 
 
@@ -228,12 +210,8 @@ def reach(name: str, known: Mapping[str, Any]) -> str | None:
 def login(name: str, known: Mapping[str, Any]) -> str:
     """The command by which a person logs in to a host, as the inventory says."""
     user, port = known.get("ansible_user"), known.get("ansible_port")
-    parts = [
-        "ssh",
-        *(["-p", str(port)] if port else []),
-        f"{f'{user}@' if user else ''}{known.get('ansible_host') or name}",
-    ]
-    return " ".join(parts)
+    at = f"{f'{user}@' if user else ''}{known.get('ansible_host') or name}"
+    return f"ssh -p {port} {at}" if port else f"ssh {at}"
 
 
 def value_of(host: str, known: Mapping[str, Any], name: str) -> Any:

@@ -15,7 +15,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.decode import decode
 from ...module_utils._contract.findings import Finding, finding
-from ...module_utils._contract.kind import ERROR, INFO
+from ...module_utils._contract.findings_table import ERROR, INFO
 from ...module_utils._contract.plan import Plan
 from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable

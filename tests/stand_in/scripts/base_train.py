@@ -12,10 +12,9 @@ from dataclasses import asdict
 import torch
 from nanochat.checkpoint_manager import load_checkpoint, save_checkpoint
 from nanochat.common import COMPUTE_DTYPE, COMPUTE_DTYPE_REASON, compute_cleanup, compute_init, get_base_dir, print0
-from nanochat.core_eval import evaluate_task
 from nanochat.dataloader import batches
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.loss_eval import evaluate_bpb
+from nanochat.loss_eval import evaluate_bpb, evaluate_task
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", default="dummy")

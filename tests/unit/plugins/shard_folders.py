@@ -13,9 +13,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.chain import Chain, ShardPeer, Source
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
-    entries,
+    Manifest,
+    apply_links,
     files_below,
-    manifest_of,
+    plan_links,
+    save_manifest,
 )
 
 SECRET = "of-this-transfer"
@@ -41,15 +43,23 @@ def describe(folder: Path) -> dict:
     """The folder's manifest, with its digests remembered, so that a server offers its files."""
     digests = Digests(str(folder))
     names = files_below(str(folder), "data")
-    manifest = manifest_of(folder.name, "data", [digests.in_pieces(name) for name in names])  # type: ignore[misc]
+    manifest = Manifest(folder.name, [digests.described(name) for name in names])
     digests.save()
-    return manifest
+    return manifest.document()
+
+
+def make_ready(data_dir: str, run_dir: str) -> None:
+    """A data set in the store, and its links in a run."""
+    manifest = Manifest.read(describe(fill(Path(data_dir))))
+    save_manifest(data_dir, manifest)
+    apply_links(run_dir, plan_links(data_dir, run_dir, manifest.files))
 
 
 def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:
     """Those of a server on this machine and for this machine."""
+    offered = Manifest.read(manifest or {})
     given = shard_server.ServerSettings(
-        folder.name, str(folder), manifest or {}, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120
+        folder.name, str(folder), offered, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120
     )
     return given._replace(**changes)
 
@@ -61,17 +71,17 @@ class Host:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.manifest = manifest or describe(folder)
+        self.place = shard_server.place_of(str(folder), SECRET)
         state = shard_server.start(server_settings(folder, self.manifest))
-        self.pid = state["pid"]
         self.peer = ShardPeer(folder.name, "127.0.0.1", state["port"])
 
     def stop(self) -> None:
-        shard_server.stop(shard_server.place_of(str(self.folder), SECRET))
+        shard_server.stop(self.place)
 
     def pull(self, manifest: dict, peers: list[ShardPeer], patience: float = 10.0) -> dict:
         """Fetch the shards that this host lacks from the peers, the nearest first."""
         digests = Digests(str(self.folder))
-        wanted = [one for one in entries(manifest) if digests.known(one.path) != one.sha256]
+        wanted = [one for one in Manifest.read(manifest).files if digests.known(one.path) != one.sha256]
         sources = [Source(peer, SECRET, "127.0.0.1") for peer in peers]
         return Chain(self.folder.name, digests, sources, [], patience).pull(wanted)
 

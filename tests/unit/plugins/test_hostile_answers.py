@@ -13,24 +13,24 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action import host_info, run_info
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
 from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, phases_text, regrouped
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.stalls import StallLimits
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import Observation, judge
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _look
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
@@ -95,15 +95,16 @@ def cases(*documents: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def answer_of(monkeypatch: pytest.MonkeyPatch):
-    """`answer_of(action, document)`: the result of a task whose host prints this document."""
+    """`answer_of(verb, document)`: the result of a task whose host prints this document."""
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-    monkeypatch.setattr(_look, "program", lambda code, params: "")
-    monkeypatch.setattr(_look, "python_of", lambda action, variables: ["python3"])
+    monkeypatch.setattr(carrier, "program", lambda *dummy: "")
+    monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
 
-    def answer(action: ModuleType, document: Any, delegate: str | None = None) -> dict[str, Any]:
-        task = SimpleNamespace(args={"base_dir": "/srv"}, check_mode=False, delegate_to=delegate)
-        made = action.ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
-        printed = _look.MARK + json.dumps(document)
+    def answer(verb: str, document: Any, delegate: str | None = None) -> dict[str, Any]:
+        args = {"verb": verb, **({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"})}
+        task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
+        made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
+        printed = carrier.MARK + json.dumps(document)
         monkeypatch.setattr(made, "get_shell_option", lambda name, default: default, raising=False)
         monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: {"stdout": printed})
         return dict(made.run(task_vars={"inventory_hostname": "evil"}))
@@ -185,7 +186,7 @@ def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
     alone = row_of("good", shown({"good": {"run": GOOD}, "evil": {"failed": True, "msg": "broken"}}))
     refused = 0
     for run in cases(*RUNS):
-        told = answer_of(run_info, {"run": run})
+        told = answer_of("run_info", {"run": run})
         screen = shown({"good": {"run": GOOD}, "evil": told})
         if told.get("failed"):
             refused += 1
@@ -197,13 +198,13 @@ def test_whatever_a_host_says_of_its_run_the_others_keep_their_rows(answer_of):
 
 
 def test_the_host_that_was_asked_for_another_is_named(answer_of):
-    told = answer_of(run_info, {"run": {}}, "attic")
+    told = answer_of("run_info", {"run": {}}, "attic")
     assert told["failed"] and told["msg"].startswith("attic sent an invalid answer: its ")
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["state"])
 def test_an_honest_answer_is_believed(answer_of, run):
-    told = answer_of(run_info, {"run": run})
+    told = answer_of("run_info", {"run": run})
     assert told["run"] == json.loads(json.dumps(run))
     shown({"good": {"run": GOOD}, "evil": told})
 
@@ -307,7 +308,7 @@ def plan_with(probe: Any, **settings: Any) -> str:
 def test_whatever_a_host_says_of_itself_is_a_plan_or_a_sentence_about_it(answer_of, probes):
     refused = 0
     for number, probe in enumerate(cases(*probes)):
-        told = answer_of(host_info, {"probe": probe})
+        told = answer_of("host_info", {"probe": probe})
         if told.get("failed"):
             refused += 1
             assert told["msg"].startswith("evil sent an invalid answer: its ") and told["msg"].isprintable()
@@ -329,7 +330,7 @@ def test_a_probe_that_lacks_something_is_one_sentence_with_the_hosts_name(answer
         part = part[one]
     del part[missing[-1]]
     place = ".".join("*" if isinstance(one, int) else one for one in missing)
-    told = answer_of(host_info, {"probe": probe})
+    told = answer_of("host_info", {"probe": probe})
     assert (
         told["failed"]
         and told["msg"] == f"evil sent an invalid answer: its {place} is missing; {told['msg'].partition('; ')[2]}"
@@ -338,7 +339,7 @@ def test_a_probe_that_lacks_something_is_one_sentence_with_the_hosts_name(answer
 
 def test_honest_facts_are_believed(answer_of, probes):
     for probe in probes:
-        assert answer_of(host_info, {"probe": probe})["probe"] == probe
+        assert answer_of("host_info", {"probe": probe})["probe"] == probe
     assert plan_with(probes[0]).startswith("Run ") and plan_with(probes[2]).startswith("Run ")
 
 

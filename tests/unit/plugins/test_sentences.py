@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE, finding, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_table import CATALOGUE
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 # The texts of findings, verdicts and results.

@@ -133,6 +133,10 @@ class ChatLoader:
             )
         self.last: ChatBatch | None = None
 
+    def deal(self, shares: Sequence[int], dummy: object) -> None:
+        """Change the ranks' shares of the rows."""
+        self.shares = shares
+
     def step(self, passes: Sequence[int]) -> list[Pair]:
         """This rank's micro-batches of the coming step, of these sizes."""
         packed = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, sum(self.shares), self.length)

@@ -29,7 +29,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -89,26 +89,6 @@ def in_passes(inputs: torch.Tensor, targets: torch.Tensor, passes: Sequence[int]
     """Rows split into micro-batches of this size; none if there are no rows."""
     sizes = list(passes)
     return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
-
-
-class BatchSource(Protocol):
-    """The source of a rank's batches, as the training loop uses it."""
-
-    @property
-    def last(self) -> Any:
-        """The last batch returned, with a cursor; None before the first."""
-
-    def step(self, passes: Sequence[int]) -> list[Pair]:
-        """Inputs and targets of this rank's micro-batches in the coming step, of these sizes."""
-
-    def position(self) -> dict[str, int]:
-        """The position of the last batch in the data, in upstream's three numbers."""
-
-    def state(self, batch: Any = None) -> dict[str, Any]:
-        """The state after a batch (the last one), for bit-identical resuming."""
-
-    def close(self) -> None:
-        """Stop reading."""
 
 
 class DocumentReader:
@@ -292,7 +272,7 @@ def cut_rows(tokens: Tokens, bos: int, length: int) -> tuple[list[Tokens], Token
 
 
 class Loader:
-    """Batches for one rank, prepared ahead by a thread."""
+    """Batches for one rank, packed ahead by a thread; if that ends, next_batch() reports it."""
 
     def __init__(
         self,
@@ -314,21 +294,30 @@ class Loader:
         shards = dataset.inspect_split(folder, split, world)
         self.rank, self.world, self.shards = rank, world, shards
         kind = TextPacker if shards[0].every_token else Packer
-        packer = kind(tokenizer, DocumentReader(shards, rank, world), rows, length)
+        self.packer = kind(tokenizer, DocumentReader(shards, rank, world), rows, length)
         # Of another rank's state, or one for other files, only the position is useful.
         if state is not None and is_of(state, rank, world, shards):
             cursor = _cursor(state["cursor"])
             _checked(cursor.position(), len(shards), folder)
-            packer.resume_exactly(cursor, _unflatten(state))
+            self.packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
-            packer.resume_near(_checked(position, len(shards), folder))
+            self.packer.resume_near(_checked(position, len(shards), folder))
         self.last: LoadedBatch | None = None
-        self._ahead = _Prefetcher(packer, patience, interrupted, ahead)
+        self.patience, self.interrupted = patience, interrupted
+        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
+        self._thread.start()
 
     def next_batch(self) -> Pair:
         """Inputs and targets, int64 [rows, length]."""
-        self.last = self._ahead.take()
-        return self.last.inputs, self.last.targets
+        made = self._next()
+        if isinstance(made, BaseException):
+            # Keep it: the thread is gone, and later calls must not wait forever.
+            self._ready.put(made)
+            raise made
+        self.last = made
+        return made.inputs, made.targets
 
     def position(self) -> dict[str, int]:
         """The documents read last for the last batch, in upstream's three numbers."""
@@ -346,13 +335,58 @@ class Loader:
 
     def close(self) -> None:
         """Stop the thread."""
-        self._ahead.close()
+        self._closed.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            made: LoadedBatch | BaseException
+            try:
+                made = self.packer.batch()
+            # Whatever ends this thread, the training thread must learn of it.
+            except BaseException as error:
+                made = error
+            self._put(made)
+            if isinstance(made, BaseException):
+                return
+
+    def _put(self, made: LoadedBatch | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(made, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def _next(self) -> LoadedBatch | BaseException:
+        began = moved = time.monotonic()
+        cursor, asked = self.packer.cursor, math.inf
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=POLL_SECONDS)
+            now = time.monotonic()
+            if self.packer.cursor != cursor:
+                cursor, moved = self.packer.cursor, now
+            asked = min(asked, now) if self.interrupted() else math.inf
+            if now - asked > STOP_SECONDS:
+                raise UserError(
+                    f"stopped while waiting for data, which has not arrived for {now - began:.0f} s from "
+                    f"{self.packer.place()}; the steps since the last checkpoint are not saved.",
+                    Cause.STOPPED,
+                )
+            if now - moved > self.patience:
+                raise DataError(
+                    f"no data arrived for {now - moved:.0f} s; the last read was {self.packer.place()}; "
+                    "check that disk, then resume."
+                )
+            if not self._thread.is_alive() and self._ready.empty():
+                raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
 
-def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The position of the first rank that reads, from all ranks' states."""
-    cursor = next(state["cursor"] for state in states if "cursor" in state)
-    return Cursor(*cursor).position()
+def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """The position of the first rank that reads, from all ranks' states; None if they do not have any."""
+    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
+    return Cursor(*cursor).position() if len(cursor) > len(START) else None
 
 
 def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
@@ -451,72 +485,3 @@ def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[s
             f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."
         )
     return position
-
-
-class _Prefetcher:
-    """Packs a few batches ahead in a thread; if the thread ends, take() reports it."""
-
-    def __init__(self, packer: Packer, patience: float, interrupted: Callable[[], bool], ahead: int) -> None:
-        self.packer, self.patience, self.interrupted = packer, patience, interrupted
-        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(ahead)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dataloader", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            made: LoadedBatch | BaseException
-            try:
-                made = self.packer.batch()
-            # Whatever ends this thread, the training thread must learn of it.
-            except BaseException as error:
-                made = error
-            self._put(made)
-            if isinstance(made, BaseException):
-                return
-
-    def _put(self, made: LoadedBatch | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                self._ready.put(made, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def take(self) -> LoadedBatch:
-        """The next result."""
-        made = self._next()
-        if isinstance(made, BaseException):
-            # Keep it: the thread is gone, and later calls must not wait forever.
-            self._ready.put(made)
-            raise made
-        return made
-
-    def _next(self) -> LoadedBatch | BaseException:
-        began = moved = time.monotonic()
-        cursor, asked = self.packer.cursor, math.inf
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._ready.get(timeout=POLL_SECONDS)
-            now = time.monotonic()
-            if self.packer.cursor != cursor:
-                cursor, moved = self.packer.cursor, now
-            asked = min(asked, now) if self.interrupted() else math.inf
-            if now - asked > STOP_SECONDS:
-                raise UserError(
-                    f"stopped while waiting for data, which has not arrived for {now - began:.0f} s from "
-                    f"{self.packer.place()}; the steps since the last checkpoint are not saved.",
-                    Cause.STOPPED,
-                )
-            if now - moved > self.patience:
-                raise DataError(
-                    f"no data arrived for {now - moved:.0f} s; the last read was {self.packer.place()}; "
-                    "check that disk, then resume."
-                )
-            if not self._thread.is_alive() and self._ready.empty():
-                raise DataError(f"the data reader thread died at {self.packer.place()}.")
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._closed.set()
-        self._thread.join(10)

@@ -22,41 +22,23 @@ from nanochat.rules.shares import StreamRows, pieces
 Open = Callable[[int], Loader]
 
 
-class CommonStream:
-    """The stream of all ranks, as a BatchSource."""
-
-    def __init__(self, rank: int, shares: Sequence[int], loader: Loader) -> None:
-        """loader: of all rows of a step."""
-        self.rank, self.shares, self.loader = rank, shares, loader
-        self.position, self.state, self.close = loader.position, loader.state, loader.close
-
-    @property
-    def last(self) -> LoadedBatch | None:
-        return self.loader.last
-
-    def deal(self, shares: Sequence[int], open_stream: Open) -> None:
-        """Change this rank's share of the rows."""
-        self.shares = shares
-
-    def step(self, passes: Sequence[int]) -> list[Pair]:
-        begin = sum(self.shares[: self.rank])
-        ids, targets = (part[begin : begin + self.shares[self.rank]] for part in self.loader.next_batch())
-        return in_passes(ids, targets, passes)
-
-
 class Streams:
-    """The streams that this rank reads, as a BatchSource."""
+    """The streams that this rank reads; `common`: one for all ranks, of all rows of a step."""
 
-    def __init__(self, rank: int, shares: Sequence[int], open_stream: Open) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, shares: Sequence[int], open_stream: Open, common: bool = False) -> None:
+        self.rank, self.common = rank, common
         self.loaders: dict[int, Loader] = {}
         self._pieces: list[StreamRows] = []
         self.deal(shares, open_stream)
 
     def deal(self, shares: Sequence[int], open_stream: Open) -> None:
         """Change this rank's share of the rows; open streams stay open."""
-        self._pieces = pieces(shares, self.rank)
-        wanted = {self.rank, *(piece.stream for piece in self._pieces)}
+        if self.common:
+            begin = sum(shares[: self.rank])
+            self._pieces, wanted = [StreamRows(0, begin, begin + shares[self.rank])], {0}
+        else:
+            self._pieces = pieces(shares, self.rank)
+            wanted = {self.rank, *(piece.stream for piece in self._pieces)}
         for stream in self.loaders.keys() - wanted:
             self.loaders.pop(stream).close()
         for stream in sorted(wanted - self.loaders.keys()):
@@ -64,13 +46,14 @@ class Streams:
 
     @property
     def own(self) -> Loader:
-        return self.loaders[self.rank]
+        return self.loaders[0 if self.common else self.rank]
 
     @property
     def last(self) -> LoadedBatch | None:
         return self.own.last
 
     def step(self, passes: Sequence[int]) -> list[Pair]:
+        """Inputs and targets of this rank's micro-batches in the coming step, of these sizes."""
         drawn = {stream: loader.next_batch() for stream, loader in self.loaders.items()}
         if not self._pieces:
             return []
@@ -81,12 +64,14 @@ class Streams:
         return in_passes(ids, targets, passes)
 
     def position(self) -> dict[str, int]:
+        """The position of the last batch in the data, in upstream's three numbers."""
         return self.own.position()
 
     def state(self, batch: Any = None) -> dict[str, Any]:
-        """The state of this rank's own stream."""
+        """The state of this rank's own stream after a batch (the last one), for bit-identical resuming."""
         return self.own.state(batch)
 
     def close(self) -> None:
+        """Stop reading."""
         for loader in self.loaders.values():
             loader.close()

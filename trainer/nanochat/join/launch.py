@@ -28,7 +28,7 @@ from nanochat.parallel.comm import Comm, connect
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.rules.ways import JOINED
-from nanochat.run import checkpoint_manager, lineage, program, resume
+from nanochat.run import lineage, program, resume
 
 OWN = Path(__file__).resolve().parents[2]
 OURS: list[ModuleType] = []  # keeps our modules alive after make_room
@@ -158,36 +158,29 @@ def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, sc
     folder = checkpoint_dir(settings.tag)
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
-    training = resume.find_training(comm, folder, script.training)
-    script.training = training.id
-    found = resume.choose_step(comm, folder, -1, training)
-    if found is None:
+    got = resume.obtain(comm, folder, leader, script.training, say=script.journal.say)
+    script.training = got.training.id
+    if got.step is None:
         return []
-    if leader == comm.rank:
-        others = set(checkpoint_manager.steps_in(folder)) - set(training.steps)
-        checkpoint_manager.set_aside(folder, others)
-    resume.fetch(comm, folder, found, leader)
-    script.resumed_from, script.saved = found.step, [found.step]
-    return [f"--resume-from-step={found.step}"]
+    script.resumed_from, script.saved = got.step, [got.step]
+    return [f"--resume-from-step={got.step}"]
 
 
 def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) -> list[str]:
     """Put another run's newest checkpoint where the script looks for it, on every rank; returns the script's flag for the step."""
     folder, variable = Path(options.base_checkpoints), lineage.BASE_TRAINING
     comm.enter("resume", 0)
-    leader = resume.folder_leader(comm, folder)
-    wanted = lineage.wanted(script.journal.folder, variable)
-    found = resume.choose_step(comm, folder, -1, resume.find_training(comm, folder, wanted, variable))
-    if found is None:
+    wanted, leader = lineage.wanted(script.journal.folder, variable), resume.folder_leader(comm, folder)
+    step = resume.obtain(comm, folder, leader, wanted, variable=variable).step
+    if step is None:
         raise UserError(
             f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
         )
-    resume.fetch(comm, folder, found, leader)
     link_folder(folder, base_dir() / folder.parent.name / folder.name)
-    script.base = (folder, found.step)
-    script.journal.say(f"{options.script} continues from step {found.step} in {folder}")
+    script.base = (folder, step)
+    script.journal.say(f"{options.script} continues from step {step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
-    return [] if is_given(options, "--model-step") else [f"--model-step={found.step}"]
+    return [] if is_given(options, "--model-step") else [f"--model-step={step}"]
 
 
 def link_folder(folder: Path, link: Path) -> None:

@@ -43,6 +43,7 @@ SMALL = 1024
 # Number of portions of a rank's Muon matrices: more overlap better, fewer compute better.
 PORTIONS = 4
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
+UNKNOWN = -1
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
 
 
@@ -51,18 +52,17 @@ class Notice(NamedTuple):
 
     stop: bool = False  # it was asked to stop after the step
     save: bool = False  # a checkpoint is due after it
-    last: bool = False  # * it is the last one of a timed run
-    place: int = 0  # * in a timed run
+    last_step: int = UNKNOWN  # * the number of a timed run's last one
     busy: float = 0.0  # seconds in an earlier step; 0: unknown
 
     def numbers(self) -> Tensor:
         busy = min(round(self.busy / BUSY_UNIT), MOST_BUSY)
-        return torch.tensor([self.stop, self.save, self.last, self.place, busy], dtype=torch.int32)
+        return torch.tensor([self.stop, self.save, self.last_step, busy], dtype=torch.int32)
 
     @classmethod
     def read(cls, numbers: Tensor) -> Notice:
-        stop, save, last, place, busy = numbers.tolist()
-        return cls(bool(stop), bool(save), bool(last), place, max(0.0, busy * BUSY_UNIT))
+        stop, save, last_step, busy = numbers.tolist()
+        return cls(bool(stop), bool(save), last_step, max(0.0, busy * BUSY_UNIT))
 
 
 NO_NOTICE = Notice()
@@ -105,8 +105,7 @@ class Sync:
         self.pending_ids: list[Pending] = []
         self.busy = [0.0] * comm.world  # seconds of each rank in an earlier step; 0: unknown
         # Of the step whose ids were taken last.
-        self.save_asked = self.is_last = False
-        self.place = 0
+        self.save_asked, self.last_step = False, UNKNOWN
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
 
@@ -128,7 +127,7 @@ class Sync:
         self.comm.wait(*self.pending_ids)
         notices = [Notice.read(ids[:NOTICE]) for ids in self._ids]
         self.save_asked = any(one.save for one in notices)
-        self.is_last, self.place = notices[0].last, notices[0].place
+        self.last_step = notices[0].last_step
         self.busy = [one.busy for one in notices]
         for rank, ids in enumerate(self._ids):
             check_ids(ids[NOTICE:], self.training.model.config.padded_vocab_size, rank)

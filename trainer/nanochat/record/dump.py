@@ -69,6 +69,12 @@ def oom_kills() -> int | None:
     return None
 
 
+def memory_bytes() -> int:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def forget_hang_up(run_dir: Path, rank: int) -> None:
     """Remove a stale request to an earlier process of this rank; it does not concern the new connections."""
     (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 from nanochat.kit.common import ENVIRON, Ranks, base_dir, writable_folder
 from nanochat.kit.settings import Settings, user_config
-from nanochat.record.metrics import Heartbeat, Metrics, memory_bytes
+from nanochat.record.dump import memory_bytes
+from nanochat.record.metrics import Heartbeat, Metrics
 from nanochat.record.tracker import Tracker, open_tracker
 from nanochat.rules.causes import Cause
 
@@ -54,7 +55,6 @@ class Journal:
             self.tracker = open_tracker(
                 settings.tracker, settings.tracker_uri, settings.run, user_config(settings), self.folder, resumed
             )
-            self.metrics.listeners.append(self.tracker.take)
 
     def say(self, line: str) -> None:
         """Print a log line; an error while printing must not end the training."""
@@ -72,7 +72,7 @@ class Journal:
             self.known["val_bpb"] = values["val_bpb"]
         elif kind == "digest":
             self.identical = values["identical"]
-        self.metrics.write(kind, step, **values)
+        self.tracker.take(self.metrics.write(kind, step, **values))
 
     def _count(self, values: dict[str, Any]) -> None:
         first = self.known["first_loss"]

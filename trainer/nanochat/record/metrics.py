@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,53 +45,34 @@ class OutputFile:
             print(f"warning: cannot write {self.path}: {error.strerror or error}; training continues", file=sys.stderr)
         self.warned = True
 
-    def replace(self, text: str, fresh: Path, mode: int | None = None) -> None:
-        """Replace the file's content at once, through a temporary file."""
-        try:
-            fresh.write_text(text, encoding="utf-8")
-            if mode is not None:
-                fresh.chmod(mode)
-            fresh.replace(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            self.warn(error)
 
-
-class Metrics:
+class Metrics(OutputFile):
     """One JSON object per line, each in a single write, so that readers and crashes never see part of one."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._output = path, OutputFile(path)
+        super().__init__(path)
         self._torn = False
         self._handle: int | None = None
-        # Listeners to all events, in the training thread: fast, and never raising.
-        self.listeners: list[Callable[[dict[str, Any]], None]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            self._torn = self._ends_torn(self._handle)
+            # A power cut may have left a partial line, which must not swallow our first one.
+            size = os.fstat(self._handle).st_size
+            self._torn = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
-            self._output.warn(error)
+            self.warn(error)
             self.close()
 
-    def _ends_torn(self, handle: int) -> bool:
-        """Whether a power cut left a partial line, which must not swallow our first one."""
-        size = os.fstat(handle).st_size
-        return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append one event."""
-        event = finite({"kind": kind, "time": time.time(), "step": step, **values})
-        for listener in self.listeners:
-            listener(event)
-        if self._handle is None:
-            return
-        line = ("\n" if self._torn else "") + json.dumps(event, default=str) + "\n"
-        try:
-            self._torn = os.write(self._handle, line.encode()) < len(line)
-        except OSError as error:
-            self._output.warn(error)
+    def write(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
+        """Append one event, and return it."""
+        event: dict[str, Any] = finite({"kind": kind, "time": time.time(), "step": step, **values})
+        if self._handle is not None:
+            line = ("\n" if self._torn else "") + json.dumps(event, default=str) + "\n"
+            try:
+                self._torn = os.write(self._handle, line.encode()) < len(line)
+            except OSError as error:
+                self.warn(error)
+        return event
 
     def close(self) -> None:
         """No more events."""
@@ -101,35 +81,36 @@ class Metrics:
             self._handle = None
 
 
-class Heartbeat:
+class Heartbeat(OutputFile):
     """Writes heartbeat-rankN.json every second in a separate thread; the training thread only sets fields."""
 
     def __init__(self, path: Path, rank: int, world: int, every: float = BEAT_SECONDS) -> None:
-        self.path, self.rank, self.world, self.every = path, rank, world, every
+        super().__init__(path)
+        self.rank, self.world, self.every = rank, world, every
         self.steps = 0
         # A launcher uses these to compute a stop's timeout.
         self.step_seconds: float | None = None
         self.save_seconds: float | None = None
-        # One tuple, so that the thread never sees a partial change.
-        self._at: tuple[int, str, float, int, int | None, int | None] = (0, "start", time.time(), 0, None, None)
         self.hung_up = ""  # why all connections were closed
         self._stop = threading.Event()
-        self._output = OutputFile(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             forget_hang_up(path.parent, rank)
+        self.enter("start", 0)
         self._write()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def enter(self, phase: str, step: int, collective: int = 0) -> None:
         """Set the phase; same signature as Comm.on_phase."""
-        self._at = (step, phase, time.time(), collective, None, None)
+        # One object, so that the thread never sees a partial change.
+        self._phase: dict[str, Any] = {
+            "step": step, "phase": phase, "phase_since": time.time(), "collective": collective, "batch": None, "batches": None,
+        }  # fmt: skip
 
     def evaluating(self, batch: int, batches: int | None) -> None:
         """Record an evaluation's batch, which is progress within the phase."""
-        step, phase, dummy, collective = self._at[:4]
-        self._at = (step, phase, time.time(), collective, batch, batches)
+        self._phase = {**self._phase, "batch": batch, "batches": batches}
 
     def _run(self) -> None:
         beaten = time.monotonic()
@@ -146,39 +127,21 @@ class Heartbeat:
                 answer_request(self.path.parent, self.rank)
 
     def _write(self) -> None:
-        step, phase, since, collective, batch, batches = self._at
         beat = {
-            "time": time.time(),
-            "pid": os.getpid(),
-            "rank": self.rank,
-            "world": self.world,
-            "step": step,
-            "steps": self.steps,
-            "phase": phase,
-            "phase_since": since,
-            "collective": collective,
-            "batch": batch,
-            "batches": batches,
-            "step_seconds": self.step_seconds,
-            "save_seconds": self.save_seconds,
-            "oom_kills": oom_kills(),
-        }
-        self._output.replace(json.dumps(beat), self.path.with_name(f".{self.path.name}.tmp"))
+            "time": time.time(), "pid": os.getpid(), "rank": self.rank, "world": self.world, "steps": self.steps,
+            "step_seconds": self.step_seconds, "save_seconds": self.save_seconds, "oom_kills": oom_kills(), **self._phase,
+        }  # fmt: skip
+        fresh = self.path.with_name(f".{self.path.name}.tmp")
+        try:
+            fresh.write_text(json.dumps(beat), encoding="utf-8")
+            fresh.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            self.warn(error)
 
     def close(self) -> None:
         """Write a last heartbeat with the current phase."""
         self._stop.set()
         self._thread.join(self.every + 1)
         self._write()
-
-
-def memory_bytes() -> int:
-    """Memory of this process now (Linux), or its maximum (elsewhere)."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        import resource
-
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024

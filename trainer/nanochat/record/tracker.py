@@ -4,7 +4,7 @@
 """Metrics to a tracking server: none, mlflow or wandb, for rank 0.
 
     tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", user_config(settings), run_dir)
-    metrics.listeners.append(tracker.take)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
+    tracker.take(event)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
     tracker.close("finished")
 
 log() only queues the numbers. A thread imports the package, connects and sends; a slow or unreachable server
@@ -22,11 +22,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from nanochat.kit.common import UserError
+from nanochat.kit.common import UserError, first_line
 from nanochat.record.metrics import finite
 
 PROJECT = "nanochat"
@@ -36,27 +37,7 @@ SECONDS_AFTER_FAILURE = 15.0
 SECONDS_AT_CLOSE = 30.0
 # Other ranks should learn of an error soon.
 SECONDS_AT_ERROR = 5.0
-MLFLOW_METRICS_AT_ONCE, MLFLOW_PARAMS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 100, 500
-
-
-class Point(NamedTuple):
-    """The numbers of one step."""
-
-    step: int
-    time: float
-    values: dict[str, float]
-
-
-class TrackingBackend(Protocol):
-    """Interface of a tracking package; every call may fail and comes from a single thread."""
-
-    def open(self, config: Mapping[str, Any], previous: str | None) -> str: ...
-
-    def send(self, points: Sequence[Point]) -> None: ...
-
-    def close(self, status: str) -> None: ...
-
-
+MLFLOW_METRICS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 500
 # Names of a run's events (nanochat/record/metrics.py) and, if upstream sends the same number, upstream's name for it.
 SENT = {
     "start": {"world": "membership/ranks", "generation": "membership/generation"},
@@ -78,90 +59,92 @@ SENT = {
 }
 
 
+class Point(NamedTuple):
+    """The numbers of one step."""
+
+    step: int
+    time: float
+    values: dict[str, float]
+
+
 class Tracker:
-    """Tracks nothing."""
+    """Sends numbers to a tracking package's own client from a separate thread; without one, nothing."""
+
+    def __init__(
+        self,
+        client: Mlflow | Wandb | None = None,
+        name: str = "none",
+        config: Mapping[str, Any] = MappingProxyType({}),
+        folder: Path = Path(),
+        pause: float = SECONDS_BETWEEN_SENDS,
+    ) -> None:
+        self._client, self._name, self._config, self._pause = client, name, config, pause
+        self._id_path = folder / "tracker.json"
+        # Bounded: if a server never answers, the oldest points are dropped instead of filling memory.
+        self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
+        self._closing = threading.Event()
+        self._open = self._warned = False
+        self._status = "finished"
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        if client is not None:
+            self._thread.start()
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Receive an event; a Metrics listener."""
+        """Send an event's numbers."""
         names = SENT.get(event["kind"], {})
         self.log(int(event["step"]), {name: event[key] for key, name in names.items() if key in event})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the numbers of a step."""
-
-    def close(self, status: str) -> None:
-        """Send the rest; status is finished, stopped or error."""
-
-
-class ThreadedTracker(Tracker):
-    """Sends everything to a backend from a separate thread."""
-
-    def __init__(
-        self,
-        backend: TrackingBackend,
-        name: str,
-        config: Mapping[str, Any],
-        folder: Path,
-        pause: float = SECONDS_BETWEEN_SENDS,
-    ) -> None:
-        self._backend, self._name, self._config, self._pause = backend, name, config, pause
-        self._id_path = folder / "tracker.json"
-        # Bounded: if a server never answers, the oldest points are dropped instead of filling memory.
-        self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
-        self._status: str | None = None
-        self._closing = threading.Event()
-        self._open = self._warned = False
-        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
-        self._thread.start()
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        known = {key: value for key, value in numbers.items() if finite(value) is not None}
-        if known:
+        known = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and finite(v) is not None}
+        if known and self._client is not None:
             self._waiting.append(Point(step, time.time(), known))
 
     def close(self, status: str) -> None:
+        """Send the rest; status is finished, stopped or error."""
+        if self._client is None:
+            return
         self._status = status
         self._closing.set()
         self._thread.join(SECONDS_AT_ERROR if status == "error" else SECONDS_AT_CLOSE)
         if self._thread.is_alive() or self._waiting:
-            left = len(self._waiting)
-            self._warn(f"{left} steps were not sent")
+            self._warn(f"{len(self._waiting)} steps were not sent")
 
     def _run(self) -> None:
+        assert self._client is not None
         while not self._closing.wait(self._pause):
-            if not self._try(self._send):
+            if not self._works(self._send, self._client):
                 self._closing.wait(SECONDS_AFTER_FAILURE * self._pause)
-        if self._try(self._send):
-            self._try(lambda: self._backend.close(self._status or "finished"))
+        if self._works(self._send, self._client):
+            self._works(self._client.close, self._status)
 
-    def _send(self) -> None:
+    def _send(self, client: Mlflow | Wandb) -> None:
+        """Send what waits; any call to the client may fail."""
         if not self._open:
-            number = self._backend.open(self._config, self._previous())
+            number = client.open(self._config, self._previous())
             with contextlib.suppress(OSError):
                 self._id_path.write_text(json.dumps({"tracker": self._name, "id": number}), encoding="utf-8")
             self._open = True
         points = list(self._waiting)
         if points:
-            self._backend.send(points)
+            client.send(points)
         for point in points:
             # New ones may have arrived meanwhile and pushed out what was just sent.
             if self._waiting and self._waiting[0] is point:
                 self._waiting.popleft()
 
     def _previous(self) -> str | None:
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._id_path.read_text(encoding="utf-8"))
             return str(kept["id"]) if kept["tracker"] == self._name else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return None
 
-    def _try(self, call: Any) -> bool:
+    def _works(self, call: Callable[[Any], None], value: Any) -> bool:
         try:
-            call()
+            call(value)
         # Whatever a tracking package raises must not affect training.
         except Exception as error:
-            self._warn((str(error).splitlines() or [type(error).__name__])[0][:200])
+            self._warn(first_line(error)[:200])
             return False
         return True
 
@@ -172,46 +155,34 @@ class ThreadedTracker(Tracker):
 
 
 class Mlflow:
-    """Sends parameters and metrics to an MLflow server or store."""
+    """Parameters and metrics for an MLflow server or store."""
 
     def __init__(self, uri: str, run: str) -> None:
-        self._uri, self._run_name = uri, run
+        self._uri, self._run, self._id = uri, run, ""
         self._client: Any = None
-        self._id = ""
 
     def open(self, config: Mapping[str, Any], previous: str | None) -> str:
         # MLflow's own timeout of minutes would outlast our exit.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri or None)
-        self._id = self._again(previous) or self._new(config)
-        return self._id
-
-    def _again(self, previous: str | None) -> str | None:
-        from mlflow.exceptions import MlflowException
-
-        if previous is None:
-            return None
-        try:
-            self._client.update_run(previous, status="RUNNING")
-            return previous
-        except MlflowException:
+        if previous is not None:
             # A server without the run gets a new one; an unreachable one fails again just below.
-            return None
-
-    def _new(self, config: Mapping[str, Any]) -> str:
-        from mlflow.entities import Param
-
+            with contextlib.suppress(MlflowException):
+                self._client.update_run(previous, status="RUNNING")
+                self._id = previous
+                return previous
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
-        number = str(self._client.create_run(experiment, run_name=self._run_name).info.run_id)
+        self._id = str(self._client.create_run(experiment, run_name=self._run).info.run_id)
         params = [Param(key, str(value)[:MLFLOW_VALUE_LENGTH]) for key, value in config.items()]
-        for begin in range(0, len(params), MLFLOW_PARAMS_AT_ONCE):
-            self._client.log_batch(number, params=params[begin : begin + MLFLOW_PARAMS_AT_ONCE])
-        return number
+        self._client.log_batch(self._id, params=params)
+        return self._id
 
     def send(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -221,15 +192,15 @@ class Mlflow:
             self._client.log_batch(self._id, metrics=metrics[begin : begin + MLFLOW_METRICS_AT_ONCE])
 
     def close(self, status: str) -> None:
-        states = {"finished": "FINISHED", "stopped": "KILLED", "error": "FAILED"}
+        states = {"stopped": "KILLED", "error": "FAILED"}
         self._client.set_terminated(self._id, states.get(status, "FINISHED"))
 
 
 class Wandb:
-    """Sends configuration and metrics to Weights & Biases, or to a folder for a later "wandb sync"."""
+    """Configuration and metrics for Weights & Biases, or for a folder and a later "wandb sync"."""
 
     def __init__(self, uri: str, run: str, folder: Path) -> None:
-        self._uri, self._run_name, self._folder = uri, run, folder
+        self._uri, self._name, self._folder = uri, run, folder
         self._run: Any = None
 
     def open(self, config: Mapping[str, Any], previous: str | None) -> str:
@@ -241,15 +212,9 @@ class Wandb:
             print(f'wandb keeps its data in {self._folder / "wandb"}; run "wandb sync" there to upload it', flush=True)
         settings: dict[str, Any] = {"console": "off", "silent": True} | ({"base_url": self._uri} if self._uri else {})
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=self._run_name,
-            config=dict(config),
-            dir=str(self._folder),
-            id=previous,
-            resume="allow",
-            mode=mode,  # type: ignore[arg-type,unused-ignore]
-            settings=wandb.Settings(**settings),
-        )
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=self._name, config=dict(config), dir=str(self._folder),
+            id=previous, resume="allow", mode=mode, settings=wandb.Settings(**settings),  # type: ignore[arg-type,unused-ignore]
+        )  # fmt: skip
         return str(self._run.id)
 
     def send(self, points: Sequence[Point]) -> None:
@@ -261,12 +226,9 @@ class Wandb:
 
 
 def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return bool(os.environ.get("WANDB_API_KEY")) or netrc.netrc().authenticators("api.wandb.ai") is not None
+    return False
 
 
 def open_tracker(
@@ -280,5 +242,4 @@ def open_tracker(
     if not resumed:
         with contextlib.suppress(OSError):
             (folder / "tracker.json").unlink()
-    backend: TrackingBackend = Mlflow(uri, run) if kind == "mlflow" else Wandb(uri, run, folder)
-    return ThreadedTracker(backend, kind, config, folder)
+    return Tracker(Mlflow(uri, run) if kind == "mlflow" else Wandb(uri, run, folder), kind, config, folder)

@@ -23,9 +23,9 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import torch
 
@@ -66,6 +66,11 @@ class FileEntry(NamedTuple):
     sha256: str
 
 
+def files_of(step: int, rank: int) -> list[str]:
+    """The names of a complete checkpoint's files, as this rank writes them; the list comes last."""
+    return [model_name(step), meta_name(step), optimizer_name(step, rank), list_name(step, rank)]
+
+
 def model_name(step: int) -> str:
     return f"model_{step:06d}.pt"
 
@@ -96,38 +101,32 @@ def save(
 ) -> Saved:
     """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder."""
     begun = time.perf_counter()
-    contents: dict[str, Callable[[Any], None]] = {}
-    if model is not None:
-        contents[model_name(step)] = lambda file: torch.save(dict(model), file)
-    if meta is not None:
-        contents[meta_name(step)] = lambda file: _dump(dict(meta), file)
-    whole = dict(optimizer) if loader is None else {**optimizer, LOADER_KEY: dict(loader)}
-    contents[optimizer_name(step, rank)] = lambda file: torch.save(whole, file)
-    placed: list[Path] = []
+    parts = {model_name(step): model, meta_name(step): meta}
+    contents = {name: dict(part) for name, part in parts.items() if part is not None}
+    contents[optimizer_name(step, rank)] = dict(optimizer) | ({} if loader is None else {LOADER_KEY: dict(loader)})
+    new: list[NewFile] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_space(folder, _tensor_bytes(whole) + _tensor_bytes(model or {}))
-        written = _write_all(folder, rank, contents, placed)
-        write_list(folder, step, rank, written, placed)
+        check_space(folder, _tensor_bytes(contents))
+        for name, value in contents.items():
+            new.append(NewFile(folder, name, rank))
+            new[-1].dump(value)
+        entries = [file.close() for file in new]
+        new.append(NewFile(folder, list_name(step, rank), rank))
+        new[-1].dump({"format": 1, "step": step, "rank": rank, "files": [entry._asdict() for entry in entries]})
+        new[-1].close()
+        for file in new:
+            file.appear()
         _force_folder(folder)
-    except OSError as error:
+    except BaseException as error:
         # Without a list nothing would ever prune these.
-        for path in placed:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for file in new:
+            file.discard()
+        if not isinstance(error, OSError):
+            raise
         why = error.strerror or error
         raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", disk_cause(error)) from None
-    return Saved(str(folder / list_name(step, rank)), sum(file.bytes for file in written), time.perf_counter() - begun)
-
-
-def write_list(folder: Path, step: int, rank: int, files: Sequence[FileEntry], placed: list[Path]) -> None:
-    """Write the list that makes this rank's part of a checkpoint count."""
-    entry = {"format": 1, "step": step, "rank": rank, "files": [file._asdict() for file in files]}
-    _write_all(folder, rank, {list_name(step, rank): lambda file: _dump(entry, file)}, placed)
-
-
-def _dump(value: Json, file: Any) -> None:
-    file.write(json.dumps(value, indent=2).encode())
+    return Saved(str(new[-1].place), sum(entry.bytes for entry in entries), time.perf_counter() - begun)
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -146,14 +145,28 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 class NewFile:
-    """A file that is written under a temporary name, with the sha256 of its content."""
+    """A file that is written under a temporary name, with the sha256 of its content.
+
+    All files of a checkpoint are written before any is renamed, so that a full disk is noticed before anything is replaced.
+    """
 
     def __init__(self, folder: Path, name: str, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.place, self.fresh = folder / name, folder / f".{name}.rank{rank}.tmp"
-        self.file: BinaryIO = self.fresh.open("wb")
+        self.place, self.path = folder / name, folder / f".{name}.rank{rank}.tmp"
+        self.file: BinaryIO = self.path.open("wb")
         self.sha256, self.bytes = hashlib.sha256(), 0
         self.failure: OSError | None = None
+
+    def dump(self, value: Any) -> None:
+        """Write tensors, or the values of a JSON file."""
+        try:
+            if self.place.suffix == ".pt":
+                torch.save(value, cast(IO[bytes], self))
+            else:
+                self.write(json.dumps(value, indent=2).encode())
+        except RuntimeError as error:
+            # torch reports its archive's state, not the disk's error.
+            raise self.failure or error from None
 
     def write(self, data: Any) -> int:
         """Add the next chunk."""
@@ -175,46 +188,21 @@ class NewFile:
         self.file.close()
         return FileEntry(self.place.name, self.bytes, self.sha256.hexdigest())
 
+    def appear(self) -> None:
+        """Give the file its name."""
+        self.path = self.path.rename(self.place)
+
     def finish(self, sha256: str) -> None:
-        """Rename a file that was received, if it arrived intact."""
+        """Give a file that was received its name, if it arrived intact."""
         if self.close().sha256 != sha256:
-            self.fresh.unlink()
             raise BadCheckpoint(f"{self.place} was corrupted in transit; start again.")
-        self.fresh.rename(self.place)
+        self.appear()
 
-    def tidy(self) -> None:
-        """Remove what was not renamed."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-        with contextlib.suppress(OSError):
-            self.fresh.unlink()
-
-
-def _write_all(
-    folder: Path, rank: int, contents: Mapping[str, Callable[[Any], None]], placed: list[Path]
-) -> list[FileEntry]:
-    """Write every file to a temporary name first, so that a full disk is noticed before anything is replaced.
-
-    placed: receives the renamed files, even if a later one fails.
-    """
-    files: list[NewFile] = []
-    written = []
-    try:
-        for name, write in contents.items():
-            files.append(NewFile(folder, name, rank))
-            try:
-                write(files[-1])
-            except RuntimeError as error:
-                # torch reports its archive's state, not the disk's error.
-                raise files[-1].failure or error from None
-            written.append(files[-1].close())
-        for file in files:
-            file.fresh.rename(file.place)
-            placed.append(file.place)
-    finally:
-        for file in files:
-            file.tidy()
-    return written
+    def discard(self) -> None:
+        """Remove the file under its present name."""
+        for remove in (self.file.close, self.path.unlink):
+            with contextlib.suppress(OSError):
+                remove()
 
 
 def _force_folder(folder: Path) -> None:
@@ -223,22 +211,6 @@ def _force_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def rewrite(folder: Path, name: str, rank: int, change: Callable[[Json], Json]) -> FileEntry | None:
-    """Modify a torch file; returns its new entry, or None if unchanged.
-
-    Nothing is lost if writing fails.
-    """
-    found = _load(folder / name)
-    value = change(found) if isinstance(found, dict) else found
-    if value is found:
-        return None
-    try:
-        [written] = _write_all(folder, rank, {name: lambda file: torch.save(value, file)}, [])
-    except OSError:
-        return None
-    return written
 
 
 # -- finding
@@ -272,16 +244,28 @@ def optimizer_ranks(folder: Path, step: int) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def whole_steps(folder: Path, rank: int, deep: bool = True) -> list[int]:
-    """The steps whose part for this rank is complete; deep also compares the digests."""
-    return [step for step in steps_in(folder) if is_whole(folder, step, rank, deep)]
+def writer_of(folder: Path, step: int, deep: bool = True) -> int | None:
+    """The rank whose files here form a complete checkpoint of this step; None if there is none. deep: compare the digests, too."""
+    for rank in optimizer_ranks(folder, step):
+        files = listed_files(folder, step, rank)
+        # Upstream has no list, and rank 0 writes the weights.
+        holds_model = rank == 0 if files is None else model_name(step) in [file.name for file in files]
+        if holds_model and is_whole(folder, step, rank, deep):
+            return rank
+    return None
+
+
+def whole_steps(folder: Path, deep: bool = True) -> list[int]:
+    """The steps that are complete here."""
+    return [step for step in steps_in(folder) if writer_of(folder, step, deep) is not None]
 
 
 def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
-    """Whether this rank's part of a checkpoint is complete and undamaged."""
-    if (folder / list_name(step, rank)).exists():
-        return _matches_list(folder, step, rank, deep)
-    return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
+    """Whether this rank's part of a checkpoint is here and undamaged."""
+    files = listed_files(folder, step, rank)
+    if files is None:
+        return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
+    return bool(files) and all(_is_as_listed(folder, file, deep) for file in files)
 
 
 def has_model(folder: Path, step: int, deep: bool = True) -> bool:
@@ -289,18 +273,20 @@ def has_model(folder: Path, step: int, deep: bool = True) -> bool:
     return is_sound(folder / meta_name(step), deep) and is_sound(folder / model_name(step), deep)
 
 
-def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry]:
-    """The files in a rank's list; raises one of NOT_OURS if there is none or it is damaged."""
-    entries = json.loads((folder / list_name(step, rank)).read_bytes())["files"]
-    return [FileEntry(**entry) for entry in entries]
-
-
-def _matches_list(folder: Path, step: int, rank: int, deep: bool) -> bool:
+def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry] | None:
+    """The files in a rank's list: none in one that is damaged, None without a list."""
     try:
-        files = listed_files(folder, step, rank)
-        if any((folder / file.name).stat().st_size != file.bytes for file in files):
-            return False
-        return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
+        return [FileEntry(**entry) for entry in json.loads((folder / list_name(step, rank)).read_bytes())["files"]]
+    except FileNotFoundError:
+        return None
+    except NOT_OURS:
+        return []
+
+
+def _is_as_listed(folder: Path, file: FileEntry, deep: bool) -> bool:
+    try:
+        path = folder / file.name
+        return path.stat().st_size == file.bytes and (not deep or file_digest(path) == file.sha256)
     except NOT_OURS:
         return False
 

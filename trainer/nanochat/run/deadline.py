@@ -1,11 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a timed run (--timed) ends, and its progress: rank 0 reads its clock before each step and tells the others.
+"""When a timed run (--timed) ends: before each step rank 0 tells the others the number of the last one, by its clock.
 
-A run's place goes from 0 to schedule.WHOLE with the fraction of time used. Each start spreads the rest of the place over
-the rest of the time, so the learning rate always reaches its end: after an hour's stop, with fewer hosts, or on a slower
-machine. Time for the last evaluation, samples and save is reserved.
+A run's place goes from 0 to schedule.WHOLE: each step takes an equal part of what is left. So the learning rate always reaches its
+end: after an hour's stop, with fewer hosts, or on a slower machine. Time for the last evaluation, samples and save is reserved.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nanochat.kit.common import UserError
+from nanochat.parallel.sync import UNKNOWN
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import EVAL_SHARE, SAVE_RATE, WHOLE
 from nanochat.run.lineage import run_file
 
 ENDS = "NANOCHAT_ENDS"
 RECENT = 9
+MOST_STEPS = 2**30
 
 
 def clock() -> float:
@@ -44,24 +45,21 @@ def end_of_run(folder: Path, environ: Mapping[str, str]) -> float:
     )
 
 
+def advance(place: int, steps_left: int) -> int:
+    """The place after a step; steps_left: it and those to come."""
+    return place + (WHOLE - place) // steps_left
+
+
 class Deadline:
     """The time left for steps, as rank 0 knows it."""
 
     def __init__(
-        self,
-        seconds: float,
-        place: int,
-        save_bytes: int = 0,
-        eval_steps: float = 0.0,
-        now: Callable[[], float] = clock,
+        self, seconds: float, save_bytes: int = 0, eval_steps: float = 0.0, now: Callable[[], float] = clock
     ) -> None:
-        """seconds: until the end; place: where the run resumes; eval_steps: an evaluation's tokens in steps."""
-        self.now = now
-        self.over_at, self.place = now() + seconds, place
-        self.eval_steps = eval_steps
+        """seconds: until the end; eval_steps: an evaluation's tokens in steps."""
+        self.now, self.over_at, self.eval_steps = now, now() + seconds, eval_steps
         self.after = {"save": save_bytes / SAVE_RATE}
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
-        self._begun = (place, 0.0)  # place and seconds left before the first step
         self._step_began = self.now()
 
     @property
@@ -85,14 +83,11 @@ class Deadline:
         unknown = 0.0 if "eval" in self.after else EVAL_SHARE * self.eval_steps * self.step_seconds
         return sum(self.after.values()) + unknown
 
-    def tell(self, ahead: bool) -> tuple[int, bool]:
-        """The place of a step, and whether it is the last that fits. ahead: of the next step, while the current one is
-        running."""
+    def last_step(self, step: int, ahead: bool = False) -> int:
+        """The number of the last step that fits, before this one; UNKNOWN before the first was measured. ahead: while the one before
+        is running."""
         begins = max(self.now(), self._step_began + self.step_seconds) if ahead else self.now()
         left = self.over_at - self.after_seconds - begins
-        begun, at_first = self._begun
-        if at_first <= 0:
-            begun, at_first = self._begun = (self.place, max(left, 1e-3))
-        place = WHOLE - round((WHOLE - begun) * max(0.0, left) / at_first)
-        self.place = min(max(place, self.place), WHOLE - 1)
-        return self.place, left < 2 * self.step_seconds or left <= 0
+        if not self._recent:
+            return UNKNOWN if left > 0 else step
+        return step + min(max(0, int(left / self.step_seconds) - 1), MOST_STEPS)

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nanochat.data import dataloader
-from nanochat.data.dataloader import BatchSource, Pair
+from nanochat.data.chat_loader import ChatBatch
+from nanochat.data.dataloader import LoadedBatch, Pair
 from nanochat.parallel.sync import Notice, Sync
+from nanochat.run.stage import BatchSource
 
 
 class Feed:
@@ -24,8 +25,8 @@ class Feed:
         self.seconds = 0.0
         self._batches: list[Pair] | None = None
         self._position: dict[str, int] = {}
-        self._taken: dataloader.LoadedBatch | None = None
-        self._finished: dataloader.LoadedBatch | None = None  # the last batch of the last finished step
+        self._taken: LoadedBatch | ChatBatch | None = None
+        self._finished: LoadedBatch | ChatBatch | None = None  # the last batch of the last finished step
 
     def take_shares(self, sync: Sync, passes: Sequence[int]) -> None:
         """Change the rows per pass."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanochat.data import conversation, tokenizer
 from nanochat.data.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
-from nanochat.data.dataloader import BatchSource, Pair
+from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
@@ -74,12 +74,8 @@ class FineTuning(RunStage):
         shares: Sequence[int],
         position: Place | None = None,
         states: Sequence[Place] | None = None,
-    ) -> BatchSource:
+    ) -> ChatLoader:
         return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
-
-    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
-        if isinstance(loader, ChatLoader):
-            loader.shares = shares
 
     def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """A position in the conversations is the same for any number of ranks: the meta file has it."""
@@ -98,15 +94,11 @@ class FineTuning(RunStage):
     def has_evaluation(self) -> bool:
         return self.val_talks is not None
 
-    def eval_batches(self, reader: Reader) -> int | None:
-        return None
-
     @contextlib.contextmanager
-    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
-        if self.val_talks is None:
-            raise RuntimeError("there are no conversations for evaluation")
+    def evaluation(self, reader: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
+        assert self.val_talks is not None
         micro, length = reader.settings.device_batch_size, reader.settings.max_seq_len
-        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world)
+        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world), None
 
     def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
         """The file's first questions, and the answers."""

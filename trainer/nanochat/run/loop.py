@@ -16,10 +16,11 @@ from torch import Tensor
 from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import flag
-from nanochat.parallel.sync import Notice
+from nanochat.parallel.sync import UNKNOWN, Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
+from nanochat.run.deadline import advance
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
 from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
@@ -91,9 +92,8 @@ def train_step(run: Run) -> bool:
     offer(run)
     batches, position = run.feed.take()
     token_ids, stop = run.sync.take_ids()
-    last = run.plan.timed and run.sync.is_last
-    if run.plan.timed:
-        run.progress.place = min(max(run.sync.place, run.progress.place), WHOLE)
+    if run.sync.last_step != UNKNOWN:
+        run.last_step = max(run.sync.last_step, step)
     run.optimizer.prepare(token_ids)
     run.comm.enter("forward_backward")
     passing, waited = time.perf_counter(), run.comm.wait_seconds
@@ -101,7 +101,7 @@ def train_step(run: Run) -> bool:
     # A shared head waits for the others in the middle of a pass.
     passed = time.perf_counter() - passing - (run.comm.wait_seconds - waited)
     shares = None if stop or not run.settings.rebalance else run.balancer.hear(run.sync.busy)
-    goes_on = not stop and not last and not shares and not saves(run, step + 1)
+    goes_on = not stop and not shares and not saves(run, step + 1)
     if goes_on and not (run.plan.timed and due(step + 1, run.settings.eval_every)):
         # Send the next step's token ids with this one's gradients, unless a checkpoint or a change of shares needs the loader's
         # current position. In a timed run, an evaluation may leave no time for the next step.
@@ -121,8 +121,8 @@ def offer(run: Run, ahead: bool = False) -> None:
     """Send the coming step's ids to the other ranks, unless done; ahead: during the current step."""
     if run.feed.offered:
         return
-    place, last = run.deadline.tell(ahead) if run.deadline is not None else (0, False)
-    run.feed.offer(Notice(run.stop_asked, run.save_wanted, last, place, run.busy_seconds))
+    last = run.deadline.last_step(run.progress.step + ahead, ahead) if run.deadline is not None else UNKNOWN
+    run.feed.offer(Notice(run.stop_asked, run.save_wanted, last, run.busy_seconds))
 
 
 def non_finite_loss(run: Run, loss: float) -> UserError:
@@ -134,7 +134,7 @@ def non_finite_loss(run: Run, loss: float) -> UserError:
         place = f"from step {older[-1]}" if older else "from scratch"
         todo = f"the checkpoint with these weights was removed; resume {place} {how}"
     elif run.progress.resumed_from == step:
-        whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, run.writer, deep=False) if one < step]
+        whole = [one for one in checkpoint_manager.whole_steps(run.checkpoints, deep=False) if one < step]
         way = f"--resume-from-step {whole[-1]}" if whole else "no checkpoint: there is no older one"
         todo = f"they are those of the checkpoint; resume from {way}, {how}"
     else:
@@ -168,9 +168,9 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
     progress.step = step + 1
     if run.deadline is not None:
         run.deadline.end_step(timing.total)
-    if plan.timed and run.sync.is_last:
-        progress.place = WHOLE
-    steps = run.journal.heartbeat.steps = run.steps
+    if run.sync.last_step != UNKNOWN:
+        progress.place = advance(progress.place, run.last_step - step + 1)
+    steps = run.journal.heartbeat.steps = run.last_step + 1
     run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
     run.feed.finish()
     typical = run.journal.seconds_per_step(timing.total)
@@ -192,8 +192,7 @@ def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, in
 
 def saves(run: Run, step: int) -> bool:
     """Whether a checkpoint is due before this step, by number or time."""
-    last = run.sync.is_last if run.plan.timed else step == run.plan.num_iterations
-    return last or due(step, run.settings.save_every) or run.sync.save_asked
+    return step > run.last_step or due(step, run.settings.save_every) or run.sync.save_asked
 
 
 def evaluate(run: Run) -> bool:
@@ -201,8 +200,8 @@ def evaluate(run: Run) -> bool:
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
-    with run.stage.evaluation(run.reader) as batches:
-        totals = nats_and_bytes(run.model, watched_batches(run, batches), run.token_bytes)
+    with run.stage.evaluation(run.reader) as (batches, number):
+        totals = nats_and_bytes(run.model, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")
@@ -218,10 +217,10 @@ def evaluate(run: Run) -> bool:
     return False
 
 
-def watched_batches(run: Run, batches: Iterator[Pair]) -> Iterator[Pair]:
+def watched_batches(run: Run, batches: Iterator[Pair], of: int | None) -> Iterator[Pair]:
     """The batches, until any rank is asked to stop; the heartbeat shows the progress, because an evaluation
     may take very long."""
-    of, looked = run.stage.eval_batches(run.reader), time.monotonic()
+    looked = time.monotonic()
     for number, (ids, targets) in enumerate(batches, start=1):
         if run.stop_asked:
             run.comm.post(STOP_KEY)

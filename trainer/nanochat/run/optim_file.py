@@ -43,16 +43,6 @@ def _first_of(others: Mapping[int, Any]) -> int:
     return next(rank for rank in range(len(others) + 1) if rank not in others)
 
 
-def as_written_by(file: Json, rank: int) -> Json:
-    """Our file as this rank would have written it; unchanged if it did, or if this rank had no part."""
-    ours = file.get(OURS_KEY) or {}
-    others = ours.get("others") or {}
-    if rank not in others:
-        return file
-    parts = {**others, _first_of(others): file["state"]}
-    return {**file, "state": parts.pop(rank), OURS_KEY: {**ours, "others": dict(sorted(parts.items()))}}
-
-
 class OptimizerLayout:
     """Where the parts of an optimizer are in the files of `world` ranks."""
 

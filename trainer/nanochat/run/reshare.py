@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import Sync
 from nanochat.run.resume import gather_states
+from nanochat.run.stage import opener
 from nanochat.run.state import Run
 
 
@@ -34,7 +35,7 @@ def change_shares(run: Run, shares: Shares) -> None:
     # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
-    run.stage.take_shares(run.feed.loader, run.reader, shares.rows, places)
+    run.feed.loader.deal(shares.rows, opener(run.reader, shares.rows, None, places))
     seconds = time.perf_counter() - begun
     run.journal.say(
         f"Rows per step are now {listing(shares.rows)} (before: {listing(before.rows)}), because the ranks have these speeds: "

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nanochat.data.dataloader import START, Cursor
+from nanochat.data.dataloader import position_of
 from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import count, flag, listed, maybe
 from nanochat.model import numerics
@@ -27,16 +27,7 @@ from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model,
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import OptimizerLayout, Unusable
 from nanochat.run.rescue import merge_momentum, merge_places
-from nanochat.run.resume import (
-    ChosenStep,
-    ResumedTraining,
-    choose_step,
-    fetch,
-    find_training,
-    folder_leader,
-    name_training,
-    writer_of,
-)
+from nanochat.run.resume import Obtained, ResumedTraining, folder_leader, name_training, obtain, set_aside
 from nanochat.run.stage import BaseModel, Reader, RunStage
 from nanochat.run.state import DataPositions, Run, TrainingProgress
 
@@ -45,68 +36,56 @@ Say = Callable[[str], None]
 
 def restore(run: Run) -> None:
     """Resume from a checkpoint if the settings ask for it and there is one; otherwise start."""
-    settings, comm, folder = run.settings, run.comm, run.checkpoints
+    settings, comm, folder, say = run.settings, run.comm, run.checkpoints, run.journal.say
     comm.enter("resume")
     sweep(folder)
-    found, training = None, ResumedTraining(lineage.wanted(run.journal.folder), [])
+    wanted = lineage.wanted(run.journal.folder)
+    got = Obtained(ResumedTraining(wanted, []))
     if settings.resume or settings.resume_from_step >= 0:
-        training = find_training(comm, folder, training.id)
-        # Before anything comes from other ranks: a step of another training may have the same number.
-        set_aside(run, keep=training.steps)
-        found = choose_step(comm, folder, settings.resume_from_step, training)
-    if not settings.resume:
-        set_aside(run, keep=[] if found is None else [step for step in training.steps if step <= found.step])
-    run.training_id = name_training(comm, training.id)
-    if found is None:
+        got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
+    if not settings.resume and run.writer == comm.rank:
+        # The run will repeat these steps.
+        set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
+    run.training_id = name_training(comm, got.training.id)
+    if got.step is None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
         run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
         run.places = DataPositions(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
         return
-    if found.notice:
-        run.note(found.notice)
-    files = fetch(comm, folder, found, run.writer)
-    with refusing_bad_content(folder, found.step):
-        load_checkpoint(run, found, files)
-    run.saved = common_steps(comm, folder, found.step)
-    run.journal.say(f"Resuming from step {found.step} of {folder}")
+    if got.notice:
+        run.note(got.notice)
+    with refusing_bad_content(folder, got.step):
+        load_checkpoint(run, got.step, got.files)
+    run.saved = common_steps(comm, folder, got.step)
+    say(f"Resuming from step {got.step} of {folder}")
 
 
 def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
     """The steps up to this one that every rank's folder has, so that older ones may go."""
-    mine = [
-        step
-        for step in checkpoints.steps_in(folder)
-        if step <= last and writer_of(folder, step, deep=False) is not None
-    ]
+    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= last]
     from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
     return sorted(set(mine).intersection(*from_ranks))
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
     """Start every rank from a base model that at least one of them has."""
-    comm, folder = run.comm, base.folder
-    leader = folder_leader(comm, folder)
-    training = find_training(comm, folder, lineage.wanted(run.journal.folder, BASE_TRAINING), BASE_TRAINING)
-    found = choose_step(comm, folder, base.step, training)
-    if found is None:
+    comm, folder, name = run.comm, base.folder, lineage.wanted(run.journal.folder, BASE_TRAINING)
+    training, step, files, notice = obtain(comm, folder, folder_leader(comm, folder), name, base.step, BASE_TRAINING)
+    if step is None:
         raise BadCheckpoint(
             f"no rank has a base checkpoint in {folder}; train one with python -m scripts.base_train, or give "
             "its folder with --base-checkpoints."
         )
-    if found.notice:
-        run.note(found.notice)
-    if leader == comm.rank and found.step not in training.steps:
-        # Would overwrite another training's checkpoint.
-        checkpoints.set_aside(folder, [found.step])
-    files = fetch(comm, folder, found, leader)
-    with refusing_bad_content(folder, found.step):
-        check_same_model(run.model.config, load_meta(folder, found.step), folder, found.step)
-        load_weights(run.model, folder, found.step)
+    if notice:
+        run.note(notice)
+    with refusing_bad_content(folder, step):
+        check_same_model(run.model.config, load_meta(folder, step), folder, step)
+        load_weights(run.model, folder, step)
         if base.optimizer:
-            restore_optimizer(run, folder, found, files)
-    run.base = {"training": training.id or None, "step": found.step}
-    run.journal.say(f"{run.stage.activity} the base model of step {found.step} in {folder}")
+            restore_optimizer(run, folder, step, files)
+    run.base = {"training": training.id or None, "step": step}
+    run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
 
 
 @contextlib.contextmanager
@@ -119,27 +98,27 @@ def refusing_bad_content(folder: Path, step: int) -> Iterator[None]:
         raise BadCheckpoint(f"the checkpoint of step {step} in {folder} has unexpected content ({what}).") from None
 
 
-def load_checkpoint(run: Run, found: ChosenStep, files: int) -> None:
+def load_checkpoint(run: Run, step: int, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
-    meta = load_meta(folder, found.step)
+    meta = load_meta(folder, step)
     if not run.plan.timed:
-        check_not_over(folder, found.step, run.plan.num_iterations)
-    check_same_model(run.model.config, meta, folder, found.step)
+        check_not_over(folder, step, run.plan.num_iterations)
+    check_same_model(run.model.config, meta, folder, step)
     run.base = dict(meta.get("base") or {})
-    load_weights(run.model, folder, found.step)
+    load_weights(run.model, folder, step)
     restore_shares(run, meta)
-    loaders = restore_optimizer(run, folder, found, files)
+    loaders = restore_optimizer(run, folder, step, files)
     states = positions_of_ranks(comm, run.stage, run.reader, loaders)
-    restore_progress(run.progress, meta, found.step)
+    restore_progress(run.progress, meta, step)
     if run.plan.timed:
-        run.progress.place = schedule_place(meta, found.step)
+        run.progress.place = schedule_place(meta, step)
     mine = states[comm.rank] if comm.rank < len(states) else None
     if mine and not numerics.keep(mine.get("route", numerics.route())):
-        run.journal.say(f"Step {found.step} used {mine['route']}, not all of which works here")
-    run.places = DataPositions(found.step, run.stage.exact_positions(run.reader, states))
+        run.journal.say(f"Step {step} used {mine['route']}, not all of which works here")
+    run.places = DataPositions(step, run.stage.exact_positions(run.reader, states))
     if run.places.ranks is None and (why := run.stage.place_notice(run.reader, states)):
-        run.note(f"Step {found.step}: {why}")
+        run.note(f"Step {step}: {why}")
     position = approximate_position(meta, states)
     run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
 
@@ -162,20 +141,9 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
-def set_aside(run: Run, keep: Collection[int]) -> None:
-    """Move all other steps out of this folder: they belong to another training, or will be repeated, and a reader that takes
-    the highest step would take one of them."""
-    steps = [step for step in checkpoints.steps_in(run.checkpoints) if step not in keep]
-    if run.writer == run.comm.rank and (place := checkpoints.set_aside(run.checkpoints, steps)):
-        run.journal.say(f"Checkpoints of an earlier run (steps {', '.join(map(str, steps))}) are now in {place}")
-
-
 def approximate_position(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
     """Where all ranks continue if they cannot exactly: at the position of the first rank that reads."""
-    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
-    if len(cursor) >= len(START) + 1:
-        return Cursor(*cursor).position()
-    place = meta.get("dataloader_state_dict")
+    place = position_of(states) or meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
         raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
     return {"epoch": 1, **place}
@@ -204,16 +172,18 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
-def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> dict[str, Any] | None:
+def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any] | None:
     """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
     comm, optimizer, say = run.comm, run.optimizer, run.journal.say
     layout = OptimizerLayout.of(optimizer, comm.world)
-    file, loaders = load_optimizer(folder, found.step, files)
-    own = load_optimizer(folder, found.step, comm.rank)[0] if found.own and files != comm.rank else file
+    file, loaders = load_optimizer(folder, step, files)
+    # In a folder that ranks share, each has a part of its own beside the leader's file.
+    beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
+    own = load_optimizer(folder, step, comm.rank)[0] if beside else file
     held = {files: file}
     if not layout.is_complete(file):
-        others = (rank for rank in optimizer_ranks(folder, found.step) if rank != files)
-        held |= {rank: load_optimizer(folder, found.step, rank)[0] for rank in others}
+        others = (rank for rank in optimizer_ranks(folder, step) if rank != files)
+        held |= {rank: load_optimizer(folder, step, rank)[0] for rank in others}
     try:
         state = layout.state(held)
         if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):
@@ -223,7 +193,7 @@ def restore_optimizer(run: Run, folder: Path, found: ChosenStep, files: int) -> 
             )
         optimizer.load_state_dict(state)
     except Unusable as why:
-        say(f"Step {found.step}: the optimizer starts without momentum, because {why}")
+        say(f"Step {step}: the optimizer starts without momentum, because {why}")
     restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
     return loaders
 

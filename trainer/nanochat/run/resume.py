@@ -4,16 +4,14 @@
 """Finds the checkpoint to resume from, by all ranks together, without shared storage.
 
 Each of our checkpoints is complete in every folder: weights, the optimizer and loaders of all ranks. So
-the ranks use the newest step of their training (lineage.py) that any of them has complete, and those without it get the files
-from one that has it.
+the ranks use the newest step of their training (lineage.py) that any of them has complete, and those without it get the files,
+with the list that makes them count, from one that has it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +35,7 @@ from nanochat.kit.expected import (
 from nanochat.parallel.comm import CHUNK_BYTES, Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
-from nanochat.run.checkpoint_manager import FileEntry
-from nanochat.run.optim_file import as_written_by
+from nanochat.run.checkpoint_manager import FileEntry, NewFile
 
 Json = dict[str, Any]
 # Limits of the tensors in a data position, and of the tokens waiting there.
@@ -79,33 +76,14 @@ def folder_leader(comm: Comm, folder: Path) -> int:
     return min(sharing)
 
 
-def writer_of(folder: Path, step: int, deep: bool = True) -> int | None:
-    """The rank whose files here form a complete checkpoint of this step; None if there is none."""
-    for rank in checkpoints.optimizer_ranks(folder, step):
-        if _holds_model(folder, step, rank) and checkpoints.is_whole(folder, step, rank, deep):
-            return rank
-    return None
-
-
-def _holds_model(folder: Path, step: int, rank: int) -> bool:
-    """Whether this rank wrote the weights here (upstream has no list, and rank 0 writes them)."""
-    try:
-        return any(file.name == checkpoints.model_name(step) for file in checkpoints.listed_files(folder, step, rank))
-    except FileNotFoundError:
-        return rank == 0
-    except checkpoints.NOT_OURS:
-        return False
-
-
 class ChosenStep(NamedTuple):
     """A checkpoint to resume from, and the rank whose files complete it in this rank's folder (None: it is not here).
 
-    own: this rank's own file of the optimizer is here too. damaged: newer steps that were complete once.
+    damaged: newer steps that were complete once.
     """
 
     step: int
     writer: int | None
-    own: bool = False
     damaged: Sequence[int] = ()
 
     @property
@@ -122,6 +100,47 @@ class ResumedTraining(NamedTuple):
 
     id: str
     steps: list[int]
+
+
+class Obtained(NamedTuple):
+    """The training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
+
+    training: ResumedTraining
+    step: int | None = None
+    files: int = -1
+    notice: str = ""  # that an older step than the newest is used
+
+
+def obtain(
+    comm: Comm,
+    folder: Path,
+    leader: int,
+    wanted: str,
+    step: int = -1,
+    variable: str = lineage.TRAINING,
+    say: Callable[[str], None] = lambda text: None,
+) -> Obtained:
+    """Find the checkpoint to continue from, and bring it into every folder. wanted: the training's id, if known.
+
+    Steps of other trainings are set aside; in another run's folder only one of the same number, which would be overwritten.
+    """
+    training = find_training(comm, folder, wanted, variable)
+    found = choose_step(comm, folder, step, training)
+    others = set(checkpoints.steps_in(folder)) - set(training.steps)
+    if variable != lineage.TRAINING:
+        others &= {found.step} if found else set()
+    if leader == comm.rank:
+        set_aside(folder, others, say)
+    if found is None:
+        return Obtained(training)
+    return Obtained(training, found.step, fetch(comm, folder, found, leader), found.notice)
+
+
+def set_aside(folder: Path, steps: set[int], say: Callable[[str], None]) -> None:
+    """Move steps out of this folder: they belong to another training, or will be repeated, and a reader that takes
+    the highest step would take one of them."""
+    if place := checkpoints.set_aside(folder, steps):
+        say(f"Checkpoints of an earlier run (steps {', '.join(map(str, sorted(steps)))}) are now in {place}")
 
 
 def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> ResumedTraining:
@@ -143,22 +162,21 @@ def name_training(comm: Comm, known: str) -> str:
     return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining | None = None) -> ChosenStep | None:
+def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining) -> ChosenStep | None:
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
-    mine = (training or find_training(comm, folder, "")).steps
+    mine = training.steps
     steps = [wanted] if wanted >= 0 else mine
     from_ranks = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
     damaged: list[int] = []
     for step in sorted({step for steps in from_ranks for step in steps}, reverse=True):
-        writer = writer_of(folder, step) if step in mine else None
+        writer = checkpoints.writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
         what, answer = f"whether step {step} is whole", [writer is not None, once]
         answers = comm.exchange(what, answer, patient=True, fits=row(flag, flag))
         if any(whole for whole, dummy in answers):
-            own = writer is not None and (writer == comm.rank or checkpoints.is_whole(folder, step, comm.rank))
-            return ChosenStep(step, writer, own, tuple(damaged))
+            return ChosenStep(step, writer, tuple(damaged))
         if any(once for dummy, once in answers):
             damaged.append(step)
     if wanted >= 0:
@@ -175,29 +193,28 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
 
 
 class StepFiles(NamedTuple):
-    """What a folder has of a step: name, size and sha256 of each file to share."""
+    """A folder's files of a step. writer: the rank whose files are complete here, if any; ours: this trainer wrote them."""
 
-    whole: bool
+    writer: int | None
     ours: bool
     files: list[FileEntry]
 
 
-def _held_of(step: int) -> Fits:
+def _files_of(step: int) -> Fits:
     """The files of one step and no others: files of these names are written here."""
-    names = (checkpoints.model_name(step), checkpoints.meta_name(step))
-    patterns = [*map(re.escape, names), rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt"]
-    model, meta, optimizer = (row(matching(one), count(), matching("[0-9a-f]{64}")) for one in patterns)
-    of_ours = row(flag, flag, row(model, meta, optimizer))
-    of_others = row(flag, flag, listed(lambda value: model(value) or meta(value) or optimizer(value)))
+    parts = row(maybe(count(999_999)), flag, listed(row(text, count(), matching("[0-9a-f]{64}"))))
+    optimizer = matching(rf"optim_{step:06d}_rank(0|[1-9]\d{{0,5}})\.pt")
+    weights = [checkpoints.model_name(step), checkpoints.meta_name(step)]
 
     def fits(value: Any) -> bool:
-        if not of_others(value):
+        if not parts(value):
             return False
-        whole, ours, files = value
-        told_names = [name for name, *dummy in files]
+        writer, ours, files = value
+        names = [name for name, *dummy in files]
         if ours:
-            return bool(whole) and of_ours(value)
-        return len(set(told_names)) == len(told_names) and (not whole or tuple(told_names[:2]) == names)
+            return writer is not None and names == checkpoints.files_of(step, writer)
+        whole = writer is None or names[:2] == weights
+        return whole and len(set(names)) == len(names) and all(name in weights or optimizer(name) for name in names)
 
     return fits
 
@@ -205,18 +222,19 @@ def _held_of(step: int) -> Fits:
 def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
     """Send a step's files to the folders that lack them; returns whose files to read."""
     mine = _held(folder, found) if leader == comm.rank else None
-    what, fits = f"who has step {found.step}", maybe(_held_of(found.step))
+    what, fits = f"who has step {found.step}", maybe(_files_of(found.step))
     from_ranks = [
         held and StepFiles(held[0], held[1], [FileEntry(*file) for file in held[2]])
         for held in comm.exchange(what, mine, patient=True, fits=fits)
     ]
-    source = next((rank for rank, held in enumerate(from_ranks) if held and held.whole), None)
-    if source is None:
+    writers = {rank: held.writer for rank, held in enumerate(from_ranks) if held and held.writer is not None}
+    if not writers:
         raise BadCheckpoint(f"no rank has a complete step {found.step} any more; start again.")
-    ours, wanted = from_ranks[source].ours, _wanted(from_ranks, source)
+    source, writer = next(iter(writers.items()))
+    wanted = _wanted(from_ranks, source)
     lacking = {rank: _lacking(held, from_ranks[source], wanted) for rank, held in enumerate(from_ranks) if held}
     try:
-        _take_files(comm, folder, found.step, wanted, lacking, ours)
+        _take_files(comm, folder, wanted, lacking)
     except OSError as error:
         size = sum(file.bytes for dummy, file in wanted.values())
         raise UserError(
@@ -226,9 +244,7 @@ def fetch(comm: Comm, folder: Path, found: ChosenStep, leader: int) -> int:
         ) from None
     if any(lacking.values()):
         comm.barrier(f"the arrival of step {found.step}")
-    if not ours:
-        return 0
-    return leader if found.writer is None or lacking[leader] else found.writer
+    return writer if found.writer is None or lacking[leader] else found.writer
 
 
 def _wanted(from_ranks: list[Any], source: int) -> dict[str, tuple[int, FileEntry]]:
@@ -246,61 +262,51 @@ def _lacking(held: StepFiles, source: StepFiles, wanted: Mapping[str, Any]) -> s
     """Names of the files to send to a folder. Two parts of a split run may both have made this step with different weights
     (the first file); then all take the source's."""
     if source.ours:
-        return set() if held.whole and held.files[0] == source.files[0] else set(wanted)
+        return set() if held.writer is not None and held.files[0] == source.files[0] else set(wanted)
     return wanted.keys() - {file.name for file in held.files}
 
 
 def _take_files(
-    comm: Comm,
-    folder: Path,
-    step: int,
-    wanted: Mapping[str, tuple[int, FileEntry]],
-    lacking: Mapping[int, set[str]],
-    ours: bool,
+    comm: Comm, folder: Path, wanted: Mapping[str, tuple[int, FileEntry]], lacking: Mapping[int, set[str]]
 ) -> None:
     """Copy files of a step from ranks that have them to those that lack them; remains of a failed copy are removed."""
-    mine = lacking.get(comm.rank, set())
-    placed: list[Path] = []
+    mine, missing = lacking.get(comm.rank, set()), set().union(*lacking.values())
+    received: list[NewFile] = []
     try:
         if mine:
             checkpoints.check_space(folder, sum(wanted[name][1].bytes for name in mine))
         for name, (rank, file) in wanted.items():
-            if not any(name in names for names in lacking.values()):
-                continue
-            # Our files have the same content on every rank, in different order; upstream's are parts.
-            place = checkpoints.optimizer_name(step, comm.rank) if ours and name.startswith("optim_") else name
-            incoming = checkpoints.NewFile(folder, place, comm.rank) if name in mine else None
-            placed += [incoming.fresh, incoming.place] if incoming is not None else []
-            _carry(comm, folder / name if comm.rank == rank else None, file.bytes, rank, incoming)
-            if incoming is not None:
-                incoming.finish(file.sha256)
-        if mine and ours:
-            _make_own(folder, step, comm.rank, [file for dummy, file in wanted.values()])
+            if name in mine:
+                received.append(NewFile(folder, name, comm.rank))
+            if name in missing:
+                sink = received[-1].write if name in mine else lambda data: None
+                _carry(comm, folder / name if comm.rank == rank else None, file.bytes, rank, sink)
+            if name in mine:
+                received[-1].finish(file.sha256)
     except BaseException:
-        for path in placed:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for one in received:
+            one.discard()
         raise
 
 
 def _held(folder: Path, found: ChosenStep) -> StepFiles:
     step, writer = found.step, found.writer
-    if writer is not None and (folder / checkpoints.list_name(step, writer)).exists():
-        names = [checkpoints.model_name(step), checkpoints.meta_name(step), checkpoints.optimizer_name(step, writer)]
+    if writer is not None and (entries := checkpoints.listed_files(folder, step, writer)):
         # The files were verified against this list when the step was chosen; do not read large ones again.
-        entries = {file.name: file for file in checkpoints.listed_files(folder, step, writer)}
-        return StepFiles(True, True, [entries[name] for name in names])
+        known = {
+            file.name: file for file in [*entries, checkpoints.entry_of(folder / checkpoints.list_name(step, writer))]
+        }
+        return StepFiles(writer, True, [known[name] for name in checkpoints.files_of(step, writer)])
     names = [checkpoints.model_name(step), checkpoints.meta_name(step)] if writer is not None else []
     for rank in checkpoints.optimizer_ranks(folder, step):
         name = checkpoints.optimizer_name(step, rank)
         if not (folder / checkpoints.list_name(step, rank)).exists() and checkpoints.is_sound(folder / name, deep=True):
             names.append(name)
-    return StepFiles(writer is not None, False, [checkpoints.entry_of(folder / name) for name in names])
+    return StepFiles(writer, False, [checkpoints.entry_of(folder / name) for name in names])
 
 
-def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: checkpoints.NewFile | None) -> None:
+def _carry(comm: Comm, path: Path | None, size: int, source: int, sink: Callable[[Any], Any]) -> None:
     """Copy one file from the source's disk to the receivers, in chunks."""
-    sink = incoming.write if incoming is not None else lambda data: None
     what = "the files of a checkpoint"
     if path is None:
         comm.broadcast_bytes(None, size, source, sink, what)
@@ -309,15 +315,6 @@ def _carry(comm: Comm, path: Path | None, size: int, source: int, incoming: chec
         for begin in range(0, size, CHUNK_BYTES):
             piece = file.read(min(CHUNK_BYTES, size - begin))
             comm.broadcast_bytes(piece, len(piece), source, sink, what)
-
-
-def _make_own(folder: Path, step: int, rank: int, files: list[FileEntry]) -> None:
-    """Turn received files into this rank's own checkpoint."""
-    own = checkpoints.optimizer_name(step, rank)
-    # Upstream reads a rank's part where ours has the writing rank's.
-    again = checkpoints.rewrite(folder, own, rank, lambda file: as_written_by(file, rank))
-    here = [again or file._replace(name=own) if file.name.startswith("optim_") else file for file in files]
-    checkpoints.write_list(folder, step, rank, here, [])
 
 
 def gather_states(comm: Comm, state: Json) -> list[Json]:

@@ -46,7 +46,7 @@ def checkpoint(run: Run) -> dict[str, Any]:
         "optimizer": {**layout.file(optimizer, run.comm.rank), **feedback},
         "loader": {"ranks": loaders},
         "model": run.weights,
-        "meta": run.meta(position_of(loaders)),
+        "meta": run.meta(position_of(loaders) or {}),
     }
 
 

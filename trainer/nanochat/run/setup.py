@@ -23,6 +23,7 @@ from nanochat.model import kernels, numerics
 from nanochat.model.fused import kernel_shape
 from nanochat.model.gpt import GPT, ModelConfig, counted
 from nanochat.parallel.agreement import agree, code_digest, file_digest, start_alike
+from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.shared_head import decide_head
 from nanochat.record.journal import Journal
@@ -30,12 +31,10 @@ from nanochat.rules.schedule import WHOLE
 from nanochat.rules.shares import passes_of
 from nanochat.rules.ways import LEAST_BLOCK, fits, packs
 from nanochat.run.deadline import Deadline, end_of_run
-from nanochat.run.feed import Feed
-from nanochat.run.machinery import first_shares, make_machinery, new_balancer
 from nanochat.run.restore import restore
 from nanochat.run.resume import folder_leader
 from nanochat.run.stage import RunStage, model_config
-from nanochat.run.state import Run, TrainingProgress
+from nanochat.run.state import Run
 
 
 def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | None = None) -> Run:
@@ -60,13 +59,10 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
     check_memory(config, settings, comm)
     model = GPT(config)
     model.init_weights()
-    begun = first_shares(settings, shares)
-    run = Run(
-        settings, stage, comm, journal, matmul, tokens, sizes, data_dir, folder,
-        folder_leader(comm, folder), begun, plan, model, *make_machinery(settings, comm, model, plan, begun, matmul),
-        TrainingProgress(), Feed(), new_balancer(model, begun),
-    )  # fmt: skip
-    run.feed.take_shares(run.sync, run.passes)
+    leader = folder_leader(comm, folder)
+    run = Run(settings, stage, comm, journal, matmul, tokens, sizes, data_dir, folder, leader, plan, model)
+    run.last_step = plan.num_iterations - 1
+    run.rebuild(Shares(shares, list(settings.head_shares) or [1] * comm.world if settings.head == "shared" else []))
     shape = kernel_shape(config, settings.device_batch_size, matmul)
     run.kernels = kernels.setup(settings.kernels, shape)
     say_setup(run, f"{matmul} through {route}")
@@ -85,13 +81,14 @@ def set_up(settings: Settings, comm: Comm, journal: Journal, stage: RunStage | N
 def take_time(run: Run) -> None:
     """Start the clock of a timed run, by rank 0's clock."""
     progress, settings = run.progress, run.settings
-    run.began_at = (progress.step, progress.place)
+    # Before the pace is known, no step is the last one.
+    run.last_step = max(progress.step + 2, run.last_step)
     # Any rank may become rank 0 at the next restart, so each must know the end by its own host's clock.
     run.ends = end_of_run(run.journal.folder, os.environ)
     if run.comm.rank == 0:
         save_bytes = 12 * sum(tensor.numel() for tensor in run.weights.values())
         eval_steps = settings.eval_tokens / run.plan.total_batch_size if settings.eval_every > 0 else 0.0
-        run.deadline = Deadline(run.ends - time.time(), progress.place, save_bytes, eval_steps)
+        run.deadline = Deadline(run.ends - time.time(), save_bytes, eval_steps)
         when, left = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.ends)), run.ends - time.time()
         run.journal.say(f"Ends at {when}, in {left / 60:.1f} minutes; {100 * progress.place / WHOLE:.1f}% is done")
 

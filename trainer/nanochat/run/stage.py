@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanochat.data import dataloader, dataset
-from nanochat.data.dataloader import BATCHES_AHEAD, BatchSource, Loader, Pair
-from nanochat.data.streams import CommonStream, Streams
+from nanochat.data.chat_loader import ChatLoader
+from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair
+from nanochat.data.streams import Streams
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import LIMITS, Settings
@@ -28,6 +29,7 @@ from nanochat.run.engine import SAMPLE_PROMPTS, complete
 from nanochat.run.loss_eval import deal_out, eval_steps
 
 Place = Mapping[str, Any]  # a position in the data
+BatchSource = Streams | ChatLoader  # of a rank's training batches
 SHOWN_NAMES = 3
 
 
@@ -91,15 +93,7 @@ class RunStage:
     ) -> BatchSource:
         """This rank's training batches; shares: the rows of all ranks; states: where the streams resume exactly,
         position: where they resume approximately."""
-        if not reader.uses_every_token:
-            return Streams(reader.rank, shares, opener(reader, shares, position, states))
-        loader = reader.shards("train", sum(shares), 0, 1, position=position, state=states[0] if states else None)
-        return CommonStream(reader.rank, shares, loader)
-
-    def take_shares(self, loader: BatchSource, reader: Reader, shares: Sequence[int], states: Sequence[Place]) -> None:
-        """The shares changed between two steps; states: where the streams are."""
-        if isinstance(loader, Streams | CommonStream):
-            loader.deal(shares, opener(reader, shares, None, states))
+        return Streams(reader.rank, shares, opener(reader, shares, position, states), reader.uses_every_token)
 
     def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """Exact positions for this run's ranks, from those of the ranks that made a checkpoint; None
@@ -139,18 +133,17 @@ class RunStage:
         """Whether there is data to evaluate on."""
         return True
 
-    def eval_batches(self, reader: Reader) -> int | None:
-        """Number of batches that this rank evaluates; None if unknown in advance."""
-        return -(-batches_of_evaluation(reader.settings) // reader.world)
-
     @contextlib.contextmanager
-    def evaluation(self, reader: Reader) -> Iterator[Iterator[Pair]]:
-        """This rank's part of the evaluation batches."""
-        steps, rows = batches_of_evaluation(reader.settings), reader.settings.device_batch_size
+    def evaluation(self, reader: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
+        """This rank's part of the evaluation batches, and their number, if known in advance."""
+        settings = reader.settings
+        rows = settings.device_batch_size
+        steps = eval_steps(settings.eval_tokens, rows, settings.max_seq_len)
         # Every rank packs all rows: the result must not depend on the number of ranks.
         loader = reader.shards("val", rows, rank=0, world=1, ahead=BATCHES_AHEAD * reader.world)
         try:
-            yield deal_out((loader.next_batch() for dummy in range(steps)), reader.rank, reader.world)
+            batches = (loader.next_batch() for dummy in range(steps))
+            yield deal_out(batches, reader.rank, reader.world), -(-steps // reader.world)
         finally:
             loader.close()
 
@@ -167,20 +160,15 @@ def some_of(names: Sequence[str]) -> str:
     )
 
 
-def batches_of_evaluation(settings: Settings) -> int:
-    """The evaluation batches of all ranks together."""
-    return eval_steps(settings.eval_tokens, settings.device_batch_size, settings.max_seq_len)
-
-
 def opener(
     reader: Reader, shares: Sequence[int], position: Place | None, states: Sequence[Place] | None
 ) -> Callable[[int], Loader]:
     """Opens a stream of the shards with its rows per step."""
-    rows = stream_rows(shares)
 
     def open_stream(stream: int) -> Loader:
+        world, rows = (1, [sum(shares)]) if reader.uses_every_token else (reader.world, stream_rows(shares))
         state = states[stream] if states else None
-        return reader.shards("train", rows[stream], stream, reader.world, position=position, state=state)
+        return reader.shards("train", rows[stream], stream, world, position=position, state=state)
 
     return open_stream
 

@@ -12,24 +12,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanochat.data.tokenizer import Tokenizer
+from nanochat.kit.common import memory_available
 from nanochat.kit.settings import Settings, rank_shares, user_config
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gpt import GPT
+from nanochat.model.gradients import MATMUL_TYPES
 from nanochat.model.kernels import NO_KERNELS, KernelChoice
-from nanochat.model.optim import Optimizer
+from nanochat.model.optim import ALL_ROWS, LearningRates, Optimizer, Undo
 from nanochat.parallel.balance import Balancer, Shares
 from nanochat.parallel.comm import Comm
-from nanochat.parallel.sync import Sync
+from nanochat.parallel.shared_head import make_head
+from nanochat.parallel.sync import Sync, make_sync
 from nanochat.record.journal import Journal
-from nanochat.rules.schedule import WHOLE, StepSchedule, TrainingPlan
+from nanochat.rules.schedule import StepSchedule, TrainingPlan
 from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
-from nanochat.run.machinery import make_machinery, new_balancer
 from nanochat.run.stage import Reader, RunStage
 
 SMOOTHING = 0.9
@@ -75,16 +78,17 @@ class Run:
     data_dir: Path
     checkpoints: Path
     writer: int  # the rank that writes checkpoints into this rank's folder
-    shares: Shares
     plan: TrainingPlan
     model: GPT
-    training: TrainingPass
-    optimizer: Optimizer
-    sync: Sync
-    progress: TrainingProgress
-    feed: Feed
-    balancer: Balancer
+    # Set by rebuild: all that depends on the shares.
+    shares: Shares = dataclasses.field(init=False)
+    training: TrainingPass = dataclasses.field(init=False)
+    optimizer: Optimizer = dataclasses.field(init=False)
+    sync: Sync = dataclasses.field(init=False)
+    balancer: Balancer = dataclasses.field(init=False)
     busy_seconds: float = 0.0  # in the last step; 0 if that does not predict the next ones
+    progress: TrainingProgress = dataclasses.field(default_factory=TrainingProgress)
+    feed: Feed = dataclasses.field(default_factory=Feed)
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
     places: DataPositions = dataclasses.field(default_factory=DataPositions)
@@ -93,7 +97,7 @@ class Run:
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
     deadline: Deadline | None = None  # of a timed run, on the rank whose clock counts
     ends: float | None = None  # of a timed run: seconds since 1970 by this host's clock
-    began_at: tuple[int, int] = (0, 0)  # step and place at which this process began
+    last_step: int = 0  # its number; in a timed run an estimate
     kernels: KernelChoice = NO_KERNELS
     notices: list[str] = dataclasses.field(default_factory=list)  # about the start, for status and report, too
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
@@ -109,21 +113,6 @@ class Run:
         """Whether the last step is done."""
         progress, plan = self.progress, self.plan
         return (progress.place if plan.timed else progress.step) == plan.end
-
-    @property
-    def steps(self) -> int:
-        """Number of steps in the run; for a timed one an estimate from the pace since this process began."""
-        step, place = self.progress.step, self.progress.place
-        if not self.plan.timed:
-            return self.plan.num_iterations
-        made, used = step - self.began_at[0], place - self.began_at[1]
-        if place == WHOLE:
-            return step
-        return (
-            step + -(-(WHOLE - place) * made // used)
-            if made > 1 and used > 0
-            else max(step + 1, self.plan.num_iterations)
-        )
 
     @property
     def share_done(self) -> float:
@@ -174,12 +163,19 @@ class Run:
         return [rows, list(settings.head_shares)]
 
     def rebuild(self, shares: Shares) -> None:
-        """Rebuild everything that depends on the shares, without its state."""
+        """Build everything that depends on the shares, without its state."""
+        settings, comm, model, matmul = self.settings, self.comm, self.model, self.matmul
         self.shares = shares
-        self.training, self.optimizer, self.sync = make_machinery(
-            self.settings, self.comm, self.model, self.plan, shares, self.matmul
-        )
-        self.balancer, self.busy_seconds = new_balancer(self.model, shares), 0.0
+        rates = LearningRates(settings.embedding_lr, settings.unembedding_lr, settings.matrix_lr, settings.scalar_lr)
+        head = make_head(settings, comm, model, shares, MATMUL_TYPES[matmul])
+        self.training = TrainingPass(model, matmul, head)
+        self.optimizer = Optimizer(model, rates.scaled(self.plan.lr_scale), matmul, head.rows if head else ALL_ROWS)
+        tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
+        speeds = shares.head if len(set(shares.head)) > 1 else ()
+        self.sync = make_sync(settings.sync, comm, self.training, self.optimizer, tokens_of_ranks, speeds)
+        if settings.save_on_loss and self.sync.undoable and has_room_for_undo(self.optimizer):
+            self.optimizer.undo = Undo(torch.device("cpu"))
+        self.balancer, self.busy_seconds = new_balancer(model, shares), 0.0
         self.feed.take_shares(self.sync, self.passes)
 
     def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
@@ -204,3 +200,14 @@ class Run:
                 **({"shares": [*self.shares, self.configured_shares()]} if self.settings.rebalance else {}),
             },
         }
+
+
+def has_room_for_undo(optimizer: Optimizer) -> bool:
+    """Whether memory suffices to copy what an update changes, and for what the first step allocates."""
+    available = memory_available()
+    return available is None or 2 * optimizer.undo_bytes() <= available
+
+
+def new_balancer(model: GPT, shares: Shares) -> Balancer:
+    head_work = 6 * model.parameter_counts()["lm_head"] / model.flops_per_token()
+    return Balancer(shares, head_work if shares.head else 0.0)

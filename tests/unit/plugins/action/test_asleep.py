@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action import (
-    env_file,
-    run_files,
-    run_folder,
-    run_info,
-    run_watch,
-    tmux_session,
-)
-from ansible_collections.nanochat.ddp.plugins.plugin_utils import _company, _look
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._company import Ledger
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import watch as watching
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of
 
 HOUR = 3600.0
@@ -34,7 +28,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.awake, self.slept = 1000.0, 1.7e9
         clocks = SimpleNamespace(time=lambda: self.awake + self.slept, monotonic=lambda: self.awake, sleep=self.work)
-        for module in (run_watch, _company, _look):
+        for module in (watching, carrier):
             monkeypatch.setattr(module, "time", clocks)
 
     def work(self, seconds: float) -> None:
@@ -47,8 +41,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-    monkeypatch.setattr(_look, "program", lambda code, params: "")
-    monkeypatch.setattr(_look, "python_of", lambda action, variables: ["python3"])
+    monkeypatch.setattr(carrier, "program", lambda *dummy: "")
+    monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
     return Machine(monkeypatch)
 
 
@@ -68,24 +62,22 @@ class Connection:
         pass
 
 
-def made(module: Any, arguments: dict[str, Any], execute: Any) -> Any:
-    """The action of a module whose host is asked by `execute`."""
-    task = SimpleNamespace(args=arguments, check_mode=False, delegate_to=None, diff=False)
-    action = module.ActionModule(task, Connection(), None, None, None, None)
-    action._low_level_execute_command = lambda *dummy, **more: {"stdout": _look.MARK + json.dumps(execute())}
-    action.get_shell_option = lambda name, default=None: default
-    action._execute_module = lambda *dummy, **more: execute()
+def made(arguments: dict[str, Any], execute: Any) -> Any:
+    """The action of a task whose host is asked by `execute`."""
+    task = SimpleNamespace(args=arguments, check_mode=False, delegate_to=None, environment=None)
+    action = ActionModule(task, Connection(), None, None, None, None)
+    action._low_level_execute_command = lambda *dummy, **more: {"stdout": carrier.MARK + json.dumps(execute())}
     return action
 
 
 @pytest.fixture
 def watch(machine, monkeypatch, tmp_path):
     """`watch(host, execute)`: one poll of a host and its verdict."""
-    monkeypatch.setattr(run_watch, "ledger_of", lambda action, name: Ledger(tmp_path / name))
+    options = {"nodes": NODES, "timeout": 300.0, "first_step": False, "stall_minimum": 45.0, "lost_after": 600.0}
 
     def poll(host: str, execute: Any) -> dict[str, Any]:
-        action = made(run_watch, {"nodes": NODES, "timeout": 300.0}, execute)
-        return dict(action._poll_and_judge(host, {"inventory_hostname": host}))
+        call = Call(made({}, execute), options, {"inventory_hostname": host})
+        return watching.Watch(call, watching.Ledger(tmp_path / "watch")).poll_and_judge()
 
     return poll
 
@@ -126,20 +118,16 @@ def test_an_hour_of_silence_while_it_is_awake_is_the_hosts(machine, watch):
     assert (told["over"], told["verdict"]) == (True, "lost")
 
 
-ACTIONS = [
-    (run_info, {"run_dir": "/runs/d4"}, training(3)),
-    (run_folder, {"path": "/runs/d4", "plan": {}}, {"changed": True}),
-    (env_file, {"path": "/runs/d4/env", "env": {}}, {"changed": True}),
-    (tmux_session, {"name": "d4", "state": "stopped", "state_dir": "/runs/d4"}, {"changed": True}),
-    (run_files, {"run_dir": "/runs/d4", "dest": "DEST"}, {"run": "d4", "pieces": [], "whole": []}),
+VERBS = [
+    ({"verb": "run_info", "run_dir": "/runs/d4"}, training(3)),
+    ({"verb": "run_folder", "path": "/runs/d4", "plan": {}}, {"changed": True}),
+    ({"verb": "run_files", "run_dir": "/runs/d4", "dest": "DEST"}, {"run": "d4", "pieces": [], "whole": []}),
 ]
 
 
 @pytest.mark.parametrize("sleeps", [True, False])
-@pytest.mark.parametrize(
-    ("module", "arguments", "answer"), ACTIONS, ids=lambda one: getattr(one, "__name__", "").rpartition(".")[2]
-)
-def test_a_step_whose_connection_broke_meanwhile_asks_once_more(machine, tmp_path, module, arguments, answer, sleeps):
+@pytest.mark.parametrize(("arguments", "answer"), VERBS, ids=lambda one: one.get("verb", ""))
+def test_a_step_whose_connection_broke_meanwhile_asks_once_more(machine, tmp_path, arguments, answer, sleeps):
     asked = []
 
     def execute() -> Any:
@@ -152,7 +140,7 @@ def test_a_step_whose_connection_broke_meanwhile_asks_once_more(machine, tmp_pat
         return answer
 
     given = {name: str(tmp_path) if value == "DEST" else value for name, value in arguments.items()}
-    action = made(module, given, execute)
+    action = made(given, execute)
     if sleeps:
         result = action.run(task_vars={"inventory_hostname": "node1"})
         assert not result.get("failed"), result

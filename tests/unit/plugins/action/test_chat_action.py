@@ -17,8 +17,9 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader
-from ansible_collections.nanochat.ddp.plugins.action import chat as action
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import chat as action
 
 OPTIONS = {
     "run_dir": "/srv/my runs/d4",
@@ -35,10 +36,8 @@ def act(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dic
     made = connection_loader.get(connection, context, os.devnull)
     made.set_options(direct={"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret", **options}) \
         if connection == "ssh" else made.set_options()  # fmt: skip
-    task = SimpleNamespace(
-        action="nanochat.ddp.chat", args=OPTIONS, async_val=0, check_mode=False, diff=False, environment=[]
-    )
-    result: dict[str, Any] = action.ActionModule(task, made, context, None, None, None).run()
+    task = SimpleNamespace(args={"verb": "chat", **OPTIONS}, async_val=0, check_mode=False, diff=False)
+    result: dict[str, Any] = ActionModule(task, made, context, None, None, None).run()
     return result
 
 
@@ -85,10 +84,8 @@ def test_on_the_controller(monkeypatch):
 
 def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
     with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: exec"):
-        made = action.ActionModule(
-            None, SimpleNamespace(ansible_name="containers.podman.podman"), None, None, None, None
-        )
-        made.argv("exec /bin/sh")
+        made: Any = SimpleNamespace(_connection=SimpleNamespace(ansible_name="containers.podman.podman"))
+        action.argv_of(made, "exec /bin/sh")
 
 
 @pytest.mark.parametrize("remote", [False, True])

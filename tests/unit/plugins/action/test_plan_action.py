@@ -15,13 +15,12 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 
 @pytest.fixture
-def run(judge):
+def run(agent):
     """The action with these options and variables of the hosts, or, if `whole`, of the play."""
 
     def act(arguments: dict[str, Any], variables: dict[str, Any], check: bool = False, whole: bool = False) -> Any:
-        return judge(
-            variables=variables if whole else {"hostvars": variables}, check=check, **{"of": "plan", **arguments}
-        )
+        known = variables if whole else {"hostvars": variables}
+        return agent(variables=known, check=check, **{"verb": "make_plan", **arguments})
 
     return act
 
@@ -36,25 +35,31 @@ def variables(**more: Any) -> dict[str, Any]:
 BOTH = ["desktop", "laptop"]
 
 
-def test_the_plan_of_all_hosts(run):
-    result = run({"hosts": BOTH}, variables())
-    assert [node["host"] for node in result["plan"]["nodes"]] == BOTH
-    assert result["changed"] is False and result["findings"] == []
-    assert result["plan"]["trainer"]["packages"] == ["trainer"]
-    assert result["text"].startswith("Run d4 on 2 hosts")
+def test_all_problems_fail_the_task_with_one_text_and_a_list(run):
+    result = run({"hosts": BOTH}, variables(ddp_depth="x", ddp_sinc=1))
+    assert result["failed"] is True and len(result["problems"]) == 2
+    assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
+    assert "attic is not a host of the inventory." in run({"hosts": ["attic"]}, variables())["msg"]
+    refused = run({"hosts": BOTH, "verb": "read_settings"}, variables(watch="often"))
+    assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 
-@pytest.mark.parametrize("become", [True, "yes", False, "no", None])
+def test_questions_and_settings_come_before_any_probe(run):
+    known = {name: {"ansible_host": f"{name}.lan", "ddp_results_dir": "mine", "watch": "no"} for name in BOTH}
+    known["laptop"]["ansible_connection"] = "local"
+    result = run({"hosts": BOTH, "verb": "read_questions"}, known)
+    assert [result["questions"][name]["peers"] for name in ("laptop", "desktop")] == [["desktop.lan"], []]
+    told = run({"hosts": BOTH, "verb": "read_settings"}, known)
+    assert told["controller"]["results_dir"] == "mine" and told["controller"]["watch"] is False and "plan" not in told
+
+
+@pytest.mark.parametrize("become", [True, "yes", "no", None])
 def test_no_command_line_makes_training_root(run, become):
     play = {"hostvars": variables(), "ansible_become": become}
-    told = run({"of": "questions", "hosts": BOTH}, play, whole=True)
-    assert bool(told.get("failed")) is (become in (True, "yes"))
-    assert "training would run as root" in told.get("msg", "training would run as root")
-
-
-def test_root_trains_only_as_the_inventorys_user_and_the_plan_says_where(run):
+    told = run({"verb": "read_questions", "hosts": BOTH}, play, whole=True)
+    assert ("training would run as root" in told.get("msg", "")) is (become in (True, "yes"))
+    # As the inventory's user it may, and the plan says so.
     known = variables()
-    assert "root" not in run({"hosts": BOTH}, known)["text"]
     known["laptop"]["ddp_probe"]["host"]["user"] = "root"
     line = "laptop: training runs as root, the user of the inventory; ansible_user names another"
     assert line in run({"hosts": BOTH}, known)["text"]
@@ -70,12 +75,6 @@ def test_only_variables_of_the_job_are_looked_at(run):
     assert run({"hosts": BOTH}, known)["controller"]["watch"] is False
 
 
-def test_problems_fail_the_task_with_one_text_and_a_list(run):
-    result = run({"hosts": BOTH}, variables(ddp_depth="x", ddp_sinc=1))
-    assert result["failed"] is True and len(result["problems"]) == 2
-    assert result["msg"].startswith("2 problems; nothing was changed:\n- ddp_depth")
-
-
 def test_a_variable_that_cannot_be_worked_out_is_named(run):
     class Known(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
@@ -88,18 +87,6 @@ def test_a_variable_that_cannot_be_worked_out_is_named(run):
     [problem] = result["problems"]
     assert (problem["code"], problem["host"]) == ("setting-refused", "desktop")
     assert problem["seen"] == "ddp_run of desktop cannot be evaluated: 'nothing' is undefined"
-
-
-def test_a_host_that_the_inventory_does_not_have(run):
-    assert "attic is not a host of the inventory." in run({"hosts": ["attic"]}, variables())["msg"]
-
-
-def test_questions_come_before_any_probe(run):
-    known = {name: {"ansible_host": f"{name}.lan"} for name in BOTH}
-    known["laptop"]["ansible_connection"] = "local"
-    result = run({"hosts": BOTH, "of": "questions"}, known)
-    assert result["questions"]["laptop"]["peers"] == ["desktop.lan"]
-    assert result["questions"]["desktop"]["peers"] == []
 
 
 def test_the_plan_is_kept_in_a_file(run, tmp_path):
@@ -122,23 +109,23 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(run, tmp_path):
         run({"hosts": BOTH, "file": str(tmp_path / "file" / "plan.json")}, variables())
 
 
-@pytest.mark.parametrize(("show", "part"), [("text", "Run d4 on 2 hosts"), ("json", '"digest"'), ("none", "")])
-def test_what_is_printed(run, monkeypatch, show, part):
-    printed: list[str] = []
-    monkeypatch.setattr(action.display, "display", printed.append)
-    monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
-    run({"hosts": BOTH, "show": show}, variables())
-    assert part in "".join(printed) and bool(printed) == (show != "none")
-
-
-@pytest.mark.parametrize(("callback", "shown"), [("default", True), ("nanochat.ddp.story", False)])
-def test_findings_are_printed_once(run, monkeypatch, callback, shown):
+@pytest.mark.parametrize(
+    ("show", "callback", "parts", "not_shown"),
+    [
+        ("text", "default", ["Run d4 on 2 hosts", "WARNING threads-over-cores"], "By hand"),
+        ("text", "nanochat.ddp.story", ["Run d4 on 2 hosts"], "threads-over-cores"),
+        ("whole", "default", ["Run d4 on 2 hosts", "By hand"], "The whole plan:"),
+        ("json", "default", ['"digest"'], "Run d4"),
+        ("none", "default", [], "Run d4"),
+    ],
+)
+def test_what_is_printed(run, monkeypatch, show, callback, parts, not_shown):
     printed: list[str] = []
     monkeypatch.setattr(action.display, "display", printed.append)
     monkeypatch.setattr(action._configuration.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
-    result = run({"hosts": BOTH, "show": "text"}, variables(ddp_threads=99))
-    assert len(result["findings"]) == 2
-    assert ("threads-over-cores" in "".join(printed)) is shown
+    run({"hosts": BOTH, "show": show}, variables(ddp_threads=99))
+    told = "".join(printed)
+    assert all(part in told for part in parts) and not_shown not in told and bool(told) == (show != "none")
 
 
 def test_a_limit_that_leaves_hosts_out_is_refused_unless_one_only_looks(run):
@@ -156,14 +143,6 @@ def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
     assert result["failed"] and f"ddp_trainer_source is {source}, but git on the controller" in result["msg"]
     looked = run({"hosts": BOTH, "tolerant": True}, known)
     assert looked["findings"] == []
-
-
-def test_the_controllers_settings_are_checked_without_a_plan(run):
-    told = run({"hosts": BOTH, "of": "settings"}, variables(ddp_results_dir="mine", watch="no"))
-    assert told["controller"]["results_dir"] == "mine" and told["controller"]["watch"] is False
-    assert "plan" not in told
-    refused = run({"hosts": BOTH, "of": "settings"}, variables(watch="often"))
-    assert refused["failed"] is True and refused["problems"][0]["code"] == "setting-refused"
 
 
 def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch):

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.action import run_files as action
+from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import files
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import MARK
 
 
 def piece(path: Any, content: bytes = b"x", **more: Any) -> dict[str, Any]:
@@ -39,14 +41,14 @@ def collect(tmp_path, monkeypatch):
 
     def run(host: Host, check: bool = False, **arguments: Any) -> dict[str, Any]:
         task = SimpleNamespace(
-            action="nanochat.ddp.run_files", args={"dest": str(tmp_path / "runs"), "base_dir": "~/b", **arguments},
+            args={"verb": "run_files", "dest": str(tmp_path / "runs"), "base_dir": "~/b", **arguments},
             async_val=0, check_mode=check, diff=False, environment=[], delegate_to=None,
         )  # fmt: skip
         context = SimpleNamespace(check_mode=check, become=False, remote_user="me", diff=False, no_log=False)
         host_shell = SimpleNamespace(tmpdir="unused")
         host._shell = host_shell  # type: ignore[attr-defined]
-        made = action.ActionModule(task, host, context, None, None, None)
-        monkeypatch.setattr(made, "_execute_module", lambda *dummy, **dummy_more: dict(host.answer))
+        made = ActionModule(task, host, context, None, None, None)
+        monkeypatch.setattr(made, "_execute_module", lambda *dummy, **more: {"stdout": MARK + json.dumps(host.answer)})
         return made.run(task_vars={"inventory_hostname": "node1"})
 
     return run

@@ -21,20 +21,11 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import peer_check as ways
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server
-from ansible_collections.nanochat.ddp.plugins.modules import peer_responder
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import background, bare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-MODULES = (
-    "doctor_info", "env_file", "host_info", "peer_check", "peer_firewall", "peer_responder", "purge", "report", "run_files",
-    "run_folder", "run_info",
-    "session_boot", "setup_info", "shard_sync",
-    "tmux_session", "trainer_files", "trainer_venv",
-)  # fmt: skip
+MODULES = ("env_file", "peer_firewall", "shard_sync", "tmux_session")
 # What programs of the host say to a module that runs some: nothing, what fits, and what no such program says.
 SAYINGS = (
     (0, "", ""), (1, "", "no such option"), (127, "", "not installed"), (0, "{", ""), (0, "[[], 1, null]", ""), (0, "[{}]", ""),
@@ -156,14 +147,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HOME", str(folder))
         patch.setenv("TMUX_TMPDIR", str(folder))
         patch.setattr(basic.AnsibleModule, "_log_to_syslog", lambda self, message: None)
-        patch.setattr(peer_responder, "start", lambda ask: {"responder": {}, "holders": []})
-        patch.setattr(peer_responder, "stop", lambda pid, started: False)
-        patch.setattr(ways.socket, "create_connection", _refuse)
-        patch.setattr(server.subprocess, "Popen", _refuse)
+        patch.setattr(background, "spawn", _refuse)
         patch.setattr(bare, "run", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
-        patch.setattr(gather, "SAMPLE_SECONDS", 0.001)
-        patch.setattr(gather, "ANSWER_SECONDS", 0.0)
         yield folder
 
 

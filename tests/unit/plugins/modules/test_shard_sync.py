@@ -4,14 +4,19 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder as shards_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards import states
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import states, url
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Manifest, ShardsError
 from ansible_collections.nanochat.ddp.plugins.modules import shard_sync
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import SECRET, Host, describe, fill
+from hypothesis import given
+from hypothesis import strategies as st
 
 ALL = [*(f"shard_0000{n}.parquet" for n in range(3)), "tokenizer/tokenizer.pkl", "tokenizer/token_bytes.pt"]
 
@@ -50,11 +55,12 @@ def test_brings_all_files_and_says_from_where(sync, master, tmp_path):
 
     assert result["changed"] and not result.get("failed")
     assert result["moved"] == ALL
-    assert result["bytes"] == sum(one.bytes for one in shards_utils.entries(master.manifest))
+    manifest = Manifest.read(master.manifest)
+    assert result["bytes"] == sum(one.bytes for one in manifest.files)
     assert result["from"] == {"master": result["bytes"]}
-    assert result["digest"] == shards_utils.digest_of(master.manifest)
-    assert result["diff"] == {"before": "", "after": shards_utils.listing(master.manifest)}
-    assert shards_utils.load_manifest(str(tmp_path / "store")) == master.manifest
+    assert result["digest"] == manifest.digest()
+    assert result["diff"] == {"before": "", "after": manifest.listing()}
+    assert json.loads((tmp_path / "store/manifest.json").read_text()) == result["manifest"] == master.manifest
     assert SECRET not in str(result)
 
 
@@ -76,14 +82,36 @@ def test_a_manifest_that_is_torn_is_refused(sync, torn):
     assert told["failed"] and "argument 'manifest' is of type" in told["msg"]
 
 
-def test_second_run_changes_nothing_and_needs_no_peer(sync):
+def test_second_run_changes_nothing_reads_nothing_and_needs_no_peer(sync, monkeypatch):
     sync()
+    monkeypatch.delattr(shards_utils, "hash_file")
 
     result = sync(peers=[])
 
     assert not result["changed"]
     assert (result["moved"], result["bytes"], result["from"]) == ([], 0, {})
     assert result["diff"]["before"] == result["diff"]["after"]
+
+
+def test_rot_that_leaves_size_and_time_is_found_by_a_full_look(sync, tmp_path):
+    sync()
+    shard = tmp_path / "store" / ALL[1]
+    found = shard.stat()
+    shard.write_bytes(b"X" + shard.read_bytes()[1:])
+    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    assert not sync()["changed"]
+    assert sync(verify="full")["repaired"] == {ALL[1]: "corrupted"}
+
+
+def test_files_of_the_same_host_are_linked_not_moved(sync, tmp_path):
+    own = fill(tmp_path / "own")
+    (own / ALL[2]).write_bytes(b"not any more what the manifest says")
+
+    result = sync(seeds=[str(own)])
+
+    assert (tmp_path / "store" / ALL[0]).samefile(own / ALL[0])
+    assert result["from"] == {"master": 40_012, "worker": 80_044}
 
 
 def test_what_cannot_be_had_is_named(sync):
@@ -94,18 +122,19 @@ def test_what_cannot_be_had_is_named(sync):
     assert "asked nobody" in result["msg"]
 
 
-def test_field_07_missing_truncated_and_corrupted_shards_are_mended(sync, tmp_path):
+def test_field_07_missing_truncated_corrupted_and_oversized_files_are_mended(sync, tmp_path):
     sync()
     store = tmp_path / "store"
     (store / ALL[0]).unlink()
     (store / ALL[1]).write_bytes((store / ALL[1]).read_bytes()[:100])
     (store / ALL[2]).write_bytes(b"X" + (store / ALL[2]).read_bytes()[1:])
+    (store / ALL[3]).write_bytes(b"a tokenizer and more")
     (store / "shard_00200.parquet").write_bytes(b"of an older data set")
 
     result = sync()
 
-    assert result["repaired"] == {ALL[1]: "truncated", ALL[2]: "corrupted"}
-    assert result["moved"] == ALL[:3]
+    assert result["repaired"] == {ALL[1]: "truncated", ALL[2]: "corrupted", ALL[3]: "oversized"}
+    assert result["moved"] == ALL[:4]
     assert result["extra"] == ["shard_00200.parquet"]
     assert (store / "shard_00200.parquet").exists()
     assert not sync()["changed"]
@@ -138,7 +167,24 @@ def test_run_reads_exactly_the_shards_of_the_plan(sync, run_module, tmp_path):
     assert [one["changed"] for one in (checked, done, again)] == [True, True, False]
     assert checked["diff"] == done["diff"]
     assert done["extra"] == ["data/shard_00150.parquet"]
-    assert done["links"] == {"hard": 5, "symbolic": 0}
+    assert (run / "data" / ALL[0]).samefile(tmp_path / "store" / ALL[0])
+
+    # A mended shard is another file.
+    (tmp_path / "store" / ALL[1]).unlink()
+    sync()
+    assert run_module(shard_sync, state="linked", **options)["moved"] == ["data/" + ALL[1]]
+
+
+def test_links_across_file_systems_are_symbolic(sync, run_module, tmp_path, monkeypatch):
+    sync()
+
+    def refuse(source, target):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run_module(shard_sync, state="linked", path=str(tmp_path / "store"), dest=str(tmp_path / "run"))
+
+    assert (tmp_path / "run/data" / ALL[0]).readlink() == tmp_path / "store" / ALL[0]
 
 
 def test_run_is_not_given_a_broken_shard(sync, run_module, tmp_path):
@@ -229,29 +275,35 @@ def test_shards_that_were_made_again_under_the_same_names_are_seen(run_module, t
     assert run_module(shard_sync, state="imported", **options)["changed"] is False
 
 
-def test_too_few_shards_are_said(run_module, tmp_path):
+def test_a_described_store_stays_as_it_is_whatever_is_imported(run_module, tmp_path):
+    store = fill(tmp_path / "store")
+    run_module(shard_sync, state="described", path=str(store))
+    options = {"path": str(store), "source": str(fill(tmp_path / "own", shards=9))}
+    assert not run_module(shard_sync, state="imported", **options)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"shards": 8}, "few holds 3 shards (*.parquet), but 8 are wanted"),
+        ({"tokenizer": "/nowhere"}, "/nowhere holds no tokenizer (tokenizer.pkl and token_bytes.pt)"),
+    ],
+)
+def test_what_the_source_lacks_is_said(run_module, tmp_path, options, told):
     source = fill(tmp_path / "few")
-    result = run_module(
-        shard_sync, state="imported", path=str(tmp_path / "s"), source=str(source), shards=8, host="desktop"
-    )
+    given = {"path": str(tmp_path / "s"), "source": str(source), "host": "desktop", **options}
 
-    assert result["failed"]
-    assert f"desktop: {source} holds 3 shards (*.parquet), but 8 are wanted" in result["msg"]
+    result = run_module(shard_sync, state="imported", **given)
+
+    assert result["failed"] and result["msg"].startswith("desktop: ") and told in result["msg"]
 
 
-def test_tokenizer_that_is_not_where_it_is_said_to_be(run_module, tmp_path):
-    source = fill(tmp_path / "few")
-    result = run_module(
-        shard_sync,
-        state="imported",
-        path=str(tmp_path / "s"),
-        source=str(source),
-        tokenizer="/nowhere",
-        host="desktop",
-    )
-
-    assert result["failed"]
-    assert "desktop: /nowhere holds no tokenizer (tokenizer.pkl and token_bytes.pt)" in result["msg"]
+@pytest.mark.parametrize("count", [0, 2, 3, 4])
+def test_last_shard_is_always_the_one_for_validation(run_module, tmp_path, count):
+    options = {"source": str(fill(tmp_path / "own", shards=4)), "path": str(tmp_path / "s"), "shards": count}
+    found = run_module(shard_sync, state="imported", _check_mode=True, **options)["files"]
+    shards = [name for name in found if "/" not in name]
+    assert len(shards) == (count or 4) and shards[-1] == "shard_00003.parquet"
 
 
 def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
@@ -277,7 +329,7 @@ def test_serves_once_and_stops_what_it_started(run_module, tmp_path):
     assert started["changed"] and not again["changed"]
     assert started["server"] == again["server"] and started["server"]["port"] > 0
     assert [one["changed"] for one in (would, ended, gone)] == [True, True, False]
-    assert would["pid"] == ended["pid"] == started["pid"]
+    assert would["diff"] == ended["diff"] != gone["diff"]
     assert not (store / ".share").exists()
     assert SECRET not in str([started, again, ended])
 
@@ -287,25 +339,27 @@ def test_needs_a_secret_to_serve(run_module, tmp_path):
     assert result["failed"] and "secret" in result["msg"]
 
 
-def test_dead_url_is_named(run_module, tmp_path):
-    options = {"path": str(tmp_path / "s"), "url": "http://127.0.0.1:1/main", "shards": 2}
+def test_dead_url_is_named(run_module, tmp_path, monkeypatch):
+    monkeypatch.setattr(url, "TRIES", 1)
+    options = {"path": str(tmp_path / "s"), "url": "http://127.0.0.1:1/main", "names": ALL[:2]}
 
     checked = run_module(shard_sync, state="fetched", _check_mode=True, **options)
-    failed = run_module(shard_sync, state="fetched", **options, retries=1, host="desktop")
+    failed = run_module(shard_sync, state="fetched", **options, host="desktop")
 
-    assert checked["changed"] and checked["moved"] == ["shard_00000.parquet", "shard_06542.parquet"]
+    assert checked["changed"] and checked["moved"] == ALL[:2]
     assert failed["failed"]
     assert failed["msg"].startswith("desktop: http://127.0.0.1:1/main/shard_0")
+    assert "a plain path" in run_module(shard_sync, state="fetched", **{**options, "names": ["../up"]})["msg"]
 
 
-def test_folder_that_is_read_only_is_said(run_module, master, tmp_path, monkeypatch):
+def test_folder_that_cannot_be_written_is_said(sync, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    told = sync(path=str(tmp_path / "file/data"))
+    assert told["failed"] and told["msg"].startswith(f"worker: {tmp_path}/file/data cannot be created: Not a directory")
+
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    result = run_module(
-        shard_sync, path=str(tmp_path / "s"), manifest=master.manifest, peers=[], secret=SECRET, host="worker"
-    )
-
-    assert result["failed"]
-    assert result["msg"].startswith(f"worker: {tmp_path}/s cannot be written by this user")
+    told = sync()
+    assert told["failed"] and told["msg"].startswith(f"worker: {tmp_path}/store cannot be written by this user")
 
 
 def test_an_earlier_manifest_gets_the_digests_of_pieces(run_module, tmp_path, monkeypatch):
@@ -322,11 +376,42 @@ def test_an_earlier_manifest_gets_the_digests_of_pieces(run_module, tmp_path, mo
     assert not run_module(shard_sync, state="described", path=str(store))["changed"]
 
 
-@pytest.mark.parametrize("pieces", ["0a", 7, ["0a"], "0a" * 64])
-def test_pieces_that_do_not_fit_the_size_are_refused(sync, master, pieces):
-    master.manifest["shards"][0]["pieces"] = pieces
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"pieces": pieces} for pieces in ("0a", 7, ["0a"], "0a" * 64)),
+        # A part of the digest names the file in which a transfer grows.
+        *({"sha256": digest} for digest in ("/../../../ab" + "0" * 52, 5)),
+        *({"bytes": size} for size in (-1, "1", 2**51, None)),
+        *({"name": name} for name in ("../up", "/etc/passwd", "a/../../b", ".share/x", "", "a//b", "a\n!b")),
+    ],
+)  # fmt: skip
+def test_an_entry_that_is_none_is_refused(sync, master, more):
+    master.manifest["shards"][0].update(more)
     told = sync()
     assert told["failed"] and told["msg"].startswith("the manifest's entry"), told
+
+
+@given(st.text(max_size=12))
+def test_no_name_leads_out_of_the_folder(name):
+    try:
+        path = Manifest.read({"files": [{"name": name, "bytes": 1, "sha256": "0" * 64}]}).files[0].path
+    except ShardsError:
+        return
+    assert os.path.normpath(f"/store/{path}") == f"/store/{path}"
+
+
+def test_any_folder_has_a_manifest_of_files(run_module, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for path in ("sub/b.whl", "a.whl", ".hidden"):
+        (tmp_path / path).write_text(path[-5])
+
+    told = run_module(shard_sync, state="described", path=str(tmp_path), layout="files", id="wheels")
+
+    assert told["manifest"] == {"format": 1, "id": "wheels", "files": [
+        {"name": "a.whl", "bytes": 1, "sha256": hashlib.sha256(b"a").hexdigest()},
+        {"name": "sub/b.whl", "bytes": 1, "sha256": hashlib.sha256(b"b").hexdigest()},
+    ]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("host", "order"), [("a", " bcd"), ("b", "a cd"), ("d", "cba "), ("elsewhere", "dcba ")])

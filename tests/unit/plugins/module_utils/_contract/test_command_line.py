@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import (
     flag_words,
-    rank_argv,
     rank_environ,
     torchrun_argv,
 )
@@ -24,13 +23,6 @@ def test_flags_become_words():
         "--base-checkpoints=/b",
         "--lr=0.1",
     ]
-
-
-def test_the_command_of_the_plan_is_made_from_the_rest_of_it():
-    plan = planned()
-    for node in plan["nodes"]:
-        assert rank_argv(plan, {**node, "argv": []}) == node["argv"]
-        assert all(isinstance(word, str) for word in node["argv"])
 
 
 def test_torchrun_starts_the_same_rank_by_hand():

@@ -9,12 +9,8 @@ import ast
 import re
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import (
-    CATALOGUE,
-    finding,
-    refusal_text,
-    sentence,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding, refusal_text, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_table import CATALOGUE
 
 PLUGINS = Path(__file__).resolve().parents[5] / "plugins"
 ADVICE = re.compile(r"[;.] (use|set|name|give|take|make|install|end|lower|see|check|remove|train) ", re.I)

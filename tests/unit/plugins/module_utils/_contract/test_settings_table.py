@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table, settings_types
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import SettingsError, resolve
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import settings, settings_table
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules import ways
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
 from ansible_collections.nanochat.ddp.tools import generate_docs
@@ -39,7 +40,7 @@ def test_every_default_and_every_value_of_a_profile_is_valid():
     for profile in settings_table.PROFILE_NAMES:
         for name, value in settings.defaults(profile).items():
             if value is not None:
-                assert settings_types.convert(settings_table.find(name), value) == value
+                assert settings.convert(settings_table.find(name), value) == value
 
 
 def test_each_setting_has_a_reason_of_one_line():
@@ -72,9 +73,9 @@ def test_a_row_is_all_that_a_setting_takes(monkeypatch):
     asked: Any = resolve([("desktop", {"ddp_warmup": "7"})])
     assert asked.run.warmup == 7 and asked.given == {"ddp_warmup"}
     assert resolve([("desktop", {})]).run.warmup == 3  # type: ignore[attr-defined]
-    with pytest.raises(SettingsError, match="ddp_warmup is -1 on desktop; it must be an integer of at least 0"):
+    with pytest.raises(PlanError, match="ddp_warmup is -1 on desktop; it must be an integer of at least 0"):
         resolve([("desktop", {"ddp_warmup": -1})])
-    with pytest.raises(SettingsError, match="did you mean ddp_warmup"):
+    with pytest.raises(PlanError, match="did you mean ddp_warmup"):
         resolve([("desktop", {"ddp_warmpu": 1})])
     # The pages show it.
     page, inventory = generate_docs.settings_page(), generate_docs.group_vars()

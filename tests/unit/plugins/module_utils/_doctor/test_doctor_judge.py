@@ -9,8 +9,12 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import CATALOGUE, finding
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.kind import WARNING, Kind
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_table import (
+    CATALOGUE,
+    WARNING,
+    FindingKind,
+)
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.answers import Answer
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
@@ -471,7 +475,9 @@ def test_a_new_finding_is_a_kind_and_a_question(monkeypatch):
         throttled = [host for host, found in case.known().items() if found["system"]["throttled"]]
         return finding("rank-hot", throttled[0], f"{case.name(throttled[0])} is hot.") if throttled else None
 
-    monkeypatch.setitem(CATALOGUE, "rank-hot", Kind(WARNING, "A host is hot", "It computes slowly.", "Open a window."))
+    monkeypatch.setitem(
+        CATALOGUE, "rank-hot", FindingKind(WARNING, "A host is hot", "It computes slowly.", "Open a window.")
+    )
     monkeypatch.setattr(judge, "QUESTIONS", (*judge.QUESTIONS, hot))
     assert verdict(rank("laptop"), rank("desktop"))["code"] == "healthy"
     told = verdict(rank("laptop"), rank("desktop", system=dict(SYSTEM, throttled=True)))

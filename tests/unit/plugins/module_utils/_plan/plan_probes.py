@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import flag_words
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import Finding, PlanError, sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
 
 GIGA = 10**9
 

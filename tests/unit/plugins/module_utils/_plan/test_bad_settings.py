@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_table import rows
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     hosts,
-    lan,
     laptop,
     nic,
     refusal,
@@ -87,7 +87,9 @@ def test_odd_settings_together(run: dict[str, Any], one: dict[str, Any], two: di
     plan(hosts(run, one, two))
 
 
-NAMES = st.sampled_from(["desk", "off", "a b", "ünïcode", "日本", "..", "h" * 300, "{{ x }}", "10.0.0.1", "::1", "-x"])
+NAMES = st.sampled_from(
+    ["desk", "off", "a b", "a/b", "日本", "..", "h" * 300, "{{ x }}", "10.0.0.1", "::1", "-x", "a\nb"]
+)
 ADDRESSES = st.sampled_from(
     [
         "192.168.1.10/24", "192.168.1.10/24", "192.168.1.11/24", "10.0.0.1/8", "203.0.113.7/32", "169.254.1.1/16",
@@ -121,31 +123,12 @@ def test_odd_inventories(members: list[tuple[str, list[str], int, bool, bool]]) 
     plan(known)
 
 
-@pytest.mark.parametrize("name", ["a b", "ünïcode", "a/b", "..", "-x", "off", "a" * 300, "host:1", "{{ x }}", "a\nb"])
-def test_odd_names_of_hosts(name: str) -> None:
-    known = hosts()
-    known[1]["name"] = name
-    plan(known)
-
-
-def test_two_hundred_hosts_are_planned_in_a_moment() -> None:
-    known = lan(200)
-    for host in known:
-        host["probe"]["routes"] = []
-    made = make_plan(known, tolerant=True).plan
-    assert made["world"] == 200 and len({node["address"] for node in made["nodes"]}) == 200
-    assert "h199" in render(made)
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
         ("ddp_depth", 10**9, "is 1000000000 on every host (at most 1000); it must be an integer of at least 1."),
         ("ddp_data_shards", 10**9, "(at most 100000)"),
-        ("ddp_timeout", 10**400, "(at most 1000000)"),
-        ("ddp_base_dir", "/a\0b", "a NUL byte"),
         ("ddp_results_dir", "\ud800", "lone surrogate"),
-        ("ddp_extra_args", ["a\0"], "a NUL byte"),
         ("ddp_extra_env", "[" * 5000, "ddp_extra_env is"),
     ],
 )

@@ -11,23 +11,12 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    flag,
     hosts,
     lan,
     one_machine,
     planned,
     refusal,
 )
-
-
-def test_the_command_is_complete():
-    one, two = planned()["nodes"]
-    assert one["argv"][:3] == ["/home/lzw/nanochat-ddp/venv/bin/python", "-m", "scripts.base_train"]
-    assert (one["env"]["RANK"], two["env"]["RANK"]) == ("0", "1")
-    assert one["env"]["MASTER_ADDR"] == two["env"]["MASTER_ADDR"] == "192.168.1.10"
-    assert flag(one, "total-batch-size") == 2048 and flag(one, "timeout-seconds") == 300
-    assert flag(one, "resume") is True and flag(one, "rank-rows") is None
-    assert all(isinstance(word, str) for word in one["argv"])
 
 
 def test_field_08_both_environments_name_the_same_variables():
@@ -47,19 +36,6 @@ def test_field_09_the_ranks_differ_only_in_what_is_their_own():
     ]
 
 
-def test_somebody_elses_trainer_gets_only_the_flags_that_it_knows():
-    other = {"ddp_trainer_source": "https://github.com/karpathy/nanochat.git"}
-    outcome = make_plan(hosts(other))
-    flags = set(outcome.plan["nodes"][0]["flags"])
-    assert not flags & {"sync", "matmul", "rank-rows", "run-dir", "timeout-seconds", "resume", "tracker"}
-    assert flag(outcome.plan["nodes"][0], "run") == "dummy"
-    assert outcome.plan["trainer"]["source"] == "git" and outcome.plan["training"]["sync"] == "exact"
-    assert flag(outcome.plan["nodes"][0], "device-type") == "cpu"
-    assert planned({"ddp_trainer_source": "/home/me/nanochat"})["trainer"]["source"] == "path"
-    problems = refusal(hosts({**other, "ddp_batch_split": "threads", "ddp_sync": "int4", "ddp_head": "shared"}))
-    assert len(problems) == 3 and "only this collection's trainer supports" in problems[0]
-
-
 def test_field_21_the_ranks_of_a_checkout_are_joined():
     plan = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "bf16"})
     words = plan["nodes"][1]["argv"]
@@ -77,43 +53,13 @@ def test_field_21_the_ranks_of_a_checkout_are_joined():
     assert words[end + 1 :] == flag_words(plan["nodes"][1]["flags"])
     assert plan["trainer"]["packages"] == ["trainer", "checkout"]
     assert plan["trainer"]["joined"] and plan["training"]["resume"] and plan["training"]["sync"] == "bf16"
-    assert "nanochat of /home/me/nanochat, unchanged; join.py makes its ranks train one model" in render(plan)
-    packed = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int8"})
-    assert "--sync=int8" in packed["nodes"][0]["argv"]
-    assert packed["nodes"][0]["memory_bytes"] > plan["nodes"][0]["memory_bytes"]
-    problems = refusal(hosts({"ddp_trainer_source": "/home/me/nanochat", "ddp_sync": "int4"}))
-    assert len(problems) == 1 and "it must be exact or bf16 or int8" in problems[0]
     with_mlflow = planned({"ddp_trainer_source": "/home/me/nanochat", "ddp_tracker": "mlflow"})
     assert with_mlflow["nodes"][0]["join_flags"]["tracker-uri"] == "http://127.0.0.1:5000"
 
 
-def test_further_arguments_come_last():
-    outcome = make_plan(hosts({"ddp_extra_args": ["--warmup-steps=5", "--matrix-lr", "0.01"]}))
-    assert all(entry["argv"][-2:] == ["--warmup-steps=5", "--matrix-lr=0.01"] for entry in outcome.plan["nodes"])
-    (problem,) = refusal(hosts({"ddp_extra_args": ["--warmup-steps=5", "0.01"]}))
-    assert problem == "ddp_extra_args holds '0.01', which follows no flag; write --name=value."
-
-
-def test_secrets_are_named_and_never_shown():
-    outcome = make_plan(hosts({"ddp_secret_env": {"WANDB_API_KEY": "hunter2"}}))
-    assert outcome.plan["nodes"][0]["env_secret"] == ["WANDB_API_KEY"]
-    assert "hunter2" not in repr(outcome)
-
-
-def test_another_trainer_is_not_compiled_on_cpus_unless_asked():
-    def of(**run):
-        return planned({"ddp_trainer_source": "/home/me/nanochat", **run})["nodes"][0]["env"]
-
-    name = "TORCH_COMPILE_OVERRIDE_BACKENDS"
-    assert of()[name] == ">=0:eager"
-    assert of(ddp_extra_env={name: ""})[name] == ""
-    assert name not in planned()["nodes"][0]["env"]
-
-
-def test_without_restarts_there_is_no_keeper():
-    plan = planned()
-    assert "keeper" not in plan
-    assert all("keeper_port" not in one for one in plan["nodes"])
+def test_a_variable_that_is_too_long_is_refused():
+    (problem,) = refusal(hosts({"ddp_extra_env": {"A": "x" * 140000}}))
+    assert "ddp_extra_env cannot be passed on: A is 140002 bytes long" in problem
 
 
 def test_a_keeper_on_every_host():
@@ -123,9 +69,6 @@ def test_a_keeper_on_every_host():
     one, two = outcome.plan["nodes"]
     assert one["open_ports"] == two["open_ports"] == [29500, 29501]
     assert two["session_argv"] == [two["argv"][0], "-B", two["run_dir"] + "/.keeper/keeper.py"]
-    assert "port 29500, the keepers' port 29501 and ports" in render(outcome.plan)
-    assert planned({"ddp_restarts": 3})["keeper"]["min_hosts"] == 2
-    assert planned({"ddp_restarts": 3, "ddp_survive_reboot": True})["keeper"]["survive_reboot"]
     shared = make_plan(one_machine(2, {"ddp_restarts": 3})).plan["nodes"]
     # The rendezvous port of one machine is tried and opened once.
     assert [one["open_ports"] for one in shared] == [[29500, 29501], [29502]]
@@ -139,10 +82,7 @@ def test_a_keeper_on_every_host():
 def test_half_of_the_hosts_of_a_real_run_may_be_away_and_come_back_after_a_reboot(count, least):
     plan = make_plan(lan(count, {"ddp_profile": "real"})).plan
     assert plan["keeper"] == {"restarts": 3, "min_hosts": least, "grace_seconds": 30, "survive_reboot": True}
-    assert plan["training"]["save_minutes"] == 10
-    text = render(plan)
-    assert "start after a reboot: a user unit of systemd" in text
-    assert f"any {count - least} of {count} hosts may be away; losing one repeats" in text or count < 3
+    assert f"any {count - least} of {count} hosts may be away; losing one repeats" in render(plan) or count < 3
 
 
 @pytest.mark.parametrize(
@@ -155,17 +95,3 @@ def test_without_keepers_a_real_run_needs_all_its_hosts(settings):
     repeats = "up to 250 steps or 10 minutes" if outcome.plan["training"]["save_minutes"] else "up to 250 steps"
     repeats = repeats if outcome.plan["training"]["resume"] else "all steps"
     assert f"no host may be away: the run ends; a restart repeats {repeats}\n" in render(outcome.plan)
-
-
-def test_what_an_inventory_says_of_absence_wins_over_the_profile():
-    asked = {"ddp_profile": "real", "ddp_min_hosts": 0, "ddp_save_minutes": 30, "ddp_survive_reboot": False}
-    plan = planned(asked)
-    assert (plan["keeper"]["min_hosts"], plan["keeper"]["survive_reboot"]) == (2, False)
-    assert plan["training"]["save_minutes"] == 30
-
-
-def test_checkpoints_by_time_can_be_switched_off():
-    assert flag(planned({})["nodes"][0], "save-minutes") == 30
-    plan = planned({"ddp_save_minutes": 0})
-    assert plan["training"]["save_minutes"] == 0
-    assert flag(plan["nodes"][0], "save-minutes") is None

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    codes,
     hosts,
     planned,
     refusal,
@@ -17,17 +14,10 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
 
 SEEN = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
 GUEST = {"ddp_polite": "guest"}
-KEPT = {"ddp_restarts": 3, "ddp_min_hosts": 1}
 
 
 def polite(plan):
     return [node["env"]["NANOCHAT_POLITE"] for node in plan["nodes"]]
-
-
-def test_training_yields_where_somebody_is_logged_in_graphically():
-    outcome = make_plan(hosts(two=SEEN))
-    assert polite(outcome.plan) == ["off", "low"]
-    assert "yields to other programs on laptop" in render(outcome.plan)
 
 
 def test_a_login_does_not_change_a_run_that_goes_on():
@@ -36,40 +26,12 @@ def test_a_login_does_not_change_a_run_that_goes_on():
     assert polite(planned(two={"run": {**run, "polite": {"laptop": "low"}}})) == ["off", "low"]
 
 
-@pytest.mark.parametrize(("value", "comes_to"), [("off", "off"), (False, "off"), ("low", "low")])
-def test_the_inventory_wins(value, comes_to):
-    assert polite(planned(two={**SEEN, "ddp_polite": value})) == ["off", comes_to]
-
-
-def test_a_guest_has_its_limits_in_the_plan():
-    limits = {"ddp_hours": "22:00-07:00", "ddp_battery_limit": 40, "ddp_away_if": "pgrep -x game"}
-    plan = planned(KEPT, two={**GUEST, **limits})
-    assert ["guest" in node for node in plan["nodes"]] == [False, True]
-    assert plan["nodes"][1]["guest"] == {"hours": "22:00-07:00", "battery_limit": 40, "away_if": "pgrep -x game"}
-    assert "leaves while the machine is needed: laptop (22:00-07:00)" in render(plan)
-
-
-def test_what_a_guest_cannot_see_is_told_once():
-    blind = {"usage": {"graphical": [], "blind": ["who uses it (no logind)"]}}
-    assert codes(make_plan(hosts(KEPT, one=blind, two={**blind, **GUEST}))) == [("guest-blind", "laptop")]
-
-
 @pytest.mark.parametrize(
     ("run", "words"),
     [
         ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
-        ({"ddp_restarts": 3}, "but all 2 hosts are needed to train; set ddp_min_hosts to 1"),
-        ({"ddp_restarts": 3, "ddp_min_hosts": 2}, "but all 2 hosts are needed to train"),
-        ({"ddp_resume": False}, "which needs ddp_resume"),
-        ({"ddp_trainer_source": "/home/me/nanochat"}, "which needs the trainer of this collection"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "which needs ddp_resume"),
     ],
 )
 def test_a_guest_that_could_not_leave_is_refused(run, words):
-    (problem,) = refusal(hosts(run, two=GUEST))
-    assert f"ddp_polite is guest on laptop, {words}" in problem
-
-
-def test_limits_of_a_host_that_is_no_guest_are_refused():
-    (problem,) = refusal(hosts(two={"ddp_polite": "low", "ddp_hours": "22:00-07:00"}))
-    assert "ddp_hours is set on laptop, but only a guest leaves by it" in problem
-    assert "ddp_hours is" in refusal(hosts(two={**GUEST, "ddp_hours": "at night"}))[0]
+    assert f"ddp_polite is guest on laptop, {words}" in " ".join(refusal(hosts(run, two={"ddp_polite": "guest"})))

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
+    BatchError,
+    BatchRequest,
+    SharedBatch,
+    plan_batch,
+)
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     flag,
     hosts,
@@ -17,6 +23,8 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     planned,
     refusal,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_field_17_rows_follow_threads_or_speed():
@@ -78,6 +86,8 @@ def test_field_33_the_fast_cores_are_taken():
     taken = make_plan(on_hybrid()).plan["nodes"][0]
     assert (taken["threads"], taken["cores"]) == (2, [0, 2])
     assert (taken["env"]["NANOCHAT_CORES"], taken["env"]["OMP_NUM_THREADS"]) == ("0,2", "2")
+    threads = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
+    assert (threads["threads"], threads["cores"]) == (5, None)
     # Where all processors are fast cores, or a quota gives some time of any, the kernel chooses.
     for cpu, threads in (({"allowed": [0, 2]}, 2), ({"available_physical": 1}, 1)):
         known = on_hybrid()
@@ -107,21 +117,11 @@ def test_the_vectors_that_were_measured_faster_are_taken_and_kept(flags, measure
     assert make_plan(known).plan["nodes"][0]["env"].get("ATEN_CPU_CAPABILITY") == taken
 
 
-def test_field_33_a_number_of_threads_wins_over_the_fast_cores():
-    threads = make_plan(on_hybrid(ddp_threads=5)).plan["nodes"][0]
-    assert (threads["threads"], threads["cores"]) == (5, None)
-
-
 def test_field_33_a_run_keeps_its_processors():
     rows = {"h0": 2, "h1": 2}
     run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows}
     for cores, kept in (({"h0": [0, 2, 4, 5]}, [0, 2, 4, 5]), ({}, None), ({"h0": [0, 7]}, None)):
         assert make_plan(on_hybrid(run={**run, "cores": cores})).plan["nodes"][0]["cores"] == kept
-
-
-def test_another_trainer_shares_equally_by_itself():
-    outcome = make_plan(hosts({"ddp_trainer_source": "/home/me/nanochat"}, {"ddp_speed": 3}, {"ddp_speed": 1}))
-    assert outcome.plan["training"]["rows"] == [2, 2]
 
 
 def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
@@ -139,7 +139,7 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     assert planned(split, torn, slow)["training"]["rows"] == [12, 4]
 
 
-def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off():
+def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
     shares = {"rows": {"desktop": 10, "laptop": 6}, "head_shares": {"desktop": 600, "laptop": 400}}
     before = {"exists": True, "session": None, "checkpoints": [5], **shares}
     each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
@@ -147,11 +147,87 @@ def test_a_run_keeps_its_parts_of_the_head_and_rebalancing_can_be_switched_off()
     assert planned(split, *each)["training"]["head_shares"] == [600, 400]
     assert planned({**split, "ddp_fresh": True}, *each)["training"]["head_shares"] == [750, 250]
     assert "head_shares" not in planned({**split, "ddp_head": "whole"}, *each)["training"]
-    for settings in ({"ddp_rebalance": False}, {"ddp_batch_split": "equal"}, {"ddp_batch_split": "threads"}):
-        assert "rebalance" not in planned(settings)["nodes"][0]["flags"]
+    for split in ("equal", "threads"):
+        assert "rebalance" not in planned({"ddp_batch_split": split})["nodes"][0]["flags"]
 
 
 def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
     outcome = make_plan(hosts({"ddp_total_batch": 6144, "ddp_batch_split": "threads"}, two={"ddp_rank": 0}))
     assert [(entry["host"], entry["rows"]) for entry in outcome.plan["nodes"]] == [("laptop", 4), ("desktop", 8)]
     assert flag(outcome.plan["nodes"][0], "rank-rows") == [4, 8]
+
+
+# The sharing out of a batch
+
+SMOKE = BatchRequest(512, 2048, 2, False, False)
+
+
+def told(total=None, device=None):
+    return BatchRequest(512, total or 2048, device or 2, total is not None, device is not None)
+
+
+@pytest.mark.parametrize(
+    ("world", "rows", "device"),
+    [(1, 4, 2), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 1), (12, 1, 1)],
+)
+def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
+    assert plan_batch(SMOKE, [1.0] * world, True) == SharedBatch([rows] * world, device, rows * world * 512)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rows", "device"),
+    [([3, 1], [3, 1], 3), ([1, 1], [2, 2], 2), ([2, 1], [3, 1], 3), ([4, 2, 1], [4, 1, 1], 4), ([1, 1.5], [2, 2], 2)],
+)
+def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_one_pass(speeds, rows, device):
+    found = plan_batch(SMOKE, [float(one) for one in speeds])
+    assert (found.rows, found.device_batch) == (rows, device)
+
+
+def test_passes_of_unequal_hosts_have_a_limit():
+    found = plan_batch(BatchRequest(512, 512 * 64, 8, True, False), [3.0, 1.0])
+    assert (found.rows, found.device_batch) == ([48, 16], 16)
+    assert plan_batch(BatchRequest(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
+
+
+def test_a_run_keeps_the_shares_that_it_has_had():
+    assert plan_batch(SMOKE, [1.0, 1.0], kept=[3, 1]).rows == [3, 1]
+    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == SharedBatch([2, 2], 2, 2048)
+    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == SharedBatch([3, 1], 2, 2048)
+    assert plan_batch(told(total=4096), [3.0, 1.0], kept=[3, 1]).rows == [6, 2]
+
+
+@given(
+    sequence=st.sampled_from([128, 512, 1024]),
+    wanted=st.integers(1, 64),
+    device=st.integers(1, 9),
+    told_device=st.booleans(),
+    weights=st.lists(st.floats(0.05, 20), min_size=1, max_size=12),
+    equal=st.booleans(),
+)
+def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
+    weights = [1.0] * len(weights) if equal else weights
+    found = plan_batch(BatchRequest(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    assert found.total_batch == sum(found.rows) * sequence
+    assert all(rows > 0 for rows in found.rows)
+    assert 1 <= found.device_batch <= max(found.rows)
+    assert found.device_batch <= device or not told_device
+    assert len(set(found.rows)) == 1 or not equal
+
+
+@pytest.mark.parametrize(
+    ("total", "device", "world", "equal", "sentence"),
+    [
+        (2000, 2, 2, True, "2000 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts = 512 x 2 x 2 = 2048"),
+        (2000, 2, 2, True, "= 2048; use 2048."),
+        (5000, 2, 2, True, "use 4096 or 6144."),
+        (1000, 2, 1, True, "= 512 x 2 = 1024; use 1024."),
+        (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; use 1536 or 3072."),
+        (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; use 512 or 1024."),
+        (1024, 2, 2, True, "1024 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts"),
+        (512, None, 2, False, "has too few rows for 2 hosts; use 1024 or more."),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(total, device, world, equal, sentence):
+    with pytest.raises(BatchError) as caught:
+        plan_batch(told(total, device), [1.0] * world, equal)
+    assert sentence in str(caught.value)

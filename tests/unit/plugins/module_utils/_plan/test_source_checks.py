@@ -20,7 +20,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import sources
 from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import venv as venv_utils
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    GIGA,
     hosts,
     laptop,
     planned,
@@ -46,69 +45,19 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
         assert folders == {"desktop": [], "laptop": [], asked: ["/srv/x"]}
 
 
-def test_the_controller_is_asked_for_what_lies_there():
-    nothing = {
-        "folders": [],
-        "git": None,
-        "trainer": None,
-        "results": "runs",
-        "conversations": None,
-        "held_out": None,
-    }
-    assert controller_questions(hosts()) == nothing
-    run = {"ddp_data_source": "controller", "ddp_data_paths": ["/a", "/b"], "ddp_trainer_source": "~/nanochat"}
+def test_the_controller_is_asked_for_what_lies_there_and_paths_are_meant_there():
+    nothing = dict.fromkeys(("git", "trainer", "conversations", "held_out"))
+    assert controller_questions(hosts()) == {**nothing, "folders": [], "results": "runs"}
+    run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"], "ddp_trainer_source": "~/nanochat"}
     asked = controller_questions(hosts(run))
-    assert asked["folders"] == ["/a", "/b", "~/nanochat"] and asked["trainer"] == "~/nanochat"
+    assert asked["folders"] == ["~/x", "~/nanochat"] and asked["trainer"] == "~/nanochat"
+    here = {"folders": {"~/x": facts(path="/home/me/x"), "~/nanochat": facts(path="/home/me/nanochat")}}
+    plan = make_plan(hosts(run), here=here).plan
+    assert (plan["data"]["paths"], plan["trainer"]["url"]) == (["/home/me/x"], "/home/me/nanochat")
     assert controller_questions(hosts({"ddp_trainer_source": "git@git.example.org:x/y"}))["git"]
 
 
-# What is planned
-
-
-def test_shards_of_another_host_than_the_master():
-    run = {"ddp_data_source": "host", "ddp_data_paths": ["~/x"], "ddp_data_host": "laptop"}
-    plan = planned(run)
-    assert plan["master"]["host"] == "desktop"
-    assert (plan["data"]["host"], plan["data"]["paths"]) == ("laptop", ["/home/xiaoxin/x"])
-
-
-def test_paths_of_the_controller_are_meant_there():
-    run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"], "ddp_trainer_source": "nanochat"}
-    here = {"folders": {"~/x": facts(path="/home/me/x"), "nanochat": facts(path="/home/me/nanochat")}}
-    plan = make_plan(hosts(run), here=here).plan
-    assert plan["data"]["paths"] == ["/home/me/x"]
-    assert plan["trainer"]["url"] == "/home/me/nanochat"
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("source", "seen", "sentence"),
-    [
-        ("text", {"kind": "absent"}, "names /srv/x, which does not exist on desktop; use a folder of text"),
-        ("text", {"files": False}, "names /srv/x, which has no files on desktop"),
-        ("text", {"readable": False}, "names /srv/x, which the login user on desktop"),
-        ("host", {"kind": "file"}, "names /srv/x, which is not a folder on desktop; use a folder of *.parquet shards"),
-        ("host", {"shards": 0}, "has no shards (*.parquet) on desktop, but ddp_data_shards is 3"),
-        ("host", {"shards": 1}, "has 1 shard (*.parquet) on desktop, but ddp_data_shards is 3"),
-        ("controller", {"kind": "absent"}, "names /srv/x, which does not exist on the controller"),
-        ("controller", {"shards": 2}, "has 2 shards (*.parquet) on the controller, but ddp_data_shards is 3"),
-    ],
-)
-def test_folders_of_data_that_will_not_do(source, seen, sentence):
-    run = {"ddp_data_source": source, "ddp_data_paths": ["/srv/x"]}
-    folders = {"/srv/x": facts(**seen)}
-    known = hosts(run, {"folders": {} if source == "controller" else folders})
-    (problem,) = refusal(known, here={"folders": folders if source == "controller" else {}})
-    assert sentence in problem
-
-
-def test_a_folder_without_a_tokenizer_where_one_is_named():
-    run = {"ddp_data_source": "host", "ddp_data_paths": ["/srv/x", "/srv/tok"]}
-    folders = {"/srv/x": facts(tokenizer=False), "/srv/tok": facts(shards=0, tokenizer=False)}
-    (problem,) = refusal(hosts(run, {"folders": folders}))
-    assert "names /srv/tok, which has no tokenizer (tokenizer.pkl and token_bytes.pt) on desktop" in problem
 
 
 def test_what_a_data_set_was_made_of_may_be_gone():
@@ -131,28 +80,6 @@ def test_what_a_data_set_was_made_of_may_be_gone():
 )  # fmt: skip
 def test_what_is_wrong_on_the_controller(source, here, sentence):
     (problem,) = refusal(hosts({"ddp_trainer_source": source}), here=here)
-    assert sentence in problem
-
-
-@pytest.mark.parametrize(
-    ("venv", "sentence"),
-    [
-        ({"kind": "occupied"}, "which exists and is not a virtual environment"),
-        ({"kind": "foreign", "exists": True, "torch": "2.9.0+cpu"}, "it has torch 2.9.0+cpu instead of 2.13.0"),
-        ({"disk": {"device": 2, "writable": False, "parent": "/opt", "free": GIGA}}, "xiaoxin cannot write to /opt"),
-        ({"disk": {"device": 2, "writable": True, "parent": "/opt", "free": GIGA}}, "with 1.0 GB free"),
-        (
-            {"exists": True, "disk": {"exposed": "every user may write to /opt: chmod go-w /opt"}},
-            "but every user may write to /opt",
-        ),
-    ],
-)
-def test_environment_that_cannot_be_made_where_it_is_wanted(venv, sentence):
-    known = {"exists": False, "kind": "absent", "torch": None, **venv}
-    seen = laptop()
-    python = {**seen["python"], "venv": known}
-    (problem,) = refusal(hosts({}, two={"python": python, "venv_dir": "/opt/venv", "ddp_venv_dir": "/opt/venv"}))
-    assert problem.startswith("ddp_venv_dir is /opt/venv on laptop")
     assert sentence in problem
 
 
@@ -217,32 +144,23 @@ def commit(folder: Path) -> str:
     return told.stdout.strip()
 
 
-def problem_of(source: str, tmp_path: Path, **environment: str) -> str:
-    return sources.repository(source, {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}).problem
-
-
-def test_repository_that_can_be_cloned(repository, tmp_path):
-    assert problem_of(repository, tmp_path) == ""
-    assert problem_of(repository + "#main", tmp_path) == ""
-    assert problem_of(repository + "#0123abcd", tmp_path) == ""
-    assert problem_of(repository + "#nobranch", tmp_path) == "the repository has no branch or tag nobranch"
-
-
-def test_repository_that_is_not_there(tmp_path):
-    told = problem_of(f"file://{tmp_path}/nothing", tmp_path)
-    assert told.startswith("git on the controller: fatal: ") and "nothing" in told
-
-
-def test_repository_that_was_cloned_before_is_not_asked(tmp_path):
-    source = f"file://{tmp_path}/nothing"
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    Path(sources.checkout_of(source, environment), ".git").mkdir(parents=True)
-    assert problem_of(source, tmp_path) == ""
-
-
-def test_git_that_is_not_installed(tmp_path, monkeypatch):
+def test_a_repository_that_cannot_be_cloned_is_told_before_a_start(repository, tmp_path, monkeypatch):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for part in ("", "#main", "#0123abcd"):
+        assert sources.repository(repository + part, environment).problem == ""
+    told = sources.repository(repository + "#nobranch", environment).problem
+    assert told == "the repository has no branch or tag nobranch"
+    nothing = f"file://{tmp_path}/nothing"
+    assert sources.repository(nothing, environment).problem.startswith("git on the controller: fatal: ")
+    # One that was cloned before is not asked.
+    Path(sources.checkout_of(nothing, environment), ".git").mkdir(parents=True)
+    assert sources.repository(nothing, environment).problem == ""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert problem_of("https://git.example.org/x.git", tmp_path) == "git is not installed on the controller"
+    environment["PATH"] = str(tmp_path)
+    assert (
+        sources.repository("https://git.example.org/x.git", environment).problem
+        == "git is not installed on the controller"
+    )
 
 
 def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, tmp_path):

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which training a start goes on with."""
+"""Which training a start goes on with, and whether the run is in progress or done."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import PlanError
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.trainings import so_far
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     findings_with,
     hosts,
@@ -80,3 +81,30 @@ def test_a_host_may_tell_anything(told):
 def test_a_run_that_is_not_gone_on_from_begins_again():
     assert made({"ddp_resume": False}, desktop=(NEW, 2, 6)).training["goes_on"] is None
     assert made({"ddp_resume": False}, desktop=(NEW, 2, None)).training["goes_on"] == NEW
+
+
+def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False, stopped: bool = False) -> dict[str, Any]:
+    processes = [{"session": "s1"}] if alive else [{"session": "of another run"}, {"session": None}]
+    return {
+        "run": {"plan_digest": digest, "session": {"id": "s1", "exit_code": exit_code, "stopped": stopped}},
+        "processes": processes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("of_laptop", "running", "done"),
+    [
+        (probe(), False, True),
+        (probe(exit_code=None, alive=True), True, False),
+        (probe(exit_code=1), False, False),
+        (probe(exit_code=None), False, False),
+        (probe("d2"), False, False),
+        (probe(stopped=True), False, False),
+        ({"run": None, "processes": [{"session": None}]}, False, False),
+        (None, False, False),
+    ],
+)
+def test_a_run_is_in_progress_with_any_host_and_done_with_all(of_laptop, running, done):
+    probes = {"desktop": probe(), "laptop": of_laptop}
+    assert so_far("d1", probes, fresh=False) == {"running": running, "done": done}
+    assert so_far("d1", probes, fresh=True) == {"running": running, "done": False}

@@ -111,7 +111,7 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
         "/bare": (1, "3.11.2\n", "No module named ensurepip"),
     }
     monkeypatch.setattr(info, "python_paths", lambda wanted, base: list(seen))
-    monkeypatch.setattr(info, "run_tool", lambda argv: seen[argv[0]])
+    monkeypatch.setattr(info.bare, "tool", lambda argv: seen[argv[0]])
     found = info.pythons(None, str(tmp_path))
     assert found["candidates"] == [
         {"executable": str(fine), "version": "3.10.0"},
@@ -206,7 +206,7 @@ def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had(mo
 
     unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
 
-    monkeypatch.setattr(leftovers, "run_tool", run)
+    monkeypatch.setattr(leftovers.bare, "tool", run)
     assert leftovers.name_by_root([dict(unseen)], None) == [unseen]
     (named,) = leftovers.name_by_root([dict(unseen)], ["sudo", "-n"])
 

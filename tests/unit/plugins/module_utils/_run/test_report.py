@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import report
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import load_run
-from ansible_collections.nanochat.ddp.plugins.modules import report as module
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
@@ -333,23 +332,23 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
     assert told == ["the ranks now take 6, 2 rows (before: 4, 4), following their shares of the speed: 75, 25 %"]
 
 
-def test_module_writes_once_and_says_so(run_module: Any, tmp_path: Path) -> None:
+def test_it_is_written_once(agent: Any, tmp_path: Path) -> None:
     run, page = collected(tmp_path), tmp_path / "out" / "report.html"
     options = {"runs": [str(run)], "page": PAGE, "dest": str(page)}
-    assert run_module(module, True, **options)["changed"] is True
+    assert agent("report", check=True, **options)["changed"] is True
     assert not page.exists()
-    first = run_module(module, **options)
+    first = agent("report", **options)
     assert (first["changed"], first["bytes"]) == (True, page.stat().st_size)
-    assert run_module(module, **options)["changed"] is False
+    assert agent("report", **options)["changed"] is False
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
 
 
-def test_module_says_what_is_missing(run_module: Any, tmp_path: Path) -> None:
-    told = run_module(module, runs=[str(tmp_path / "nix")], page=PAGE, dest=str(tmp_path / "r.html"))
+def test_it_says_what_is_missing(agent: Any, tmp_path: Path) -> None:
+    told = agent("report", runs=[str(tmp_path / "nix")], page=PAGE, dest=str(tmp_path / "r.html"))
     assert told["failed"] is True
     assert f"There is no folder {tmp_path}/nix" in told["msg"]
     (tmp_path / "empty").mkdir()
-    told = run_module(module, runs=[str(tmp_path / "empty")], page=PAGE, dest=str(tmp_path / "r.html"))
+    told = agent("report", runs=[str(tmp_path / "empty")], page=PAGE, dest=str(tmp_path / "r.html"))
     assert "has metrics or a session" in told["msg"]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import previous_of, read_run
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
-from ansible_collections.nanochat.ddp.plugins.modules import run_folder
 
 
 def plan(shards: int = 3, depth: int = 4, resume: bool = True, **flags: object) -> dict[str, Any]:
@@ -49,28 +49,28 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("change", [{"shards": 4}, {"depth": 8}])
-def test_field_26_checkpoints_of_another_plan_are_refused_and_stay(tmp_path, run_module, change):
-    told = run_module(run_folder, path=str(tmp_path), plan=plan())
+def test_field_26_checkpoints_of_another_plan_are_refused_and_stay(tmp_path, call, change):
+    told = call(run_folder, path=str(tmp_path), plan=plan())
     train(tmp_path)
     before = files(tmp_path)
     assert told["changed"] and told["place"] is None
     for check in (True, False):
-        told = run_module(run_folder, check, path=str(tmp_path), plan=plan(**change))
+        told = call(run_folder, check, path=str(tmp_path), plan=plan(**change))
         assert told["failed"]
         assert "checkpoints up to step 10" in told["msg"] and "ddp_fresh" in told["msg"]
         assert "ddp_data_shards was 3 and is 4 now" in told["msg"] or "ddp_depth was 4 and is 8 now" in told["msg"]
         assert files(tmp_path) == before
-    assert not run_module(run_folder, path=str(tmp_path), plan=plan())["changed"], "set back, all is as it was"
+    assert not call(run_folder, path=str(tmp_path), plan=plan())["changed"], "set back, all is as it was"
 
 
-def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
-    first = run_module(run_folder, path=str(tmp_path), plan=plan())
+def test_generations_are_numbered_and_never_replaced(tmp_path, call):
+    first = call(run_folder, path=str(tmp_path), plan=plan())
     assert first["diff"]["before"] == "" and '"d4"' in first["diff"]["after"]
     for number, step in enumerate((10, None, 20, None), 1):
         train(tmp_path, step)
         (tmp_path / "apart/generation-2").mkdir(parents=True)
-        dry = run_module(run_folder, True, path=str(tmp_path), plan=plan(), fresh=True)
-        told = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
+        dry = call(run_folder, True, path=str(tmp_path), plan=plan(), fresh=True)
+        told = call(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
         assert dry["place"] == told["place"] == str(tmp_path / "previous" / str(number))
         assert dry["set_aside"] == told["set_aside"]
         assert told["diff"]["before"] == told["diff"]["after"] == first["diff"]["after"]
@@ -82,7 +82,7 @@ def test_generations_are_numbered_and_never_replaced(tmp_path, run_module):
     ]  # fmt: skip
     assert (kept / "3" / "base_checkpoints" / "d4" / "model_000020.pt").exists()
     assert json.loads((kept / "1" / "plan.json").read_text()) == plan()
-    again = run_module(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
+    again = call(run_folder, path=str(tmp_path), plan=plan(), fresh=True)
     assert again["set_aside"] == [], "nothing was written since"
 
 
@@ -185,44 +185,44 @@ def launched(goes_on: str | None, name: str = NEW, number: int = 2) -> dict[str,
     return {"id": name, "number": number, "begun": 1000, "goes_on": goes_on, "base": None}
 
 
-def prepared(run_module, path, training, **more):
-    return run_module(run_folder, path=str(path), plan=plan(), training=training, **more)
+def prepared(call, path, training, **more):
+    return call(run_folder, path=str(path), plan=plan(), training=training, **more)
 
 
-def test_an_older_training_is_set_aside_and_the_one_that_goes_on_stays(tmp_path, run_module):
-    prepared(run_module, tmp_path, launched(None, OLD, 1))
+def test_an_older_training_is_set_aside_and_the_one_that_goes_on_stays(tmp_path, call):
+    prepared(call, tmp_path, launched(None, OLD, 1))
     train(tmp_path, 300)
     (tmp_path / "apart" / "generation-2").mkdir(parents=True)
     (tmp_path / "apart" / "generation-2" / "model_000200.pt").touch()
-    assert prepared(run_module, tmp_path, launched(OLD, OLD, 1))["set_aside"] == []
-    told = prepared(run_module, tmp_path, launched(NEW))
+    assert prepared(call, tmp_path, launched(OLD, OLD, 1))["set_aside"] == []
+    told = prepared(call, tmp_path, launched(NEW))
     assert told["checkpoint"] == 300
     kept = tmp_path / "previous" / "1"
     assert (kept / "apart" / "generation-2" / "model_000200.pt").exists()
     assert json.loads((kept / "training.json").read_text())["id"] == OLD
     assert json.loads((tmp_path / "training.json").read_text()) == {"id": NEW, "number": 2, "begun": 1000}
-    assert prepared(run_module, tmp_path, launched(NEW))["set_aside"] == []
+    assert prepared(call, tmp_path, launched(NEW))["set_aside"] == []
 
 
-def test_an_older_training_under_other_settings_is_no_reason_to_refuse(tmp_path, run_module):
-    run_module(run_folder, path=str(tmp_path), plan=plan(depth=8), training=launched(None, OLD, 1))
+def test_an_older_training_under_other_settings_is_no_reason_to_refuse(tmp_path, call):
+    call(run_folder, path=str(tmp_path), plan=plan(depth=8), training=launched(None, OLD, 1))
     train(tmp_path, 300)
-    assert not prepared(run_module, tmp_path, launched(NEW), state="ready").get("failed")
-    assert prepared(run_module, tmp_path, launched(NEW))["checkpoint"] == 300
+    assert not prepared(call, tmp_path, launched(NEW), state="ready").get("failed")
+    assert prepared(call, tmp_path, launched(NEW))["checkpoint"] == 300
 
 
 @pytest.mark.parametrize(("goes_on", "checkpoint"), [("", None), (NEW, 10)])
-def test_a_training_without_an_id_stays_only_for_the_one_that_resumes_it(tmp_path, run_module, goes_on, checkpoint):
+def test_a_training_without_an_id_stays_only_for_the_one_that_resumes_it(tmp_path, call, goes_on, checkpoint):
     train(tmp_path, 10)
-    told = prepared(run_module, tmp_path, launched(goes_on))
+    told = prepared(call, tmp_path, launched(goes_on))
     assert told["checkpoint"] == checkpoint and bool(told["set_aside"]) == (checkpoint is not None)
     assert json.loads((tmp_path / "training.json").read_text())["id"] == NEW
 
 
-def test_end_is_told_by_the_clock_of_the_host_and_stays_where_it_was_said(tmp_path, run_module, monkeypatch):
+def test_end_is_told_by_the_clock_of_the_host_and_stays_where_it_was_said(tmp_path, call, monkeypatch):
     def ends(clock: float, now: float) -> int:
         monkeypatch.setattr(folder.time, "time", lambda: clock)
-        told.append(prepared(run_module, tmp_path, {**launched(None), "ends": 20000, "now": now})["changed"])
+        told.append(prepared(call, tmp_path, {**launched(None), "ends": 20000, "now": now})["changed"])
         return json.loads((tmp_path / "training.json").read_text())["ends"]
 
     told: list[bool] = []

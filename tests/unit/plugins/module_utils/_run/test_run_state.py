@@ -349,9 +349,8 @@ def test_the_newest_run_is_the_one_written_to_last(tmp_path: Path) -> None:
         metrics.touch()
         os.utime(metrics, (when, when))
     assert find.newest_run(str(tmp_path)) == str(tmp_path / "runs" / "new")
-    params = {"run_dir": None, "base_dir": str(tmp_path), "run": "old"}
-    assert find.find_run_dir(params) == str(tmp_path / "runs" / "old")
-    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(tmp_path / "runs" / "new")
+    assert find.find_run_dir(None, str(tmp_path), "old") == str(tmp_path / "runs" / "old")
+    assert find.find_run_dir(None, str(tmp_path)) == str(tmp_path / "runs" / "new")
 
 
 def test_a_run_that_is_only_prepared_is_not_the_newest(tmp_path: Path) -> None:
@@ -360,13 +359,13 @@ def test_a_run_that_is_only_prepared_is_not_the_newest(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     (prepared / "data").mkdir(parents=True)
-    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(finished)
+    assert find.find_run_dir(None, str(tmp_path)) == str(finished)
     started.mkdir()
     (started / "plan.json").write_text("{}")
     os.utime(finished / "plan.json", (1, 1))
-    assert find.find_run_dir({"base_dir": str(tmp_path)}) == str(started)
+    assert find.find_run_dir(None, str(tmp_path)) == str(started)
     # Whoever wants a model takes one that there is.
-    assert find.find_run_dir({"base_dir": str(tmp_path), "with_model": True}) == str(finished)
+    assert find.find_run_dir(None, str(tmp_path), with_model=True) == str(finished)
 
 
 class Time:
@@ -426,16 +425,6 @@ def test_whether_a_rank_works_is_looked_for_where_it_makes_no_progress(
     run: Any = {"state": "running", "run_dir": "/x", "rank": 0, "busy": None, **change}
     polling._measure_busy(run, effort.Effort(time.monotonic() - since, 5.0), at.sleep)
     assert (at.now, run["busy"]) == (pytest.approx(slept, abs=0.5), busy)
-
-
-def test_a_look_over_a_connection_expands_the_home_of_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "runs" / "d4").mkdir(parents=True)
-    polling.say("MARK", {"run_dir": None, "base_dir": "~", "run": None, "lines": 0, "wait": None, "plan": False})
-    said = capsys.readouterr().out
-    assert said.startswith("MARK") and json.loads(said[4:])["run"]["run_dir"] == str(tmp_path / "runs" / "d4")
 
 
 def test_weights_that_differed_once_are_never_called_identical() -> None:

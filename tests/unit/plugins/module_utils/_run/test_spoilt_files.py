@@ -167,7 +167,7 @@ def look_everywhere(base: Path) -> None:
     run_facts(run)
     data_sets(str(base))
     purge.plan_purge(str(base), "", True)
-    deployed = polling.read_run_info({"run_dir": run, "base_dir": None, "run": None, "lines": 0, "plan": True})["plan"]
+    deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
     session = Session("job", run, None)
     session.left_over()
@@ -176,7 +176,7 @@ def look_everywhere(base: Path) -> None:
     session.same(Spec(("true",), "/", None, "/tmp/log"))
     boot.to_start(run)
     Digests(run).known("a")
-    shard_server.running(run)
+    shard_server.running(f"{run}/server.state")
     found: Any = {"run": seen, "dump": read_object(f"{run}/dump-rank0.json")}
     reading.innermost_frame(found)
     reading.last_collective(found)

@@ -12,17 +12,18 @@ import threading
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url as shard_url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ShardsError
-from ansible_collections.nanochat.ddp.plugins.module_utils._shards.url import Collection, fetch_all, name_of
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import parquet
+
+NAME, OTHER = "shard_00000.parquet", "shard_00077.parquet"
 
 
 class Site:
     """The server's files, its behaviour for the next requests of a path, and the requests it got."""
 
     def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
+        self.files = {NAME: parquet(0), OTHER: parquet(77)}
         self.faults: dict[str, list] = {}
-        self.ranges: list[tuple[str, str]] = []
+        self.ranges: list[str] = []
         self.headers: dict[str, dict[str, str]] = {}
         self.knows_ranges = True
         self.url = ""
@@ -39,7 +40,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self.site.ranges.append((name, self.headers.get("Range", "")))
+        self.site.ranges.append(self.headers.get("Range", ""))
         faults = self.site.faults.get(name, [])
         fault = faults.pop(0) if faults else None
         if isinstance(fault, int):
@@ -80,7 +81,6 @@ def site():
     found = Site()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("OneHandler", (Handler,), {"site": found}))
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    found.files = {name_of(number): parquet(number) for number in (0, 1, 2, 77)}
     found.url = f"http://127.0.0.1:{server.server_port}/resolve/main"
     yield found
     server.shutdown()
@@ -88,138 +88,104 @@ def site():
 
 
 @pytest.fixture
-def fetch(site, tmp_path):
+def fetch(site, tmp_path, monkeypatch):
     """Fetches the named shards with short pauses; returns the bytes that moved."""
+    monkeypatch.setattr(shard_url, "PAUSE", 0.01)
 
-    def run(*names: str, expected: dict | None = None, retries: int = 4) -> int:
-        collection = Collection("master", site.url, 3, 77)
-        return fetch_all(collection, list(names), Digests(str(tmp_path)), expected or {}, 2, retries, pause=0.01)
+    def run(*names: str, expected: dict | None = None, tries: int = 4, base: str = "") -> int:
+        monkeypatch.setattr(shard_url, "TRIES", tries)
+        digests = Digests(str(tmp_path))
+        return shard_url.fetch_all("master", base or site.url, list(names or [NAME]), digests, expected or {}, 2)
 
     return run
 
 
+HALF = f"bytes={len(parquet(0)) // 2}-"
+
+
 @pytest.mark.parametrize(
-    ("shards", "numbers"), [(3, [0, 1, 77]), (2, [0, 77]), (200, [*range(77), 77]), (0, [*range(77), 77])]
+    ("faults", "knows_ranges", "asked"),
+    [
+        ([], True, [""]),
+        (["cut"], True, ["", HALF]),
+        (["cut"], False, ["", HALF]),
+        ([503, 429, "page"], True, ["", "", "", ""]),
+    ],
+    ids=["no fault", "cut", "cut, and no ranges", "passing trouble"],
 )
-def test_first_shards_train_and_the_last_of_the_collection_validates(shards, numbers):
-    assert Collection("master", "http://x", shards, 77).names() == [name_of(number) for number in numbers]
+def test_shards_arrive_whole(site, fetch, tmp_path, faults, knows_ranges, asked):
+    site.faults[NAME], site.knows_ranges = faults, knows_ranges
 
-
-def test_shards_arrive_whole(site, fetch, tmp_path):
-    moved = fetch(name_of(0), name_of(1), name_of(77))
-
-    assert moved == sum(len(site.files[name_of(number)]) for number in (0, 1, 77))
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.parquet")} == {
-        name_of(number): parquet(number) for number in (0, 1, 77)
-    }
-    assert not list(tmp_path.glob(".*.part*"))
-
-
-def test_cut_download_goes_on_where_it_ended(site, fetch, tmp_path):
-    site.faults[name_of(0)] = ["cut"]
-
-    assert fetch(name_of(0)) == len(parquet(0))
-    half = len(parquet(0)) // 2
-    assert site.ranges == [(name_of(0), ""), (name_of(0), f"bytes={half}-")]
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
+    assert fetch() >= len(parquet(0))
+    assert site.ranges == asked
+    assert fetch(OTHER) == len(parquet(77))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == site.files
 
 
 def test_next_try_goes_on_after_a_failed_one(site, fetch, tmp_path):
-    site.faults[name_of(0)] = ["cut", 500, 500, 500]
+    site.faults[NAME] = ["cut", 500, 500, 500]
     with pytest.raises(
         ShardsError, match=r"^master: http.*shard_00000.parquet could not be downloaded in 4 attempts.*500"
     ):
-        fetch(name_of(0))
+        fetch()
 
-    fetch(name_of(0))
-    assert site.ranges[-1] == (name_of(0), f"bytes={len(parquet(0)) // 2}-")
+    fetch()
+    assert site.ranges[-1] == HALF
 
 
-def test_download_goes_on_through_a_redirection(site, fetch, tmp_path):
+@pytest.mark.parametrize("there", [10_000, len(parquet(0))])
+def test_download_goes_on_through_a_redirection_or_is_whole_already(site, fetch, tmp_path, there):
     """As big files are served: from another address than the one that was asked."""
-    (tmp_path / f".{name_of(0)}.part").write_bytes(parquet(0)[:10_000])
-    collection = Collection("master", site.url.replace("/resolve/", "/elsewhere/"), 2, 77)
+    (tmp_path / f".{NAME}.part").write_bytes(parquet(0)[:there])
 
-    moved = fetch_all(collection, [name_of(0)], Digests(str(tmp_path)), {}, 1, 2, pause=0.01)
-
-    assert moved == len(parquet(0)) - 10_000
-    assert site.ranges == [(name_of(0), "bytes=10000-")]
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
-
-
-def test_passing_trouble_is_waited_out(site, fetch, tmp_path):
-    site.faults[name_of(0)] = [503, 429, "page"]
-
-    fetch(name_of(0))
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
-
-
-def test_wrong_address_is_said_at_once(site, fetch):
-    with pytest.raises(ShardsError, match=r"^master: http.*/shard_00005.parquet: the server answered 404"):
-        fetch(name_of(5))
-    assert len(site.ranges) == 1
-
-
-def test_error_page_is_no_shard(site, fetch, tmp_path):
-    site.faults[name_of(0)] = ["page"] * 4
-
-    with pytest.raises(ShardsError, match="not a parquet file: it starts with b'<htm'"):
-        fetch(name_of(0))
-    assert not list(tmp_path.glob("*.parquet"))
-
-
-def test_server_without_ranges_is_asked_from_the_start(site, fetch, tmp_path):
-    site.knows_ranges = False
-    site.faults[name_of(0)] = ["cut"]
-
-    fetch(name_of(0))
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
+    assert fetch(base=site.url.replace("/resolve/", "/elsewhere/")) == len(parquet(0)) - there
+    assert site.ranges == [f"bytes={there}-"]
+    assert (tmp_path / NAME).read_bytes() == parquet(0)
 
 
 def test_file_that_changed_on_the_server_is_fetched_from_the_start(site, fetch, tmp_path):
-    site.headers[name_of(0)] = {"ETag": '"one"'}
-    site.faults[name_of(0)] = ["cut", 500]
+    site.headers[NAME] = {"ETag": '"one"'}
+    site.faults[NAME] = ["cut", 500]
     with pytest.raises(ShardsError):
-        fetch(name_of(0), retries=2)
-    site.files[name_of(0)] = parquet(5)
-    site.headers[name_of(0)] = {"ETag": '"two"'}
+        fetch(tries=2)
+    site.files[NAME] = parquet(5)
+    site.headers[NAME] = {"ETag": '"two"'}
 
-    fetch(name_of(0))
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(5)
-
-
-def test_whole_part_is_not_fetched_again(site, fetch, tmp_path):
-    (tmp_path / f".{name_of(0)}.part").write_bytes(parquet(0))
-
-    assert fetch(name_of(0)) == 0
-    assert (tmp_path / name_of(0)).read_bytes() == parquet(0)
+    fetch()
+    assert (tmp_path / NAME).read_bytes() == parquet(5)
 
 
-def test_digest_of_the_manifest_is_held_against_the_bytes(site, fetch):
-    with pytest.raises(ShardsError, match=r"its sha256 is .*, expected 0000000000000000"):
-        fetch(name_of(0), expected={name_of(0): "0" * 64}, retries=2)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "shard_00005.parquet"}, r"/shard_00005.parquet: the server answered 404"),
+        ({"fault": "page"}, "not a parquet file: it starts with b'<htm'"),
+        ({"expected": "0" * 64}, "its sha256 is .*, expected 0000000000000000"),
+        ({"told": "0" * 64}, "expected 0000000000000000"),
+        ({"base": "http://127.0.0.1:1/x"}, r"http://127.0.0.1:1/x/shard_00000.parquet .*Connection refused"),
+    ],
+)
+def test_what_is_no_right_shard_is_said_and_not_kept(site, fetch, tmp_path, given, said):
+    site.faults[NAME] = [given["fault"]] * 2 if "fault" in given else []
+    site.headers[NAME] = {"X-Linked-Etag": f'"{given["told"]}"'} if "told" in given else {}
+    expected = {NAME: given["expected"]} if "expected" in given else {}
+
+    with pytest.raises(ShardsError, match=f"^master: .*{said}"):
+        fetch(given.get("name", NAME), expected=expected, tries=2, base=given.get("base", ""))
+
+    assert not list(tmp_path.glob("*.parquet"))
+    assert len(site.ranges) == (0 if "base" in given else 1 if "name" in given else 2)
 
 
-def test_digest_that_the_server_tells_is_held_against_the_bytes(site, fetch, tmp_path):
-    site.headers[name_of(0)] = {"X-Linked-Etag": f'"{hashlib.sha256(parquet(0)).hexdigest()}"'}
-    fetch(name_of(0))
-    assert (tmp_path / name_of(0)).exists()
-
-    site.headers[name_of(1)] = {"X-Linked-Etag": '"' + "0" * 64 + '"'}
-    with pytest.raises(ShardsError, match="expected 0000000000000000"):
-        fetch(name_of(1), retries=1)
+def test_digest_that_the_server_tells_may_be_right(site, fetch, tmp_path):
+    site.headers[NAME] = {"X-Linked-Etag": f'"{hashlib.sha256(parquet(0)).hexdigest()}"'}
+    assert fetch() and (tmp_path / NAME).exists()
 
 
 def test_full_disk_is_said_with_need_and_rest(fetch, tmp_path, monkeypatch):
     monkeypatch.setattr(shard_url, "free_bytes", lambda folder: 500)
     with pytest.raises(ShardsError, match=rf"^master: .*it needs 40.0 kB more in {tmp_path}, but 500 B are free there"):
-        fetch(name_of(0))
-
-
-def test_dead_server_is_named(tmp_path):
-    collection = Collection("master", "http://127.0.0.1:1/x", 2, 77)
-    with pytest.raises(ShardsError, match=r"^master: http://127.0.0.1:1/x/shard_00000.parquet .*Connection refused"):
-        fetch_all(collection, [name_of(0)], Digests(str(tmp_path)), {}, 1, 2, pause=0.01)
+        fetch()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Calls a verb of this collection, on a host or on the controller."""
+
+from __future__ import annotations
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+
+from ..plugin_utils._agent import verbs
+from ..plugin_utils._agent.carrier import Call, drop_connection
+
+
+class ActionModule(ActionBase):
+    """One task, one verb."""
+
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, object] | None = None) -> dict[str, object]:
+        """The verb's answer."""
+        result: dict[str, object] = super().run(tmp, task_vars)
+        params = dict(self._task.args)
+        verb = params.pop("verb")
+        return {**result, "changed": False, **verbs.answer(Call(self, params, task_vars or {}), verb)}
+
+    def cleanup(self, force: bool = False) -> None:
+        """The connection may break here too, after the answer."""
+        try:
+            super().cleanup(force)
+        except AnsibleConnectionFailure:
+            drop_connection(self)

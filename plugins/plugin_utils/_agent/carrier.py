@@ -1,0 +1,190 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carries a verb of this collection to a host, and brings back its answer, at almost no cost to the host.
+
+A module starts a Python with all of Ansible's code, which takes five times as long as reading the run folder. A verb is a function
+of module_utils, sent with what it imports through a pipe to a Python that loads nothing else. If no answer comes, the module
+agent_program runs it, possibly a second time: so all verbs are idempotent.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shlex
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, NamedTuple, TypeVar
+
+from ansible import constants
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+
+from ...module_utils._contract.decode import decode
+from ...module_utils._contract.document import section
+from ...module_utils._contract.validate import InvalidHostData, absolute_path
+from ...module_utils._kit import bare, host_code
+
+MODULE = "nanochat.ddp.agent_program"
+MARK = "nanochat-ddp-answer "
+SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
+Answer = TypeVar("Answer")
+Verb = Callable[..., Mapping[str, Any]]
+# How the keys of a result begin that Ansible itself obeys, whatever its version.
+ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
+
+
+class Call(NamedTuple):
+    """One task's call of a verb."""
+
+    action: ActionBase
+    params: Mapping[str, Any]
+    variables: Mapping[str, Any]
+
+    @property
+    def check(self) -> bool:
+        return bool(self.action._task.check_mode)
+
+    @property
+    def host(self) -> str:
+        """The host that is asked, by its name in the inventory."""
+        return str(self.action._task.delegate_to or self.variables.get("inventory_hostname"))
+
+    def ask(self, verb: Verb, **params: Any) -> dict[str, Any]:
+        """The host's answer to a verb; asked once more if the connection broke while this machine slept."""
+        return across_sleep(self.action, lambda: self.ask_once(verb, **params))
+
+    def ask_once(self, verb: Verb, **params: Any) -> dict[str, Any]:
+        """The same over a connection that works."""
+        # Only verbs that change something know check mode, and only those whose sentences name the host its name.
+        ours = {"check": self.check, "host": self.host}
+        told = {**{name: value for name, value in ours.items() if name in signature(verb).parameters}, **params}
+        text = program(verb, told, self.action._task.environment)
+        answer = piped(self.action, text, self.variables)
+        return by_module(self.action, text, self.variables) if answer is None else answer
+
+
+def program(verb: Verb, params: Mapping[str, Any], environments: Any = ()) -> str:
+    """The program that calls a verb on the host; environments: those of the task, each over the one before."""
+    environ = {name: str(value) for one in environments or () for name, value in one.items()}
+    told = (MARK, verb.__module__, verb.__name__, params, environ)
+    text = host_code.program(bare.__name__, "answer", *told, needs=(verb.__module__,))
+    # A hundred kilobytes, five times for the simplest play, are slow over a slow link; a quarter of that is not.
+    packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
+    return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode('{packed}')))\n"
+
+
+def read_sources(verbs: Mapping[str, Verb]) -> None:
+    """Read the verbs' sources, before Ansible forks for each host."""
+    for verb in verbs.values():
+        host_code.sources_text((verb.__module__, bare.__name__))
+
+
+FOUND = "nanochat-ddp-python "
+# The first of several Pythons that runs; it may be a pyenv shim for a version that is not installed.
+FIRST = (
+    'for one in {names}; do found=$(command -v "$one") && "$found" -I -S -c "" </dev/null >/dev/null 2>&1 '
+    '&& echo "{mark}$found" && exec "$found" "$@"; done; exit 127'
+)
+
+
+def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
+    """The Python from the inventory, or the one that Ansible found or would find: a host's answer about its
+    Python must not depend on who asks."""
+    named = action._templar.template(variables.get("ansible_python_interpreter"))
+    found = section(variables, "ansible_facts").get("discovered_interpreter_python")
+    known = next((str(one) for one in (named, found) if one and str(one).startswith("/")), None)
+    if known:
+        return [known]
+    names: Any = variables.get("ansible_interpreter_python_fallback") or constants.INTERPRETER_PYTHON_FALLBACK
+    return ["sh", "-c", FIRST.format(names=shlex.join(names), mark=FOUND), "sh"]
+
+
+def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The answer of a program through the connection's pipe; None if there is none, and the module must run it, which explains why."""
+    execute = getattr(action, "_low_level_execute_command", None)
+    if execute is None or not action._connection.has_pipelining:
+        return None
+    answer = execute(shlex.join([*python_of(action, variables), "-I", "-S", "-"]), in_data=text.encode())
+    lines = str(answer.get("stdout") or "").splitlines()
+    told = answer_in(lines)
+    return told and {**told, **discovered(action, lines)}
+
+
+def by_module(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a program that Ansible's module runs."""
+    ran: dict[str, Any] = action._execute_module(MODULE, module_args={"program": text}, task_vars=dict(variables))
+    told = answer_in(str(ran.get("stdout") or "").splitlines())
+    if told is None and "stdout" in ran:
+        words = str(ran.get("stderr") or "no output").strip().splitlines()
+        return {"failed": True, "msg": f"its Python ended without an answer: {words[-1]}"}
+    return without_orders(ran) if told is None else told
+
+
+def answer_in(lines: list[str]) -> dict[str, Any] | None:
+    """The answer among the lines of a program's output."""
+    found = [line[len(MARK) :] for line in lines if line.startswith(MARK)]
+    return result_in(found[-1]) if found else None
+
+
+def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
+    """Stores the found Python where Ansible does, so that its modules use a working one too."""
+    found = next((line[len(FOUND) :] for line in lines if line.startswith(FOUND)), "")
+    if not found or action._task.delegate_to:
+        return {}
+    try:
+        return {"ansible_facts": {"discovered_interpreter_python": absolute_path(found)}}
+    except InvalidHostData:
+        return {}
+
+
+def result_in(text: str) -> dict[str, object] | None:
+    """A host's answer without the keys by which Ansible adds hosts, sets variables or counts; None if invalid."""
+    try:
+        told = {"changed": False, **json.loads(text)}
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return without_orders(told)
+
+
+def without_orders(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer without the keys that Ansible itself obeys, and without its parameters."""
+    return {key: value for key, value in answer.items() if not key.startswith(ORDERS) and key != "invocation"}
+
+
+def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: object) -> dict[str, Any]:
+    """A host's answer with its documents (key -> type) decoded, or a failed one with a sentence about what does not fit."""
+    if answer.get("failed") or answer.get("unreachable"):
+        return dict(answer)
+    try:
+        return {**answer, **{name: decode(kind, answer.get(name)) for name, kind in documents.items()}}
+    except InvalidHostData as why:
+        return {"changed": False, "failed": True, "msg": f"{host} sent an invalid answer: {why}"}
+
+
+def drop_connection(action: ActionBase) -> None:
+    """Drop the connection, and the temporary folder that can no longer be removed through it."""
+    action._connection.close()
+    with contextlib.suppress(AnsibleError, OSError):
+        # A persistent connection would seem to work however long the host is frozen.
+        action._connection.reset()
+    shell = getattr(action._connection, "_shell", None)
+    if shell is not None:
+        shell.tmpdir = None
+
+
+def across_sleep(action: ActionBase, ask: Callable[[], Answer]) -> Answer:
+    """The answer; asked for once more if the connection broke while this machine slept."""
+    before = time.time() - time.monotonic()
+    try:
+        return ask()
+    except AnsibleConnectionFailure:
+        # Only the monotonic clock stops during sleep.
+        if time.time() - time.monotonic() - before < SLEPT_SECONDS:
+            raise
+        drop_connection(action)
+        return ask()

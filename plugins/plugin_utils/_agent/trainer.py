@@ -1,0 +1,146 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's side of setting up a trainer: it reads the sources and locks, and brings files, uv and wheels."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+
+from ...module_utils._kit.files import locked
+from ...module_utils._preflight import setup_look
+from ...module_utils._trainer import environment, files
+from ...module_utils._trainer.venv import uv_beside
+from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
+from .carrier import Call
+
+
+def sources(src: str) -> dict[str, bytes]:
+    """Every file of a folder on the controller."""
+    folder = Path(src).expanduser()
+    if not folder.is_dir():
+        raise AnsibleActionFail(f"the sources of the trainer are not on the controller: {folder} is not a folder")
+    try:
+        tree = files.read_tree(str(folder))
+    except files.TreeError as why:
+        raise AnsibleActionFail(str(why)) from why
+    if not tree:
+        raise AnsibleActionFail(f"there are no files to copy, since {folder} is empty")
+    return tree
+
+
+def lock_of(params: Mapping[str, Any]) -> Lock:
+    """The lock of the packages."""
+    folder = Path(params.get("src") or TRAINER).expanduser()
+    return read_lock(folder, params["packages"], params.get("torch_index", "auto"))
+
+
+def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the verb on the host."""
+    lock = lock_of(params) if params.get("state", "present") == "present" else Lock("", "", {})
+    given = {name: value for name, value in params.items() if name not in ("src", "packages")}
+    return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
+
+
+def setup_info(call: Call) -> dict[str, Any]:
+    """Look which of trainer (src), environment (packages, torch_index) and data a host already has; see the verb on the host."""
+    lock, given = lock_of(call.params), dict(call.params)
+    for name in ("src", "packages", "torch_index"):
+        given.pop(name, None)
+    return call.ask(
+        setup_look.setup_info,
+        files=files.digests_of(sources(call.params["src"])),
+        digest=lock.digest,
+        pins=lock.pins,
+        **given,
+    )
+
+
+def check_trainer(call: Call) -> dict[str, Any]:
+    """Refuse to change files (trees: as for trainer_files) or an environment (venv: as for trainer_venv) that a training uses.
+
+    processes: those of the host's probe.
+    """
+    for dest, src in call.params["trees"].items():
+        digests = files.digests_of(sources(src))
+        asked = call.ask(files.trainer_files, dest=dest, files=digests, check=True)
+        if asked.get("failed"):
+            return asked
+    venv = call.params["venv"]
+    users = [
+        one for one in call.params["processes"] if one["session"] and one["command"].startswith(venv["path"] + "/")
+    ]
+    if not users:
+        return {}
+    would = call.ask(environment.trainer_venv, check=True, **with_lock(venv))
+    if not would.get("changed") and "reason" not in would:
+        return {}
+    told = (
+        f"{call.host}: {venv['path']} would have to change, but a training there uses it (process {users[0]['pid']}); stop that "
+        "first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME; or give this run a Python of its own "
+        "(ddp_venv_dir)"
+    )
+    return {"failed": True, "msg": told}
+
+
+def trainer_files(call: Call) -> dict[str, Any]:
+    """Bring folders on the host to the files of others on the controller (trees); the digest is that of the first."""
+    found = [brought(call, dest, sources(src)) for dest, src in call.params["trees"].items()]
+    failed = [one for one in found if one.get("failed")]
+    diff = [part for one in found for part in one.get("diff", [])]
+    return failed[0] if failed else {**found[0], "changed": any(one["changed"] for one in found), "diff": diff}
+
+
+def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
+    """One of them: two round trips if something differs, otherwise one."""
+    digests = files.digests_of(tree)
+    asked = call.ask(files.trainer_files, dest=dest, files=digests)
+    if not asked.get("changed") or asked.get("failed"):
+        return asked
+    contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
+    return call.ask(files.trainer_files, dest=dest, files=digests, contents=contents)
+
+
+def trainer_venv(call: Call) -> dict[str, Any]:
+    """Make or remove an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
+
+    Two round trips if uv must be brought, otherwise one.
+    """
+    given = with_lock(call.params)
+    asked = call.ask(environment.trainer_venv, **given)
+    if not asked.get("lacks_uv") or asked.get("failed"):
+        return asked
+    try:
+        bring_uv_beside(call, str(asked["lacks_uv"]), str(asked["venv"]))
+    except AnsibleError as why:
+        return {"failed": True, "reason": "network", "tags": asked.get("tags"), "msg": f"{call.host}: {why.message}"}
+    return call.ask(environment.trainer_venv, **given)
+
+
+def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
+    """Copy uv to the host, beside the environment; renamed, so that no half copy is ever run."""
+    action = call.action
+    program, there = bring_uv(cache_folder(), machine), uv_beside(venv)
+    part = f"{there}.{os.getpid()}"
+    action._transfer_file(str(program), part)
+    action._fixup_perms2([part], execute=True)
+    action._low_level_execute_command(
+        f"mv {action._connection._shell.quote(part)} {action._connection._shell.quote(there)}"
+    )
+
+
+def trainer_wheels(call: Call) -> dict[str, Any]:
+    """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index."""
+    if call.check:
+        return {"changed": True}
+    params, folder = call.params, Path(call.params["dest"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(str(folder) + ".lock", 1800):
+        lock, index = lock_of(params), params.get("torch_index", "auto")
+        return {"changed": bring_wheels(lock.text, params["python"], params["machine"], folder, index)}

@@ -1,0 +1,144 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Python of a host a verb is sent to, and what is taken of its answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import (
+    FOUND,
+    MARK,
+    Call,
+    discovered,
+    python_of,
+    result_in,
+)
+
+ACTION: Any = SimpleNamespace(_templar=SimpleNamespace(template=lambda value: value))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {
+            "ansible_python_interpreter": "/opt/python",
+            "ansible_facts": {"discovered_interpreter_python": "/usr/bin/other"},
+        },
+        {
+            "ansible_python_interpreter": "auto_silent",
+            "ansible_facts": {"discovered_interpreter_python": "/opt/python"},
+        },
+    ],
+)
+def test_the_python_of_the_inventory_or_of_ansible_is_taken(variables):
+    assert python_of(ACTION, variables) == ["/opt/python"]
+
+
+def test_before_ansible_has_looked_it_is_the_one_that_ansible_will_find(tmp_path):
+    for name in ("python3", "python3.11", "python3.9"):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        path.chmod(0o755)
+    # pyenv has a shim for every version that any of its environments has.
+    (tmp_path / "python3.12").write_text("#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n")
+    (tmp_path / "python3.12").chmod(0o755)
+    argv = [
+        *python_of(
+            ACTION, {"ansible_interpreter_python_fallback": ["python3.13", "python3.12", "python3.11", "python3"]}
+        ),
+        "-I",
+        "-",
+    ]
+    told = subprocess.run(
+        ["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"{FOUND}{tmp_path}/python3.11\npython3.11 -I -\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "delegate", "facts"),
+    [
+        ([FOUND + "/usr/bin/python3.11"], None, {"discovered_interpreter_python": "/usr/bin/python3.11"}),
+        ([FOUND + "/usr/bin/python3.11"], "other", None),
+        (["a motto"], None, None),
+    ],
+)
+def test_the_modules_of_ansible_take_the_python_that_was_found(lines, delegate, facts):
+    action: Any = SimpleNamespace(_task=SimpleNamespace(delegate_to=delegate))
+    assert discovered(action, lines).get("ansible_facts") == facts
+
+
+def test_a_host_without_any_python_is_asked_by_the_module(tmp_path):
+    argv = [*python_of(ACTION, {"ansible_interpreter_python_fallback": ["python3.13"]}), "-"]
+    done = subprocess.run(["/bin/sh", *argv[1:]], env={"PATH": str(tmp_path)}, check=False)
+    assert done.returncode == 127
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "add_host",
+        "add_group",
+        "ansible_facts",
+        "ansible_stats",
+        "ansible_playbook_python",
+        "_ansible_no_log",
+        "_ansible",
+    ],
+)
+def test_a_hosts_answer_gives_ansible_no_orders(key):
+    assert result_in(json.dumps({"state": "running", key: {"name": "elsewhere"}})) == {
+        "changed": False,
+        "state": "running",
+    }
+
+
+class Host:
+    """An action whose host has no pipe, so that the module runs the program in a Python of this machine."""
+
+    def __init__(self, told: str = "") -> None:
+        self.told = told
+        self._connection = SimpleNamespace(has_pipelining=False)
+        self._task = SimpleNamespace(
+            check_mode=False, delegate_to=None, environment=[{"HOME": "/srv"}, {"LC_ALL": "C"}]
+        )
+
+    def _execute_module(self, name: str, module_args: dict[str, str], task_vars: dict[str, str]) -> dict[str, Any]:
+        assert name == "nanochat.ddp.agent_program"
+        argv = [sys.executable, "-I", "-S", "-"]
+        done = subprocess.run(argv, input=module_args["program"], capture_output=True, text=True, check=False)
+        return {"stdout": self.told + done.stdout, "stderr": done.stderr, "invocation": {}}
+
+
+@pytest.mark.parametrize("told", ["", "a motto\n", MARK + "{ torn\n"])
+def test_without_a_pipe_the_module_runs_the_program(told):
+    """Also with the environment of the task, by which the host expands paths."""
+    host: Any = Host(told)
+    answer = Call(host, {}, {"inventory_hostname": "laptop"}).ask(run_info, base_dir="~/none", run="d4")
+    assert answer["run"]["run_dir"] == "/srv/none/runs/d4" and answer["run"]["state"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [({"base_dir": "/", "run": "a b"}, "for example d4-trial"), ({"bass_dir": "/"}, "run_info: TypeError: run_info() got an unexpected")],
+)  # fmt: skip
+def test_a_verb_that_refuses_or_fails_does_so_in_a_sentence(params, said):
+    host: Any = Host()
+    told = Call(host, {}, {}).ask(run_info, **params)
+    assert told["failed"] and said in told["msg"] and "\n" not in told["msg"]
+
+
+def test_a_python_that_gives_no_answer_is_told_of():
+    host: Any = Host()
+    host._execute_module = lambda *dummy, **more: {"stdout": "", "stderr": "x\nSyntaxError: invalid syntax\n"}
+    assert Call(host, {}, {}).ask(run_info)["msg"] == "its Python ended without an answer: SyntaxError: invalid syntax"
+    host._execute_module = lambda *dummy, **more: {"failed": True, "msg": "no Python", "invocation": {}}
+    assert Call(host, {}, {}).ask(run_info) == {"failed": True, "msg": "no Python"}

@@ -1,0 +1,71 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""run_info, and what run_files offers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base folder with a finished run."""
+    run = tmp_path / "runs" / "d4"
+    begun = time.time() - 100
+    fake_run.write_history(run, fake_run.history(1, 2, 10, begun), 1)
+    fake_run.write_json(run / "session.json", fake_run.session_of(1, begun, ended=begun + 50, exit_code=0))
+    return tmp_path
+
+
+def test_it_reads_the_newest_run(call: Any, base: Path) -> None:
+    told = call(run_info, base_dir=str(base))
+    assert (told["run"]["state"], told["run"]["run"], told["run"]["rank"]) == ("finished", "d4", 1)
+    assert told["run"]["last_lines"][-1] == "step 00019"
+
+
+def test_it_reads_the_run_that_is_asked_for(call: Any, base: Path) -> None:
+    assert call(run_info, base_dir=str(base), run="other")["run"]["state"] == "absent"
+    assert call(run_info, run_dir=str(base / "runs" / "d4"), lines=0)["run"]["last_lines"] == []
+    assert call(run_info, base_dir=str(base / "nothing"))["run"]["run"] is None
+
+
+def test_news_are_answered_at_once(call: Any, base: Path) -> None:
+    begun = time.monotonic()
+    call(run_info, base_dir=str(base), wait={"state": "running", "step": 4, "at_least": 0, "timeout": 60})
+    assert time.monotonic() - begun < 5
+
+
+def test_every_key_is_one_of_the_contract(call: Any, base: Path) -> None:
+    assert set(call(run_info, base_dir=str(base))["run"]) == RunState.__required_keys__
+
+
+FILES = {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}
+NO_FILES = {"run": None, "pieces": [], "whole": [], "more": False}
+
+
+def test_files_are_offered_from_the_run_folder(call: Any, base: Path) -> None:
+    run = base / "runs" / "d4"
+    (run / "base_checkpoints" / "d4").mkdir(parents=True)
+    (run / "base_checkpoints" / "d4" / "model_000010.pt").write_text("weights")
+    told = call(run_files, base_dir=str(base), have={})
+    assert {part["path"] for part in told["pieces"]} == FILES
+    assert (told["run"], told["run_dir"], told["more"]) == ("d4", str(run), False)
+    # Weights only for whoever asks for them.
+    assert told["whole"] == []
+    (weights,) = call(run_files, base_dir=str(base), have={}, checkpoints=True)["whole"]
+    assert weights["path"] == "base_checkpoints/d4/model_000010.pt"
+
+
+def test_where_there_is_no_such_run_no_files_are_offered(call: Any, base: Path) -> None:
+    for which in ({"run": "other"}, {"run": None, "base_dir": str(base / "nothing")}):
+        told = call(run_files, **{"base_dir": str(base), "have": {}, **which})
+        assert {key: told[key] for key in NO_FILES} == NO_FILES

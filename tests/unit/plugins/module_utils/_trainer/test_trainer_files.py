@@ -1,0 +1,150 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+
+import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer import files as trainer_tree
+from ansible_collections.nanochat.ddp.plugins.module_utils._trainer.files import trainer_files
+
+
+@pytest.fixture
+def src(tmp_path):
+    folder = tmp_path / "src"
+    (folder / "scripts/__pycache__").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git/config").write_text("not a source")
+    (folder / "scripts/base_train.py").write_text("print('training')\n")
+    (folder / "scripts/__pycache__/base_train.pyc").write_bytes(b"not a source")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    return folder
+
+
+@pytest.fixture
+def deploy(call, src, tmp_path):
+    """Runs the module with what the controller's side would send it."""
+
+    def run(_check_mode=False, contents=True):
+        tree = trainer_tree.read_tree(str(src))
+        sent = {path: base64.b64encode(content).decode() for path, content in tree.items()} if contents else None
+        return call(
+            trainer_files,
+            _check_mode=_check_mode,
+            dest=str(tmp_path / "dest"),
+            host="worker",
+            files=trainer_tree.digests_of(tree),
+            contents=sent,
+        )
+
+    return run
+
+
+def test_brings_the_sources_and_nothing_else(deploy, tmp_path):
+    result = deploy()
+
+    dest = tmp_path / "dest"
+    assert result["changed"]
+    assert result["written"] == ["run.sh", "scripts/base_train.py"]
+    assert sorted(str(path.relative_to(dest)) for path in dest.rglob("*") if path.is_file()) == [
+        ".deployed.json",
+        "run.sh",
+        "scripts/base_train.py",
+    ]
+    assert os.access(dest / "run.sh", os.X_OK)
+    assert result["diff"][0]["after"] == "run.sh\nscripts/base_train.py\n"
+
+
+def test_check_mode_tells_the_same_and_writes_nothing(deploy, tmp_path):
+    checked = deploy(_check_mode=True)
+    assert not (tmp_path / "dest").exists()
+
+    done = deploy()
+    assert checked == done
+
+
+def test_only_what_differs_is_asked_for(deploy, src):
+    first, second = deploy(), deploy()
+    assert not second["changed"] and second["digest"] == first["digest"]
+    assert (second["written"], second["removed"], second["diff"]) == ([], [], [])
+    (src / "run.sh").write_text("#!/bin/bash\n")
+
+    assert deploy(contents=False)["written"] == ["run.sh"]
+    assert deploy()["diff"] == [
+        {
+            "before": "#!/bin/sh\n",
+            "after": "#!/bin/bash\n",
+            "before_header": str(src.parent / "dest/run.sh"),
+            "after_header": str(src.parent / "dest/run.sh"),
+        }
+    ]
+
+
+def test_stale_files_go_with_their_folder_and_other_peoples_stay(deploy, src, tmp_path):
+    (src / "lib").mkdir()
+    (src / "lib/old.py").write_text("")
+    deploy()
+    dest = tmp_path / "dest"
+    (dest / "lib/__pycache__").mkdir()
+    (dest / "lib/__pycache__/old.pyc").write_bytes(b"")
+    (src / "lib/old.py").unlink()
+    (dest / "scripts/mine.py").write_text("kept")
+    (src / "run.sh").unlink()
+
+    result = deploy()
+
+    assert result["removed"] == ["lib/old.py", "run.sh"]
+    assert not (dest / "run.sh").exists() and not (dest / "lib").exists()
+    assert (dest / "scripts/mine.py").exists()
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A process of a session of the run d4 that works in the folder of the files."""
+    (tmp_path / "dest").mkdir(exist_ok=True)
+    env = {**os.environ, "NANOCHAT_DDP_SESSION": "0a1b", "NANOCHAT_BASE_DIR": "/home/x/runs/d4"}
+    process = subprocess.Popen(["sleep", "600"], cwd=tmp_path / "dest", env=env)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_files_that_a_training_uses_are_not_changed(deploy, src, tmp_path, training):
+    for check_mode in (True, False):
+        refused = deploy(_check_mode=check_mode)
+        assert refused["failed"] and not list((tmp_path / "dest").iterdir())
+        assert f"the run d4 uses them (process {training.pid})" in refused["msg"]
+        assert "-e ddp_run=d4" in refused["msg"]
+
+    training.kill()
+    training.wait()
+    assert deploy()["changed"]
+
+
+def test_a_training_with_these_very_files_is_nothing_to_refuse(deploy, request):
+    deploy()
+    request.getfixturevalue("training")
+    assert not deploy()["changed"]
+
+
+def test_path_outside_is_refused(call, tmp_path):
+    result = call(trainer_files, dest=str(tmp_path / "d"), files={"../up": "0"}, contents={"../up": ""})
+    assert result["failed"] and not (tmp_path / "up").exists()
+
+
+def test_folder_that_cannot_be_written_is_named(deploy, tmp_path):
+    (tmp_path / "dest").write_text("a file in the way")
+
+    result = deploy()
+
+    assert result["failed"] and result["msg"].startswith(f"worker: {tmp_path}/dest")
+
+
+def test_tree_that_is_no_source_is_refused(src, monkeypatch):
+    monkeypatch.setattr(trainer_tree, "LARGEST_TREE", 10)
+    with pytest.raises(trainer_tree.TreeError, match="too much for a trainer's sources"):
+        trainer_tree.read_tree(str(src))
