@@ -341,7 +341,7 @@ def add_expected(
     batch = {"total_batch": 2 * rows_of_node * model.length, "device_batch": model.rows}
     training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
     nodes = [{"host": host, "rows": rows_of_node} for host in hosts]
-    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_way("exact", "auto")
+    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_sync("exact", "auto")
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2
