@@ -17,8 +17,8 @@ from ..module_utils._contract.decode import believed_plans, decode
 from ..module_utils._contract.document import number, section
 from ..module_utils._contract.settings import convert, defaults
 from ..module_utils._contract.settings_table import find
-from ..module_utils._preflight.evidence import peers_of, unreached
-from ..module_utils._preflight.links import closed_ways
+from ..module_utils._preflight.evidence import peers_of
+from ..module_utils._preflight.links import ways_to
 from ..module_utils._preflight.measured import measured_step, with_link
 from ..module_utils._preflight.peer_check import LinkTry
 
@@ -64,13 +64,6 @@ def plain_name(name: Any) -> str:
 def preflight_peers(plan: Any, answers: Mapping[str, Any], host: str) -> list[dict[str, object]]:
     """The responders of the other hosts, from the next rank on."""
     return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
-
-
-def ways_to(
-    plan: Any, tries: Mapping[str, Any], host: str, firewall: Mapping[str, Any] | None = None
-) -> dict[str, object]:
-    """The peers whose way to a host was not found open, and what is known of those that tried and failed."""
-    return {"unreached": unreached(plan, tries, host), "closed": closed_ways(plan, tries, host, firewall or {})}
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -172,7 +172,7 @@ import os
 from ..module_utils._firewall.apply import FirewallRequest, apply
 from ..module_utils._firewall.rules import MARK, NAME, FirewallError, address, marker, wanted_rules
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.commands import runner
+from ..module_utils._kit.bare import tool
 from ..module_utils._kit.processes import live_runs
 
 
@@ -205,7 +205,7 @@ def main() -> None:
             known=tuple(name for name in params["known"] if NAME.match(name)),
             keep=(*params["keep"], *live_runs()),
         )
-        module.exit_json(**apply(runner(module), request))
+        module.exit_json(**apply(tool, request))
     except FirewallError as error:
         module.fail_json(msg=str(error))
 

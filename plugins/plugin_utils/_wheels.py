@@ -124,16 +124,13 @@ def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch
 
 def supported(python: str, machine: str) -> Iterator[str]:
     """Tags of wheels that run on Linux with a glibc of the last ten years."""
-    from packaging.tags import cpython_tags
+    from packaging.tags import compatible_tags, cpython_tags
 
     version = tuple(int(part) for part in python.split("."))
     older = [f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")]
     platforms = [*(f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)), *older, "any"]
-    for tag in cpython_tags(version, platforms=platforms):
-        yield str(tag)
-    for interpreter in (f"cp{version[0]}{version[1]}", f"py{version[0]}{version[1]}", "py3", "py2.py3"):
-        for platform in platforms:
-            yield f"{interpreter}-none-{platform}"
+    yield from map(str, cpython_tags(version, platforms=platforms))
+    yield from map(str, compatible_tags(version, f"cp{version[0]}{version[1]}", platforms))
 
 
 def is_for(name: str, package: Package, tags: Sequence[str]) -> bool:

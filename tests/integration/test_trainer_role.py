@@ -162,15 +162,6 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
 
 
-def test_what_the_controller_cannot_fetch_is_told(play, index):
-    play.plan["trainer"]["offline"] = True
-    (index / "tiny_thing-1.0-py3-none-any.whl").unlink()
-    (told,) = set(messages(play.run("trainer")))
-    assert (
-        told.startswith("the controller could not fetch tiny-thing 1.0 for Python 3.") and f"(asked: {index})" in told
-    )
-
-
 def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):
     play.plan["trainer"]["offline"] = True
 
@@ -238,7 +229,10 @@ def test_sources_are_never_built(play, index):
     write_lock(Path(play.variables["trainer_src"]), sources)
     assert "tiny-thing==1.0" in messages(play.run("trainer"))[0]
     play.plan["trainer"]["offline"] = True
-    assert "could not fetch tiny-thing 1.0" in messages(play.run("trainer"))[0]
+    (told,) = set(messages(play.run("trainer")))
+    assert (
+        told.startswith("the controller could not fetch tiny-thing 1.0 for Python 3.") and f"(asked: {index})" in told
+    )
 
 
 def test_an_interrupted_set_up_goes_on(play, index):

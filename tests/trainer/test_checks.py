@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -17,7 +18,7 @@ from ranks import PATIENCE_SECONDS, TRAINER, free_port
 
 from nanochat.kit.common import BF16_CPU_FLAGS, cpu_flags
 from nanochat.model.kernels import KernelShape
-from scripts import measure_step
+from scripts import gloo_check, measure_step
 
 TINY = [
     "--depth=2",
@@ -56,7 +57,7 @@ def ranks(world: int, present: int, timeout: int) -> list[dict[str, Any]]:
 def test_all_ranks_meet_add_up_and_are_measured():
     results = ranks(3, 3, 20)
     assert [result["code"] for result in results] == [0, 0, 0]
-    assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 for result in results)
+    assert all(result["ok"] and result["bandwidth_mbit"] > 0 and result["latency_ms"] > 0 and result["message_ms"] > 0 for result in results)
     assert len({(result["torch"], result["python"], result["trainer"]) for result in results}) == 1
 
 
@@ -75,6 +76,13 @@ def test_ranks_wait_for_a_late_one():
         first.wait(8)
     second = start_check(1, 1, place)
     assert [answer(first)["phase"], answer(second)["phase"]] == ["done", "done"]
+
+
+def test_a_slow_line_is_measured_by_a_part_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(all_reduce=lambda *dummy: None, exchange=lambda what, value: [value])
+    for seconds, sent in ((0.75, 8192), (0.25, 65536)):
+        monkeypatch.setattr(gloo_check, "timed", lambda dummy, work, seconds=seconds: seconds)
+        assert gloo_check.measure_bulk(alone, torch.ones(16384), 3) == (seconds, sent)  # type: ignore[arg-type]
 
 
 def test_missing_variables_are_named():

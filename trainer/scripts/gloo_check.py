@@ -17,9 +17,10 @@ import json
 import os
 import platform
 import socket
+import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from nanochat.rules.causes import Cause
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SMALL_ROUNDS = 20
+# Messages at once, about as many as a small model's step has, and so small that a line's rate does not count.
+MESSAGES, MESSAGE_FLOATS = 20, 16
+# The large tensor takes too long where this part of it takes longer; then the part is what is measured.
+PART, PART_SECONDS = 8, 0.5
 
 
 def meet(environ: Mapping[str, str], timeout: float) -> Comm:
@@ -57,22 +62,45 @@ def check_sums(comm: Comm) -> None:
 
 
 def measure(comm: Comm, size: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a small all-reduce, and Mbit/s sent per rank during large ones."""
-    small, large = torch.zeros(1), torch.ones(size // 4)
-    seconds = sorted(timed(comm, small) for dummy in range(SMALL_ROUNDS))
-    comm.all_reduce(large, "the first large sum")
-    bulk = min(timed(comm, large) for dummy in range(rounds))
-    sent = 2 * (comm.world - 1) * large.nbytes / comm.world
-    return {
-        "latency_ms": round(seconds[len(seconds) // 2] * 1000, 3),
-        "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1) if comm.world > 1 else 0.0,
-    }
+    """Milliseconds of a small all-reduce and of a small message, and Mbit/s sent per rank during large all-reduces."""
+    small = statistics.median(timed(comm, lambda: sum_up(comm, torch.zeros(1))) for dummy in range(SMALL_ROUNDS))
+    measured = {"latency_ms": round(small * 1000, 3), "message_ms": 0.0, "bandwidth_mbit": 0.0}
+    if comm.world > 1:
+        message = statistics.median(timed(comm, lambda: swap(comm)) for dummy in range(SMALL_ROUNDS)) / MESSAGES
+        bulk, summed = measure_bulk(comm, torch.ones(size // 4), rounds)
+        sent = 2 * (comm.world - 1) * summed / comm.world
+        measured |= {"message_ms": round(message * 1000, 3), "bandwidth_mbit": round(sent * 8 / bulk / 1e6, 1)}
+    return measured
 
 
-def timed(comm: Comm, tensor: torch.Tensor) -> float:
+def measure_bulk(comm: Comm, large: torch.Tensor, rounds: int) -> tuple[float, int]:
+    """The seconds of a large all-reduce, and its bytes."""
+    part = large[: max(1, len(large) // PART)]
+    sum_up(comm, part)
+    # All ranks must decide alike.
+    slowest = max(comm.exchange("the seconds of a part", timed(comm, lambda: sum_up(comm, part))))
+    if slowest > PART_SECONDS:
+        return slowest, part.nbytes
+    return min(timed(comm, lambda: sum_up(comm, large)) for dummy in range(rounds)), large.nbytes
+
+
+def sum_up(comm: Comm, tensor: torch.Tensor) -> None:
+    comm.all_reduce(tensor, "a timed sum")
+
+
+def swap(comm: Comm) -> None:
+    """Messages to the next rank and from the one before, started at once like those of a step."""
+    mine, theirs = torch.ones(MESSAGES, MESSAGE_FLOATS), torch.empty(MESSAGES, MESSAGE_FLOATS)
+    before, behind = (comm.rank - 1) % comm.world, (comm.rank + 1) % comm.world
+    received = [comm.receive(one, before, tag, "a message") for tag, one in enumerate(theirs)]
+    comm.wait(*received, *(comm.send(one, behind, tag, "a message") for tag, one in enumerate(mine)))
+
+
+def timed(comm: Comm, work: Callable[[], None]) -> float:
+    """The seconds of something that all ranks do at the same time."""
     comm.all_reduce(torch.zeros(1), "a common start")
     begin = time.perf_counter()
-    comm.all_reduce(tensor, "a timed sum")
+    work()
     return time.perf_counter() - begin
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Optional, TypedDict
 
-from .document import Document
 from .training import TrainingIdentity
 
 if TYPE_CHECKING:
@@ -27,13 +26,10 @@ if TYPE_CHECKING:
 
 
 class Memory(TypedDict):
-    """In bytes; `limit` is that of the control groups."""
+    """In bytes, within the limit of the control groups."""
 
     total: int
     available: int
-    swap_total: int
-    swap_free: int
-    limit: Optional[int]
 
 
 class TrainingProcess(TypedDict):
@@ -45,14 +41,12 @@ class TrainingProcess(TypedDict):
     command: str
     session: Optional[str]
     run: Optional[str]
-    age: Optional[int]
 
 
 class PortHolder(TypedDict):
     """A process that listens on a port; None if only root may see it."""
 
     port: int
-    addresses: List[str]
     pid: Optional[int]
     user: str
     command: Optional[str]
@@ -72,16 +66,11 @@ class Machine(TypedDict):
     """The host itself."""
 
     hostname: str
-    machine_id: str
     boot_id: str
     network_namespace: str
-    kernel: str
     arch: Word
-    os: str
     user: str
-    uid: int
     home: AbsolutePath
-    time: float
 
 
 class Processors(TypedDict):
@@ -89,8 +78,6 @@ class Processors(TypedDict):
 
     model: str
     flags: List[str]
-    logical: int
-    physical: int
     available: int
     available_physical: int
     allowed: List[Processor]
@@ -110,7 +97,6 @@ class Python(TypedDict):
 class Pythons(TypedDict):
     """The interpreter that runs the probe, and others."""
 
-    executable: str
     version: Version
     candidates: List[Python]
     library: AbsolutePath
@@ -119,11 +105,9 @@ class Pythons(TypedDict):
 class VenvFacts(TypedDict):
     """The trainer's environment; `kind` as in _probe/host.py."""
 
-    path: str
     exists: bool
     kind: str
     torch: Optional[str]
-    stamp: Optional[Document]
     disk: Disk
 
 
@@ -160,8 +144,6 @@ class Nic(TypedDict):
     kind: str
     up: bool
     speed_mbit: Optional[int]
-    mtu: Optional[int]
-    mac: str
     enslaved: bool
     ipv4: List[Interface]
     ipv6: List[Interface]
@@ -228,7 +210,6 @@ class Route(TypedDict):
     address: str
     nic: Optional[str]
     source: Optional[str]
-    gateway: Optional[str]
 
 
 class Names(TypedDict):
@@ -262,16 +243,16 @@ class Usage(TypedDict):
 class Probe(TypedDict):
     """All facts of a host."""
 
-    host: Machine  # name, identity, kernel, architecture, user and clock (epoch seconds) of the host
+    host: Machine  # name, boot, architecture and user of the host
     python: PythonFacts  # this Python, those of 3.10 and newer, where the library's sources lie, and the trainer's environment
-    cpu: Processors  # model, features, cores in all and those that this user may use, load, and whether bfloat16 is native
-    memory: Memory  # bytes of memory and swap, within the limit of the control group if there is one
+    cpu: Processors  # model, features, the cores that this user may use, load, and whether bfloat16 is native
+    memory: Memory  # bytes of memory, within the limit of the control group if there is one
     disk: Disk  # room below the base folder, whether it can be written, and the file system it is on
     nics: List[Nic]  # kind is wired, wifi, virtual, overlay, bridge or loopback
     routes: List[Route]  # for each peer, and for `default`, the interface and own address that packets to it would take
     names: Names  # what the own name and the peers' names resolve to on this host
     sudo: Rights  # root's rights without a password: root, passwordless or none
-    tmux: Dict[str, Optional[str]]  # path and version of tmux, or `null`
+    tmux: Dict[str, Optional[str]]  # path of tmux, or `null`
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none

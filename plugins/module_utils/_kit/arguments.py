@@ -23,7 +23,7 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 def checked_module(
     argument_spec: Mapping[str, object], bounds: Mapping[str, tuple[float, float]] | None = None, **options: Any
 ) -> Any:
-    """An AnsibleModule that rejects NUL bytes, invalid text, numbers beyond 64 bits and endless nesting in its arguments.
+    """An AnsibleModule that rejects NUL bytes, numbers beyond 64 bits and endless nesting in its arguments.
 
     bounds: minimum and maximum of numbers, by option name (`wait.timeout` for a suboption). What the module makes, nobody but its
     user may write, whatever the umask.
@@ -57,8 +57,6 @@ def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
     elif isinstance(value, str):
         if "\0" in value:
             yield f"{named} contains a NUL byte; remove it."
-        elif not _is_text(value):
-            yield f"{named} contains a lone surrogate, which is not valid text; write it in UTF-8."
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{named} is {value}; it must be a finite number."
     elif isinstance(value, int) and not -BIGGEST <= value < BIGGEST:
@@ -70,15 +68,6 @@ def problems(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from problems(item, f"{name}[{number}]", depth + 1)
-
-
-def _is_text(value: str) -> bool:
-    """Path bytes that are not UTF-8 arrive as surrogate escapes and are passed on unchanged."""
-    try:
-        value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shown(key: Any) -> str:

@@ -1,19 +1,21 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replaces Ansible's module in a program that host_code sends to a host: runs commands, calls a verb and returns the answer."""
+"""Runs commands on a host, and calls a verb in a program that host_code sends there and returns its answer."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 # Folders that modules search in addition to PATH.
 MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+TIMED_OUT = "it did not end in time"
 # How the names of parameters end that are paths.
 PATHS = ("_dir", "path", "dest")
 OURS = "ansible_collections.nanochat.ddp."
@@ -25,25 +27,36 @@ def find(name: str) -> Optional[str]:
 
 
 def run(
-    argv: Sequence[str], environ: Optional[Mapping[str, str]] = None, folder: Optional[str] = None
+    argv: Sequence[str],
+    environ: Optional[Mapping[str, str]] = None,
+    folder: Optional[str] = None,
+    seconds: Optional[float] = None,
 ) -> Tuple[int, str, str]:
-    """Run a program with additional environment variables; returns 127 if it cannot be run."""
+    """Run a program with additional environment variables; returns 127 if it cannot be run, or not within so many seconds."""
     try:
-        done = subprocess.run(  # pylint: disable=ansible-bad-function
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(argv),
             cwd=folder,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=seconds is not None,
         )
     except OSError as why:
         return 127, "", f"{argv[0]}: {why.strerror}"
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    with process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # With what it has started: a shell's commands are processes of their own.
+            os.killpg(process.pid, signal.SIGKILL)
+            return 127, "", TIMED_OUT
+    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
 def tool(argv: Sequence[str]) -> Tuple[int, str, str]:
-    """Run a tool of the host in the C locale; returns 127 if it is not installed, like a shell."""
+    """Run a tool of the host, also one outside of PATH, in the C locale; returns 127 if it is not installed, like a shell."""
     program = find(argv[0])
     if program is None:
         return 127, "", f"{argv[0]} is not installed"

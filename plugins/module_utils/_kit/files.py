@@ -97,19 +97,14 @@ def read_bytes(path: str) -> bytes:
         return b""
 
 
-def read_json(path: str) -> Any:
-    """The document in a file; None if it does not exist or is not (yet) complete JSON."""
+def read_object(path: str) -> dict[str, object]:
+    """The JSON object in a file; empty if it does not exist, or is not (yet) complete or something else."""
     try:
         with open(path, "rb") as file:
             data = file.read(LONGEST_JSON + 1)
-        return json.loads(data) if len(data) <= LONGEST_JSON else None
+        found = json.loads(data) if len(data) <= LONGEST_JSON else None
     except (OSError, ValueError, RecursionError):  # nesting deeper than our own files
-        return None
-
-
-def read_object(path: str) -> dict[str, object]:
-    """The JSON object in a file; empty if there is none."""
-    found = read_json(path)
+        return {}
     return found if isinstance(found, dict) else {}
 
 

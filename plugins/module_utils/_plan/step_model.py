@@ -24,6 +24,7 @@ FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
 # Dependent exchanges per step without overlapping computation; from the delays of bench/two_nodes.py.
 ROUNDS = 8
+HEAD_BLOCK_BYTES = 2**22  # of the head's gradient, sent apart (nanochat/model/gradients.py)
 # Gloo's copying takes cores from computing, so this fraction of the wire time is felt even if hidden.
 FELT_SHARE = 0.15
 # Fraction of the computing that can hide transfers: the head's gradient is sent early. Measured by bench/two_nodes.py, see
@@ -55,6 +56,7 @@ class Link(NamedTuple):
 
     mbit: float
     latency_ms: float
+    message_ms: float = 0.0  # of both ends' time, however short the message; 0: not measured
 
 
 class BytesSent(NamedTuple):
@@ -160,6 +162,17 @@ def bytes_sent(job: StepJob, sync: Optional[str] = None) -> BytesSent:
     return BytesSent(int((dense * ring + matrices) * way.value_bytes + embeddings * way.row_bytes), shared)
 
 
+def messages_sent(job: StepJob) -> float:
+    """The number of messages behind `bytes_sent`: six matrices a layer, and a gate in every other one."""
+    world, depth, most = job.world, job.model["depth"], largest_matrix_share(job)
+    counts = job.model["parameters"]
+    tables = (counts["wte"] + counts["value_embeds"]) // max(1, counts["wte"])
+    matrices = (6 * depth + tables - 1) * (1 - most + (world - 1) * most)
+    blocks = -(-counts["lm_head"] * FLOAT // HEAD_BLOCK_BYTES) * (1 if world < 3 else 2)
+    # With the ids of the tokens, and the small gradients with the loss.
+    return matrices + (tables + blocks + 2) * (world - 1)
+
+
 def head_of(job: StepJob, kind: str) -> str:
     """The head with this sync method: if the plan chooses, it depends on the bytes."""
     fixed = kind == job.sync or not job.head_open or job.world < 2
@@ -201,7 +214,7 @@ def predict(
         of_pass, head = slowest / passes, sent.head / passes
         waiting = (passes - 1) * unhidden_seconds(link, head, of_pass)
         waiting += unhidden_seconds(link, sent.gradients + head, of_pass + max(updates))
-        late = ROUNDS * link.latency_ms / 1000
+        late = (ROUNDS * link.latency_ms + messages_sent(job) * link.message_ms) / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)
@@ -248,7 +261,10 @@ def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
     links = [one for one in found if isinstance(one, dict) and one.get("mbit")]
     if not links or len(links) < len(measured):
         return None
-    return Link(min(float(one["mbit"]) for one in links), max(float(one.get("latency_ms") or 0.0) for one in links))
+    return Link(
+        min(float(one["mbit"]) for one in links),
+        *(max(float(one.get(name) or 0.0) for one in links) for name in ("latency_ms", "message_ms")),
+    )
 
 
 def subject(model: Mapping[str, Any], device_batch: int) -> str:

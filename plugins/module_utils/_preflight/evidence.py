@@ -1,23 +1,17 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The evidence about a plan and its hosts before a start, and the pairing of hosts. Pure functions."""
+"""The evidence about a plan and its hosts before a start, and who tries to reach whom. Pure functions."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from .._contract import validate
 from .._contract.document import items, section
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
-from .peer_check import closed_ports
-
-# Up to this many hosts every pair is tested; beyond it this many rings over all hosts, including the ranks' ring.
-ALL_PAIRS = 16
-RINGS = 3
 
 
 class PreflightEvidence(NamedTuple):
@@ -61,71 +55,19 @@ class PreflightEvidence(NamedTuple):
                 yield host, link
 
 
-def others_in_turn(plan: Plan, host: str) -> list[str]:
-    """The other hosts from the next rank on, so that at any moment all hosts measure towards different ones."""
-    hosts = [node["host"] for node in plan["nodes"]]
-    at = hosts.index(host)
-    return hosts[at + 1 :] + hosts[:at]
-
-
-def partners(plan: Plan, host: str) -> list[str]:
-    """The hosts that a host connects to, from the next rank on: all of few hosts; of many, its neighbours in some rings
-    and the master, because of the rendezvous. Both directions are tested."""
-    others = others_in_turn(plan, host)
-    if len(others) < ALL_PAIRS:
-        return others
-    chosen = measured_partners(plan, host)
-    master = plan["master"]["host"]
-    return [other for other in others if other in chosen or master in (host, other)]
-
-
-def measured_partners(plan: Plan, host: str) -> set[str]:
-    """Partners for measuring the rate: with the master, only the number of simultaneous clients would be measured."""
-    hosts = [node["host"] for node in plan["nodes"]]
-    if len(hosts) <= ALL_PAIRS:
-        return set(hosts) - {host}
-    chosen = set()
-    for number in range(RINGS):
-        # The first ring is that of the ranks, the others are random but constant for a plan.
-        ring = sorted(hosts, key=lambda name: place_in_ring(plan, number, name)) if number else hosts
-        at = ring.index(host)
-        chosen |= {ring[at - 1], ring[(at + 1) % len(ring)]}
-    return chosen
-
-
-def place_in_ring(plan: Plan, ring: int, host: str) -> str:
-    """A host's place in a random ring."""
-    return hashlib.sha256(f"{plan.get('digest')} {ring} {host}".encode()).hexdigest()
-
-
 def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """The targets of a host: its partners' responders that started, at their planned addresses."""
-    measured = measured_partners(plan, host)
+    """The targets of a host: the others' responders that started, at their planned addresses."""
     addresses = {node["host"]: node["address"] for node in plan["nodes"]}
-    return [
-        {"address": addresses[other], "ports": found["ports"], "token": found["token"], "measure": other in measured}
-        for other, found in responders(plan, tries, host)
-    ]
-
-
-def unreached(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[str]:
-    """The addresses of a host's peers whose way to it was not found open: closed on some port, or not tried."""
-    nodes = {node["host"]: node for node in plan["nodes"]}
-    node = nodes[host]
-    found_open = [
-        nodes[other]["address"]
-        for other, tried in tries.items()
-        for link in tried.get("links") or []
-        if link["address"] == node["address"] and link["ports"] and not closed_ports(link["ports"])
-    ]
-    return [peer for peer in node["peers"] if peer not in found_open]
+    return [{"address": addresses[other], **found} for other, found in responders(plan, tries, host)]
 
 
 def responders(
     plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A host's partners with a working responder."""
-    for other in partners(plan, host):
+    """The other hosts with a working responder, from the next rank on: at any moment all hosts measure towards different ones."""
+    hosts = [node["host"] for node in plan["nodes"]]
+    at = hosts.index(host)
+    for other in hosts[at + 1 :] + hosts[:at]:
         found = section(tries.get(other), "responder")
         ports, token = found.get("ports"), found.get("token")
         with contextlib.suppress(validate.InvalidHostData):
@@ -135,5 +77,7 @@ def responders(
 
 def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
     """A host's measured links, with their peers' names."""
-    names = [other for other, dummy in responders(plan, tries, host)]
-    return [dict(link, host=name) for name, link in zip(names, items(tries.get(host), "links"))]
+    return [
+        dict(link, host=name)
+        for (name, dummy), link in zip(responders(plan, tries, host), items(tries.get(host), "links"))
+    ]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping
 
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
@@ -57,12 +57,13 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The plan's findings, except those examined more closely here."""
+    tried_port = bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         pids = set((entry.get("facts") or {}).get("pids") or [])
         if entry["code"] == "other-training" and pids and pids <= ours:
             continue
-        if entry["code"] != "port-held" or not tried_port(evidence):
+        if entry["code"] != "port-held" or not tried_port:
             yield entry
 
 
@@ -163,10 +164,6 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def tried_port(evidence: PreflightEvidence) -> bool:
-    return bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
-
-
 def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Foreign processes on the rendezvous port."""
     master = evidence.plan["master"]
@@ -178,16 +175,13 @@ def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Instruction sets; CPUs with unknown flags are skipped."""
-    known = {host: cpu_level(evidence.fact(host, "cpu", "flags") or []) for host in evidence.probes}
-    level = {host: name for host, name in known.items() if name}
+    flags = {host: evidence.fact(host, "cpu", "flags") or [] for host in evidence.probes}
+    levels = {host: [name for flag, name in LEVELS if flag in found] for host, found in flags.items()}
+    level = {host: names[0] for host, names in levels.items() if names}
     if len(set(level.values())) > 1:
         order = [name for dummy, name in LEVELS]
         slowest = max(level, key=lambda host: order.index(level[host]))
         yield finding("cpu-features-differ", slowest, ", ".join(f"{host} has {name}" for host, name in level.items()))
-
-
-def cpu_level(flags: Sequence[str]) -> str:
-    return next((name for flag, name in LEVELS if flag in flags), "")
 
 
 def software(evidence: PreflightEvidence) -> Iterable[Finding]:

@@ -85,27 +85,30 @@ def closed_text(pair: Pair) -> str:
     return f"{pair.host} cannot connect to {pair.peer} ({pair.link['address']}) on port {names}: {' / '.join(how)}"
 
 
-def closed_ways(
-    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str, firewall: Mapping[str, Any]
-) -> list[dict[str, str]]:
-    """The peers that still cannot connect to a host whose firewall was opened to them: address, and what to do about it."""
-    nodes = {node["host"]: node for node in plan["nodes"]}
-    pairs = [
-        Pair(other, host, link)
-        for other, tried in tries.items()
-        for link in tried.get("links") or []
-        if link["address"] == nodes[host]["address"] and other != host
-    ]
-    opened = f", though {firewall['backend']} on {host} lets it in" if firewall.get("rules") else ""
+def ways_to(
+    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str, firewall: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`unreached`: the addresses of the peers whose way to a host was not found open, because it is closed on some port or was not
+    tried; `closed`: address and explanation of each that tried, where the firewall was opened to it."""
+    address = {node["host"]: str(node["address"]) for node in plan["nodes"]}
+    peers = next(node["peers"] for node in plan["nodes"] if node["host"] == host)
+    links = [(other, link) for other, tried in tries.items() if other != host for link in tried.get("links") or []]
+    pairs = [Pair(other, host, link) for other, link in links if link["address"] == address[host]]
+    found_open = {address[pair.host] for pair in pairs if pair.link["ports"] and not pair.closed}
+    known = firewall or {}
+    opened = f", though {known['backend']} on {host} lets it in" if known.get("rules") else ""
     advice = "Rules that did not help were removed again. Remove the cause, then run the same command."
-    return [
-        {
-            "address": str(nodes[pair.host]["address"]),
-            "text": f"{closed_text(pair)}{opened}; {stopped_by(pair, firewall) or elsewhere(pair)}. {advice}",
-        }
-        for pair in pairs
-        if pair.closed
-    ]
+    return {
+        "unreached": [peer for peer in peers if peer not in found_open],
+        "closed": [
+            {
+                "address": address[pair.host],
+                "text": f"{closed_text(pair)}{opened}; {stopped_by(pair, known) or elsewhere(pair)}. {advice}",
+            }
+            for pair in pairs
+            if pair.closed
+        ],
+    }
 
 
 def elsewhere(pair: Pair) -> str:
@@ -184,7 +187,7 @@ def used_interface(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]
 
 def packet_sizes(evidence: PreflightEvidence, pair: Pair) -> Iterable[Finding]:
     link = pair.link
-    if link.get("full_size") is False:
+    if link.get("passing_size"):
         seen = f"packets of {link['passing_size']} bytes arrive, full-size ones do not"
         yield finding(
             "link-unmeasured", pair.host, f"from {pair.host} to {pair.peer} {seen}", pair.peer, severity=ERROR

@@ -1,53 +1,80 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rehearsal's measurements as stored on a host. Pure functions."""
+"""The rehearsal's measurements of a host: its step and its links. Pure functions."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Optional
 
 from .._contract.decode import decode
 from .._contract.document import Document
 from .._contract.plan import Plan
 from .._contract.probe import Measured
 from .._contract.validate import InvalidHostData
-from .._plan.step_model import subject
+from .._plan.step_model import WIRE_SHARE, Link, subject
 from .._run.metrics import finite
-from .rates import slowest_link
+
+# Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
+FAST_LINE = 2000.0
+
+
+def last_object(result: Mapping[str, Any]) -> Document:
+    """The JSON object in the last line of a program's output; empty if there is none."""
+    lines = str(result.get("stdout") or "").strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def measured_step(result: Mapping[str, Any], key: str) -> Document:
     """The result of scripts.measure_step with what was measured; empty if it failed."""
-    found = last_object(result)
+    found = last_object(result) if result.get("rc") == 0 else {}
     with contextlib.suppress(InvalidHostData):
-        return {"key": key, **decode(Measured, found)} if found and finite(found.get("tokens_per_second")) else {}
+        return {"key": key, **decode(Measured, found)} if finite(found.get("tokens_per_second")) else {}
     return {}
 
 
-def last_object(result: Mapping[str, Any]) -> Document | None:
-    """The JSON object in the last line of a successful program."""
-    lines = str(result.get("stdout") or "").strip().splitlines()
-    try:
-        found = json.loads(lines[-1]) if result.get("rc") == 0 and lines else None
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def with_link(
-    measured: Mapping[str, Any], plan: Plan, links: Sequence[Mapping[str, Any]], gloo: Mapping[str, Any]
+    measured: Mapping[str, Any], plan: Plan, links: Iterable[Mapping[str, Any]], gloo: Mapping[str, Any]
 ) -> Document:
     """A host's measured step with its slowest link and the model: what the plan needs to choose
     the best ddp_sync."""
-    training, rate = plan["training"], finite((last_object(gloo) or {}).get("bandwidth_mbit"))
-    link = slowest_link({"": {"links": links}}, rate)
+    link = slowest_link(links, [last_object(gloo)])
     kept = {"link": link._asdict()} if link else {}
-    return {**measured, **kept, **measured_of(plan), "subject": subject(plan["model"], training["device_batch"])}
+    return {
+        **measured,
+        **kept,
+        **measured_of(plan),
+        "subject": subject(plan["model"], plan["training"]["device_batch"]),
+    }
 
 
 def measured_of(plan: Plan) -> Document:
     """The model that was measured, so that other depths can be told from it."""
     return {"model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
+
+
+def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str, Any]]) -> Optional[Link]:
+    """The link that every step waits for, by these links and by what the all-reduces on their hosts measured."""
+    known, reduced = [link for link in links if link.get("bandwidth_mbit")], list(gloo)
+    if not known:
+        return None
+    rates = [rate for one in reduced if (rate := finite(one.get("bandwidth_mbit"))) and rate > 0]
+    by_gloo = min(rates, default=0.0) / WIRE_SHARE
+    rate = min(rate_of(link, by_gloo) for link in known)
+    if by_gloo and rate > FAST_LINE:
+        rate = min(rate, by_gloo)
+    message = max([0.0, *(finite(one.get("message_ms")) or 0.0 for one in reduced)])
+    return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in known), message)
+
+
+def rate_of(link: Mapping[str, Any], by_gloo: float) -> float:
+    """The rate while both ends send, as in a step: half of it on a shared Wi-Fi channel. Both ends also send in an
+    all-reduce; a busy CPU lowers either measurement, so the better one counts."""
+    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
+    return min(one_way, max(both_ways, by_gloo)) if both_ways else one_way

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TypedDict
 
 from .._kit import bare
 from .peer_responder import ANSWER, CHUNK, GREETING, sockaddr
@@ -57,17 +57,15 @@ class CheckedPeer(NamedTuple):
     address: str
     ports: list[int]
     token: str
-    measure: bool
+    measure: bool = True
 
 
 class PortTry(TypedDict):
     """One port of a peer, and how it fails if it does."""
 
     port: int
-    reachable: bool
     error: str  # empty, dropped, refused, unreachable, no-route, no-address, forbidden, reset, stranger or failed
     words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
-    milliseconds: float
 
 
 class LinkTry(TypedDict):
@@ -79,11 +77,9 @@ class LinkTry(TypedDict):
     bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
     duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
     mtu: int | None  # the path MTU according to the kernel
-    full_size: bool | None  # whether packets of that size arrive; null if untested
-    passing_size: int | None  # if they do not, a size that does
+    passing_size: int | None  # of packets that arrive, where those of that size do not
     error: str  # what went wrong in the measurements
     nic: str | None  # the interface on the route
-    gateway: str | None  # the gateway on the route, if any
 
 
 class Stranger(OSError):
@@ -141,16 +137,13 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortTry:
     """Whether a port of a peer is reachable, or how it fails."""
-    begin, error, words = time.monotonic(), "", ""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            end = time.monotonic()
             ask(sock, peer.token, "echo")
     except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
-        end, error, words = time.monotonic(), kind_of(why), why.strerror or str(why)
-    milliseconds = round((end - begin) * 1000, 2)
-    return {"port": port, "reachable": not error, "error": error, "words": words, "milliseconds": milliseconds}
+        return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
+    return {"port": port, "error": "", "words": ""}
 
 
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
@@ -215,7 +208,7 @@ def _send_until(sock: socket.socket, end: float) -> None:
 
 
 def path_mtu(sock: socket.socket) -> int:
-    """The kernel's figures about the path."""
+    """The path MTU as the kernel knows it; 0 if it does not."""
     six = sock.family == socket.AF_INET6
     try:
         return sock.getsockopt(socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP, IPV6_MTU if six else IP_MTU)
@@ -223,10 +216,10 @@ def path_mtu(sock: socket.socket) -> int:
         return 0
 
 
-def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int:
-    """The largest packet that arrives if full-size ones do not; 0 if none does."""
+def passing_size(source: str, peer: CheckedPeer, port: int, timeout: float) -> int | None:
+    """The largest packet that arrives if full-size ones do not; None if none does."""
     headers = 60 if ":" in peer.address else 40
-    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), 0)
+    return next((size for size in PATH_SIZES if _passes(source, peer, port, min(timeout, 1.0), size - headers)), None)
 
 
 def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: int) -> bool:
@@ -241,13 +234,12 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
         return False
 
 
-def route_to(run: Callable[[list[str]], tuple[int, str, str]], source: str, peer: str) -> tuple[str | None, str | None]:
-    """(interface, gateway) that packets to the peer really use; None if `ip` cannot tell."""
+def nic_towards(source: str, peer: str) -> str | None:
+    """The interface that packets to the peer really use; None if `ip` cannot tell."""
     plain = peer.split("%", 1)[0]
-    code, out, dummy = run(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
+    code, out, dummy = bare.tool(["ip", "route", "get", plain, *(["from", source.split("%", 1)[0]] if source else [])])
     words = out.split()
-    value = dict(zip(words, words[1:])) if code == 0 else {}
-    return value.get("dev"), value.get("via")
+    return dict(zip(words, words[1:])).get("dev") if code == 0 else None
 
 
 def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
@@ -261,11 +253,9 @@ def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
         "bandwidth_mbit": None,
         "duplex_mbit": None,
         "mtu": None,
-        "full_size": None,
         "passing_size": None,
         "error": "",
         "nic": None,
-        "gateway": None,
     }
     usable = usable_port(link)
     if usable is not None:
@@ -283,7 +273,7 @@ def closed_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def usable_port(link: LinkTry) -> int | None:
     """A port where the responder itself answered."""
-    return next((port["port"] for port in link["ports"] if port["reachable"]), None)
+    return next((port["port"] for port in link["ports"] if not port["error"]), None)
 
 
 def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLimits) -> None:
@@ -293,10 +283,8 @@ def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLim
         return
     try:
         link["bandwidth_mbit"], link["mtu"] = send_bulk(source, peer, port, limits)
-        link["full_size"] = True
     except OSError as error:
         link["passing_size"] = passing_size(source, peer, port, limits.timeout)
-        link["full_size"] = False if link["passing_size"] else None
         link["error"] = f"bulk data: {error.strerror or error}"
         return
     try:
@@ -305,9 +293,7 @@ def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLim
         pass  # this adds to a known rate, and adds nothing if it fails
 
 
-def check(
-    source: str, peers: Sequence[CheckedPeer], limits: CheckLimits, run: Callable[[list[str]], tuple[int, str, str]]
-) -> list[LinkTry]:
+def check(source: str, peers: Sequence[CheckedPeer], limits: CheckLimits) -> list[LinkTry]:
     """Every peer: reachable on every port, delay, rate, packet size, interface."""
     if not peers:
         return []
@@ -319,7 +305,7 @@ def check(
             measure_rate(source, peer, link, limits)
         elif peer.measure and not link["error"]:
             link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"], link["gateway"] = route_to(run, source, peer.address)
+        link["nic"] = nic_towards(source, peer.address)
     return links
 
 
@@ -328,5 +314,5 @@ def peer_check(
 ) -> dict[str, object]:
     """The links to the peers (see CheckedPeer), and how many of the tested ports cannot be reached."""
     limits = CheckLimits(timeout, bandwidth_seconds, BANDWIDTH_BYTES, DEADLINE)
-    links = check(address, [CheckedPeer(**peer) for peer in peers], limits, bare.tool)
+    links = check(address, [CheckedPeer(**peer) for peer in peers], limits)
     return {"links": links, "closed": sum(len(closed_ports(link["ports"])) for link in links)}

@@ -54,7 +54,6 @@ class Ask(NamedTuple):
 class Responder(TypedDict, total=False):
     """Data for the peers and for stopping; empty if it did not start."""
 
-    address: str
     ports: list[int]
     token: str
     pid: int
@@ -92,13 +91,6 @@ def bound(address: str, port: int) -> socket.socket:
     return listener
 
 
-def data_candidates(low: int, high: int, count: int, chosen: random.Random) -> list[int]:
-    """Both ends of the range and random ports between them, more than needed because some may be taken."""
-    middle = [chosen.randint(low, high) for dummy in range(count * 20)]
-    ends = [low, high] if count > 1 else []
-    return list(dict.fromkeys([*ends, *middle]))
-
-
 def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
     """Sockets on the ports named and on some data ports, and who holds the rendezvous port if somebody does."""
     holders: list[Document] = []
@@ -108,11 +100,15 @@ def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
         holders = [{key: value for key, value in one.items() if key != "uid"} for one in found]
         sockets += _try_bind(ask.address, ask.rendezvous_port)
         if not sockets and not holders:
-            holders = [_unseen(ask.rendezvous_port, ask.address)]
+            # One that /proc does not show, for instance in another network namespace behind a forwarder.
+            unknown: Document = dict.fromkeys(("user", "pid", "command", "marker", "run"))
+            holders = [{"port": ask.rendezvous_port, "address": ask.address, **unknown}]
     for port in ask.others:
         sockets += _try_bind(ask.address, port)
     wanted = len(sockets) + ask.data_count
-    for port in data_candidates(ask.low, ask.high, ask.data_count, random.Random()):
+    # Both ends of the range and random ports between them, more than needed because some may be taken.
+    ends = [ask.low, ask.high] if ask.data_count > 1 else []
+    for port in dict.fromkeys([*ends, *(random.randint(ask.low, ask.high) for dummy in range(ask.data_count * 20))]):
         if len(sockets) < wanted and port not in (ask.rendezvous_port, *ask.others):
             sockets += _try_bind(ask.address, port)
     return sockets, holders
@@ -134,11 +130,6 @@ def holders_after_checks(port: int, patience: float = 20.0) -> list[ListeningSoc
         time.sleep(0.1)
 
 
-def _unseen(port: int, address: str) -> Document:
-    """A holder that /proc does not show, for instance in another network namespace behind a forwarder."""
-    return {"port": port, "address": address, "user": None, "pid": None, "command": None, "marker": None, "run": None}
-
-
 def _try_bind(address: str, port: int) -> list[socket.socket]:
     try:
         return [bound(address, port)]
@@ -157,7 +148,7 @@ def start(ask: Ask) -> Started:
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
         listener.close()
-    responder: Responder = {"address": ask.address, "ports": ports, "token": token, "pid": pid, "started": started}
+    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
     return {"responder": responder, "holders": holders, "error": ""}
 
 

@@ -9,19 +9,23 @@ and the step ends when the slowest rank and the slowest link are done.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
+import dataclasses
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypedDict
 
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
 from .._kit.words import bytes_text, seconds_text, speed_text, table
 from .._plan.matmul_precision import fastest
 from .._plan.step_model import Link, Speed, StepJob, choose_sync, job_of, predict
+from .._rules.shares import share_rows
 from .._rules.ways import WAYS
-from .rates import Links
-from .without_host import without_each
 
 PAYS = 1.1  # below this gain several hosts are not worth the trouble
 BUSY_LOAD = 2.0  # a processor's load in the last minute, which a run alone does not reach
+
+
+# The slowest link among some hosts; None if it is not known.
+LinkOf = Callable[[Sequence[str]], Optional[Link]]
 
 
 class Outlook(TypedDict):
@@ -50,16 +54,14 @@ class Outlook(TypedDict):
 def outlook(
     plan: Plan,
     speeds: Sequence[Speed],
-    link: Optional[Link],
-    links: Optional[Links] = None,
+    link_of: LinkOf,
     products: Optional[Dict[str, float]] = None,
     began: bool = False,
     busy: Sequence[str] = (),
 ) -> Outlook:
-    """The prediction: one host compared with all. `link`: the slowest; `links`: between any two hosts; `products`: tokens per second
-    of all hosts for each precision that was tried; `began`: whether the run has begun before."""
-    links, job = links or {}, job_of(plan)
-    training = plan["training"]
+    """The prediction: one host compared with all. `products`: tokens per second of all hosts for each precision that was tried;
+    `began`: whether the run has begun before."""
+    job, training, link = job_of(plan), plan["training"], link_of([speed.host for speed in speeds])
     rows = [dict(zip(job.hosts, job.rows))[speed.host] for speed in speeds]
     passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
@@ -81,13 +83,34 @@ def outlook(
             speed.host: {"tokens_per_second": round(training["total_batch"] / speed.alone(passes), 1), "rows": share}
             for speed, share in zip(speeds, rows)
         },
-        "without": without_each(plan, speeds, links, rows),
+        "without": without_each(plan, speeds, link_of, rows),
         "ways": ways(job, speeds, link, rows),
         "auto_sync": choose_sync(job, speeds, link, rows),
         "busy": list(busy),
         "began": began,
         "products": products or {},
     }
+
+
+def without_each(plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, rows: Sequence[int]) -> Dict[str, float]:
+    """Tokens per second of the others with all rows of a step, without each host, if known."""
+    job, training = job_of(plan), plan["training"]
+    follow = training.get("batch_split") in ("auto", "speed")
+    places = [node.get("address") for node in plan["nodes"]]
+    found: Dict[str, float] = {}
+    for gone, place in zip(speeds, places):
+        stay = {speed: share for speed, share in zip(speeds, rows) if speed is not gone}
+        link = link_of([speed.host for speed in stay])
+        weights = [1.0 / speed.pass_seconds if follow else float(share) for speed, share in stay.items()]
+        # Without one of two nodes on a machine the other would have its processors, which no measurement covers.
+        is_known = places.count(place) < 2 and (link or len(stay) == 1)
+        if is_known and all(weight > 0 for weight in weights):
+            shares = share_rows(sum(rows), weights)
+            of_hosts = {speed.host: share for speed, share in zip(stay, shares)}
+            hosts = tuple(host for host in job.hosts if host in of_hosts)
+            part = dataclasses.replace(job, hosts=hosts, rows=tuple(map(of_hosts.__getitem__, hosts)), head_shares=())
+            found[gone.host] = round(predict(part, list(stay), link, shares).tokens_per_second, 1)
+    return found
 
 
 def ways(

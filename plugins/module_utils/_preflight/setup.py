@@ -5,51 +5,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from .._contract.document import Document, section
 
-Found = Mapping[str, Any]
-
-
-def disagreements(found: Mapping[str, Mapping[str, Found]]) -> Iterator[str]:
-    """A sentence for each host that differs from the first; `found` has files, venv and data (if compared) by host."""
-    for part, differs in PARTS.items():
-        hosts = list(found.get(part, ()))
-        for host in hosts[1:]:
-            yield from differs(host, found[part][host], hosts[0], found[part][hosts[0]])
-
-
-def other_files(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare the results of trainer_files."""
-    if one["digest"] != right["digest"]:
-        yield f"{host} has different trainer files from {first}; run --tags trainer again."
-
-
-def other_packages(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare the results of trainer_venv."""
-    if not same_packages(right, one):
-        names = differing_packages(right, one) or ["torch"]
-        yield (
-            f"{host} has {versions_text(one, names)}, {first} has {versions_text(right, names)}; ranks of "
-            f"different versions would disagree. Remove {one['venv']} there and run --tags trainer again."
-        )
-
-
-def other_data(host: str, one: Found, first: str, right: Found) -> Iterator[str]:
-    """Compare the run's data files."""
-    if one["digest"] != right["digest"]:
-        yield (
-            f"{host} reads different files from {first}: {one['digest']} in its run folder, {right['digest']} there. "
-            "Run --tags data again, with -e data_verify=full if it persists."
-        )
-
-
-PARTS: Mapping[str, Callable[[str, Found, str, Found], Iterator[str]]] = {
-    "files": other_files,
-    "venv": other_packages,
-    "data": other_data,
+DIFFERS = {
+    "files": "{host} has different trainer files from {first}; run --tags trainer again.",
+    "data": "{host} reads different files from {first}: {one} in its run folder, {right} there. "
+    "Run --tags data again, with -e data_verify=full if it persists.",
 }
+
+
+def disagreements(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """A sentence for each host that differs from the first; `found` has files, venv and data (if compared) by host."""
+    for part, of_hosts in found.items():
+        (first, right), *others = of_hosts.items()
+        for host, one in others:
+            if part != "venv" and one["digest"] != right["digest"]:
+                yield DIFFERS[part].format(host=host, first=first, one=one["digest"], right=right["digest"])
+            if part == "venv" and not same_packages(right, one):
+                names = differing_packages(right, one) or ["torch"]
+                yield (
+                    f"{host} has {versions_text(one, names)}, {first} has {versions_text(right, names)}; ranks of "
+                    f"different versions would disagree. Remove {one['venv']} there and run --tags trainer again."
+                )
 
 
 def same_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preflight's findings as text: a table of the links, the findings with remedies, and a final sentence."""
+"""Preflight's results as text: a table of the links, and why a run does not start."""
 
 from __future__ import annotations
 
@@ -21,16 +21,10 @@ def links_text(evidence: PreflightEvidence) -> str:
     links = {host: tried["links"] for host, tried in evidence.tries.items() if tried["links"]}
     if sum(map(len, links.values())) > MANY_LINKS:
         head = ["from", "to", "nic", "ports", "longest round trip", "lowest rate", "MTU"]
-        others = len(evidence.plan["nodes"]) - 1
-        rows = [[host, hosts_tested(len(tried), others), *worst_values(tried)] for host, tried in links.items()]
+        rows = [[host, plural(len(tried), "host"), *worst_values(tried)] for host, tried in links.items()]
         return "\n".join(table(head, rows))
     rows = [[f"{host} -> {link['host']}", *worst_values([link])] for host, tried in links.items() for link in tried]
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
-
-
-def hosts_tested(count: int, others: int) -> str:
-    """The number of tested hosts, if not all."""
-    return f"{count} hosts" if count >= others else f"{count} of {others}"
 
 
 def worst_values(links: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -55,19 +49,6 @@ def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:
 
 def number(value: Any, unit: str, digits: int) -> str:
     return DASH if value is None else f"{value:.{digits}f} {unit}"
-
-
-def findings_text(findings: Sequence[Finding]) -> str:
-    """The findings as a table, each followed by its remedy."""
-    if not findings:
-        return "Preflight found no problems."
-    lines = []
-    for found in findings:
-        where = f"{found['host']} <- {found['peer']}" if found["peer"] else found["host"]
-        lines.append(f"{found['severity'].upper():8}{found['code']:22}{where}")
-        lines += [f"        seen: {found['seen']}"]
-        lines += [f"        why:  {found['why']}", f"        do:   {found['remedy']}"]
-    return "\n".join(lines)
 
 
 def summary(stopping: Sequence[Finding]) -> str:

@@ -20,7 +20,7 @@ from .._kit.logind import logind
 from .._kit.processes import user_name
 from .leftovers import data_sets, name_by_root, port_holders, run_facts, trainer_processes
 from .machine import cpu, disk, ephemeral, host, limits, memory
-from .network import Find, Run, names_and_routes, nics
+from .network import names_and_routes, nics
 from .sources import folder_facts
 from .usage import facts as usage_facts
 
@@ -33,13 +33,11 @@ VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
 
 def host_info(**asked: Any) -> dict[str, Probe]:
-    """The facts of this host; `asked` are the further parameters of `probe`."""
-    return {"probe": probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, **asked)}
+    """The facts of this host; `asked` are the parameters of `probe`."""
+    return {"probe": probe(**asked)}
 
 
 def probe(
-    run: Run,
-    find: Find,
     base_dir: str,
     run_dir: str | None = None,
     venv_dir: str | None = None,
@@ -53,13 +51,13 @@ def probe(
     """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
-    interfaces = nics(run, find("ip"))
-    names, routes = names_and_routes(peers, interfaces, run, find("ip"))
-    rights = sudo(run, find)
-    prefix = {"root": [], "passwordless": [find("sudo") or "sudo", "-n"]}.get(rights)
+    interfaces = nics()
+    names, routes = names_and_routes(peers, interfaces)
+    rights = sudo()
+    prefix = {"root": [], "passwordless": ["sudo", "-n"]}.get(rights)
     return {
         "host": host(),
-        "python": {**pythons(run, find, expand(python) if python else None, base), "venv": venv_facts(venv)},
+        "python": {**pythons(expand(python) if python else None, base), "venv": venv_facts(venv)},
         "cpu": cpu(),
         "memory": memory(),
         "disk": disk(base),
@@ -67,12 +65,12 @@ def probe(
         "routes": routes,
         "names": names,
         "sudo": rights,
-        "tmux": tmux(run, find),
-        "ports": name_by_root(port_holders(ports), run, find, prefix),
+        "tmux": {"path": bare.find("tmux")},
+        "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logind(run, user_name(os.getuid()))._asdict(),
-        "transfer": transfer(run, expand(remote_tmp)),
+        "logout": logind(bare.tool, user_name(os.getuid()))._asdict(),
+        "transfer": transfer(expand(remote_tmp)),
         "ephemeral": ephemeral(),
         "base_dir": base,
         "venv_dir": venv,
@@ -81,7 +79,7 @@ def probe(
         "data": data_sets(base),
         "folders": {path: folder_facts(path) for path in folders},
         "measured": cast(Measured, read_object(os.path.join(base, MEASURED))) or None,
-        "usage": usage_facts(run),
+        "usage": usage_facts(bare.tool),
     }
 
 
@@ -92,10 +90,13 @@ def expand(path: str) -> str:
 # Software
 
 
-def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
+def python_paths(wanted: str | None, base: str) -> list[str]:
     """Interpreters to try, each once; skips pyenv's shims, which are slow and only lead to others in the list."""
     home = os.path.expanduser("~")
-    named = [find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [find("python3"), sys.executable]
+    named = [bare.find("python3.%d" % minor) for minor in (15, 14, 13, 12, 11, 10)] + [
+        bare.find("python3"),
+        sys.executable,
+    ]
     patterns = (
         os.path.join(glob.escape(base), PYTHON_FOLDER, PYTHON_IN_FOLDER),
         home + "/.local/bin/python3.1?",
@@ -117,22 +118,20 @@ def python_paths(find: Find, wanted: str | None, base: str) -> list[str]:
     return list(unique.values())[:12]
 
 
-def pythons(run: Run, find: Find, wanted: str | None, base: str) -> Pythons:
-    """The current interpreter, candidates for the trainer's environment, and the library's folder."""
+def pythons(wanted: str | None, base: str) -> Pythons:
+    """This interpreter's version, candidates for the trainer's environment, and the library's folder."""
     candidates: list[Python] = []
-    library = os.path.dirname(os.path.abspath(os.__file__))
-    for path in python_paths(find, wanted, base):
-        out = run([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
+    for path in python_paths(wanted, base):
+        out = bare.tool([path, "-I", "-S", "-c", PYTHON_CHECK])[1]
         version = re.match(r"\s*(\d+\.\d+\.\d+)", out)
         if version:
             numbers = tuple(int(part) for part in version.group(1).split("."))
             if numbers >= (3, 10):
                 candidates.append({"executable": path, "version": version.group(1)})
     return {
-        "executable": sys.executable,
         "version": "%d.%d.%d" % sys.version_info[:3],
         "candidates": candidates,
-        "library": library,
+        "library": os.path.dirname(os.path.abspath(os.__file__)),
     }
 
 
@@ -140,11 +139,9 @@ def venv_facts(path: str) -> VenvFacts:
     installed = glob.glob(os.path.join(path, "lib", "python3*", "site-packages", "torch-*.dist-info"))
     match = re.search(r"torch-(.+)\.dist-info$", installed[0]) if installed else None
     return {
-        "path": path,
         "exists": os.path.exists(os.path.join(path, "bin", "python")),
         "kind": venv_kind(path),
         "torch": match.group(1) if match else None,
-        "stamp": read_object(os.path.join(path, VENV_STAMP)) or None,
         "disk": disk(path, owned=False),
     }
 
@@ -160,14 +157,13 @@ def venv_kind(path: str) -> str:
     return "foreign" if "pyvenv.cfg" in names else "occupied" if names else "absent"
 
 
-def sudo(run: Run, find: Find) -> str:
+def sudo() -> str:
     if os.geteuid() == 0:
         return "root"
-    tool = find("sudo")
-    return "passwordless" if tool and run([tool, "-n", "true"])[0] == 0 else "none"
+    return "passwordless" if bare.tool(["sudo", "-n", "true"])[0] == 0 else "none"
 
 
-def transfer(run: Run, folder: str) -> Optional[Transfer]:
+def transfer(folder: str) -> Optional[Transfer]:
     """Ansible's folder and the login shell, if files cannot be copied to this host.
 
     If a login shell prints something by itself, sftp and scp fail. Ansible's fallback, dd, does not support a space in
@@ -176,13 +172,5 @@ def transfer(run: Run, folder: str) -> Optional[Transfer]:
     if not re.search(r"\s", folder) or "SSH_CONNECTION" not in os.environ:
         return None
     shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    dummy_code, out, dummy_err = run(["env", "-u", "SHLVL", shell, "-c", ":"])
+    dummy_code, out, dummy_err = bare.tool(["env", "-u", "SHLVL", shell, "-c", ":"])
     return {"folder": folder, "shell": shell} if out else None
-
-
-def tmux(run: Run, find: Find) -> dict[str, str | None]:
-    path = find("tmux")
-    if not path:
-        return {"path": None, "version": None}
-    _dummy, out, _dummy2 = run([path, "-V"])
-    return {"path": path, "version": out.replace("tmux", "").strip() or None}

@@ -16,10 +16,9 @@ from .._contract.plan import VECTORS_VARIABLE
 from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
-from .._kit import processes
+from .._kit import bare, processes
 from .._kit.files import read_object
 from .._rules.stages import STAGES
-from .network import Find, Run, read
 
 # Processes
 
@@ -41,45 +40,32 @@ def trainer_processes() -> list[TrainingProcess]:
                     "command": one.command[:300],
                     "session": one.marker,
                     "run": one.run,
-                    "age": age(one.start),
                 }
             )
     return found
-
-
-def age(start: int) -> int | None:
-    """Seconds since a process started, from its clock tick."""
-    uptime = read("/proc/uptime").split()
-    return int(float(uptime[0]) - start / os.sysconf("SC_CLK_TCK")) if uptime else None
 
 
 def port_holders(ports: Sequence[int]) -> list[PortHolder]:
     """Processes listening on the given ports, each once; the user is known even for other people's processes."""
     found: dict[tuple[int, int | None], PortHolder] = {}
     for holder in processes.port_holders(ports):
-        entry = found.setdefault(
-            (holder.port, holder.pid),
-            {
-                "port": holder.port,
-                "addresses": [],
-                "pid": holder.pid,
-                "user": holder.user,
-                "command": holder.command[:300] if holder.command else None,
-                "session": holder.marker,
-                "run": holder.run,
-            },
-        )
-        entry["addresses"].append(holder.address)
+        found[holder.port, holder.pid] = {
+            "port": holder.port,
+            "pid": holder.pid,
+            "user": holder.user,
+            "command": holder.command[:300] if holder.command else None,
+            "session": holder.marker,
+            "run": holder.run,
+        }
     return list(found.values())
 
 
-def name_by_root(holders: list[PortHolder], run: Run, find: Find, prefix: list[str] | None) -> list[PortHolder]:
+def name_by_root(holders: list[PortHolder], prefix: list[str] | None) -> list[PortHolder]:
     """Other users' processes that hold a port, which only root can see."""
-    tool = find("ss")
     for holder in holders:
-        if holder["pid"] or not prefix or not tool:
+        if holder["pid"] or not prefix:
             continue
-        dummy, out, _dummy2 = run([*prefix, tool, "-Hltnp", "sport", "=", f":{holder['port']}"])
+        dummy, out, _dummy2 = bare.tool([*prefix, "ss", "-Hltnp", "sport", "=", f":{holder['port']}"])
         match = re.search(r"\bpid=(\d+)", out)
         owner = processes.process(int(match.group(1))) if match else None
         if owner:

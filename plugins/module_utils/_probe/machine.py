@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import platform
 import re
 import resource
 import shutil
 import socket
-import time
+from pathlib import PurePosixPath
 
 from .._contract.probe import Disk, LocalPorts, Machine, Memory, Processors
 from .._kit.ownership import exposure, mount_of
@@ -24,6 +23,7 @@ FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "sve", "sve2", "bf16", "svebf16", "i8mm",
 )  # fmt: skip
+CGROUPS = "/sys/fs/cgroup"
 COMPILERS = ("cc", "gcc", "clang")  # that the trainer looks for (native.py)
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 NETWORK_FILE_SYSTEMS = (
@@ -37,29 +37,12 @@ NETWORK_FILE_SYSTEMS = (
 def host() -> Machine:
     return {
         "hostname": socket.gethostname(),
-        "machine_id": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
-        "network_namespace": link("/proc/self/ns/net"),
-        "kernel": platform.release(),
+        "network_namespace": os.readlink("/proc/self/ns/net"),
         "arch": platform.machine(),
-        "os": os_name(),
         "user": user_name(os.getuid()),
-        "uid": os.getuid(),
         "home": os.path.expanduser("~"),
-        "time": time.time(),
     }
-
-
-def link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def os_name() -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release"), re.M)
-    return match.group(1) if match else platform.system()
 
 
 def cpu() -> Processors:
@@ -69,16 +52,15 @@ def cpu() -> Processors:
     present = set(line.group(1).split()) if line else set()
     flags = [flag for flag in FLAGS if flag in present]
     allowed = os.sched_getaffinity(0)
-    quota = cpu_quota()
+    quota, processors = cpu_quota(), cpus(allowed)
     return {
         "model": model.group(1).strip() if model else platform.machine(),
         "flags": flags,
-        "logical": os.cpu_count() or 1,
-        "physical": cores(None),
         "available": limited(len(allowed), quota),
-        "available_physical": limited(cores(allowed), quota),
+        # Second threads of a core do not make matrix products faster.
+        "available_physical": limited(len({one.core for one in processors}), quota),
         "allowed": sorted(allowed),
-        "fast": fast_cores(cpus(allowed)),
+        "fast": fast_cores(processors),
         "load1": os.getloadavg()[0],
         "native_bf16": any(flag in flags for flag in NATIVE_BF16),
         "compiler": any(shutil.which(name) for name in COMPILERS),
@@ -89,80 +71,38 @@ def limited(count: int, quota: float | None) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
-def cores(allowed: set[int] | None, root: str = "/sys/devices/system/cpu") -> int:
-    """Physical cores among the allowed processors; hyper-threads do not make matrix products faster."""
-    found = set()
-    for folder in glob.glob(os.path.join(root, "cpu[0-9]*")):
-        number = int(re.sub(r"\D", "", os.path.basename(folder)))
-        if allowed is None or number in allowed:
-            topology = os.path.join(folder, "topology")
-            core = read(os.path.join(topology, "core_id"))
-            if core:
-                found.add((read(os.path.join(topology, "physical_package_id")), core))
-    return len(found) or len(allowed or os.sched_getaffinity(0))
-
-
-def cgroup_folders(controller: str) -> list[str]:
-    """The folders of this process's control group and its parents, in both versions."""
-    folders = []
-    for line in read("/proc/self/cgroup").splitlines():
-        number, names, path = ([*line.split(":", 2), "", ""])[:3]
-        if number == "0" and not names:
-            base = "/sys/fs/cgroup"
-        elif controller in names.split(","):
-            base = "/sys/fs/cgroup/" + controller
-        else:
-            continue
-        while True:
-            folders.append(os.path.normpath(base + "/" + path))
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
-    return folders
+def cgroup_folders() -> list[str]:
+    """The folders of this process's control group and its parents."""
+    path = next((line[len("0::") :] for line in read("/proc/self/cgroup").splitlines() if line.startswith("0::")), "")
+    inner = PurePosixPath(CGROUPS + path)
+    return [str(one) for one in (inner, *inner.parents) if str(one).startswith(CGROUPS)] if path else []
 
 
 def cpu_quota() -> float | None:
-    quotas = []
-    for folder in cgroup_folders("cpu"):
-        fields = read(os.path.join(folder, "cpu.max")).split()
-        if not fields:
-            fields = [read(os.path.join(folder, "cpu.cfs_quota_us")), read(os.path.join(folder, "cpu.cfs_period_us"))]
-        if len(fields) == 2 and all(re.fullmatch(r"\d+", field) for field in fields) and int(fields[1]):
-            quotas.append(int(fields[0]) / int(fields[1]))
-    return min(quotas) if quotas else None
+    """The tightest limit of processor time in the control groups, in processors."""
+    limits_found = [read(os.path.join(folder, "cpu.max")).split() for folder in cgroup_folders()]
+    return min((int(one[0]) / int(one[1]) for one in limits_found if one and one[0].isdigit()), default=None)
 
 
 def memory() -> Memory:
     sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
+    total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", sizes.get("MemFree", 0))
     limit, used = memory_limit()
-    total = sizes.get("MemTotal", 0)
-    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
     if limit is not None:
-        available = max(0, min(available, limit - used))
-    return {
-        "total": total if limit is None else min(total, limit),
-        "available": available,
-        "swap_total": sizes.get("SwapTotal", 0),
-        "swap_free": sizes.get("SwapFree", 0),
-        "limit": limit,
-    }
+        total, available = min(total, limit), max(0, min(available, limit - used))
+    return {"total": total, "available": available}
 
 
 def memory_limit() -> tuple[int | None, int]:
     """(tightest memory limit of the control groups, their use without reclaimable page cache)."""
     tightest: int | None = None
     used = 0
-    for folder in cgroup_folders("memory"):
-        for limit_name, use_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = read(os.path.join(folder, limit_name))
-            if limit.isdigit() and int(limit) < 1 << 60 and (tightest is None or int(limit) < tightest):
-                tightest = int(limit)
-                cached = re.search(r"^(?:inactive_file|total_inactive_file) (\d+)", read(folder + "/memory.stat"), re.M)
-                in_use = read(os.path.join(folder, use_name))
-                used = (int(in_use) if in_use.isdigit() else 0) - (int(cached.group(1)) if cached else 0)
+    for folder in cgroup_folders():
+        limit = read(os.path.join(folder, "memory.max"))
+        if limit.isdigit() and (tightest is None or int(limit) < tightest):
+            tightest = int(limit)
+            cached = re.search(r"^inactive_file (\d+)", read(os.path.join(folder, "memory.stat")), re.M)
+            used = int(read(os.path.join(folder, "memory.current")) or 0) - int(cached.group(1) if cached else 0)
     return tightest, max(0, used)
 
 
@@ -202,7 +142,6 @@ def limits() -> dict[str, int | None]:
     kinds = {
         "nofile": resource.RLIMIT_NOFILE,
         "nproc": resource.RLIMIT_NPROC,
-        "memlock": resource.RLIMIT_MEMLOCK,
         "address_space": resource.RLIMIT_AS,
         "file_size": resource.RLIMIT_FSIZE,
         "cpu_seconds": resource.RLIMIT_CPU,

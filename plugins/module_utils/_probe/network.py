@@ -3,28 +3,25 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A Linux host's network: interfaces, addresses, routes to given peers, names.
 
-Reads /sys and /proc; uses `ip` if it is installed.
+Reads /sys and /proc, and asks the kernel.
 """
 
 from __future__ import annotations
 
+import array
 import fcntl
 import glob
 import ipaddress
-import json
 import os
 import re
 import socket
 import struct
 import threading
 import time
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Sequence
 
-from .._contract.document import Document, items, text
 from .._contract.probe import Names, Nic, Route
-
-Run = Callable[[Sequence[str]], Tuple[int, str, str]]
-Find = Callable[[str], Optional[str]]
+from .._kit.files import read_text
 
 NET = "/sys/class/net"
 # Timeout for all names together; otherwise an unresponsive name server would cost tens of seconds each.
@@ -34,6 +31,7 @@ OVERLAY_NAME = re.compile(
 )
 BRIDGE_NAME = re.compile(r"^(docker|br-|virbr|lxcbr|lxdbr|cni|podman|flannel|cali)", re.I)
 IFF_UP = 0x1
+MOST_ADDRESSES = 1024
 PASSING = 0x01 | 0x20  # IFA_F_TEMPORARY and IFA_F_DEPRECATED
 TYPE_LOOPBACK = "772"
 TYPE_NONE = "65534"
@@ -41,18 +39,7 @@ TYPE_NONE = "65534"
 
 def read(path: str, default: str = "") -> str:
     """A small file of /proc or /sys, or the default."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return default
-
-
-def nic_names() -> list[str]:
-    try:
-        return sorted(name for dummy, name in socket.if_nameindex())
-    except OSError:
-        return []
+    return read_text(path).strip() or default
 
 
 def kind_of(name: str, root: str = NET) -> str:
@@ -83,42 +70,31 @@ def _kind_of_bridge(base: str, root: str) -> str:
 
 def is_up(name: str, root: str = NET) -> bool:
     state = read(os.path.join(root, name, "operstate"), "unknown")
-    if state != "unknown":
-        return state == "up"
-    try:
-        return bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
-    except ValueError:
-        return False
+    return state == "up" or (
+        state == "unknown" and bool(int(read(os.path.join(root, name, "flags"), "0x1"), 16) & IFF_UP)
+    )
 
 
-def _number(text: str) -> int | None:
-    try:
-        value = int(text)
-    except ValueError:
-        return None
-    return value if value > 0 else None
+def _speed(text: str) -> int | None:
+    """In Mbit/s; the kernel says -1 if it does not know."""
+    return int(text) if text.isdigit() else None
 
 
-def nics(run: Run, ip_tool: str | None, root: str = NET) -> list[Nic]:
+def nics(root: str = NET) -> list[Nic]:
     """Every interface with its kind, state, speed and addresses."""
-    addresses = addresses_by_ip(run, ip_tool) if ip_tool else {}
-    found: list[Nic] = []
-    for name in nic_names():
+    four, six, found = ipv4_addresses(), ipv6_addresses(), []
+    for name in sorted(name for dummy, name in socket.if_nameindex()):
         base = os.path.join(root, name)
-        four, six = addresses.get(name) or (ipv4_of(name), ipv6_of(name))
-        found.append(
-            {
-                "name": name,
-                "kind": kind_of(name, root),
-                "up": is_up(name, root),
-                "speed_mbit": _number(read(os.path.join(base, "speed"))),
-                "mtu": _number(read(os.path.join(base, "mtu"))),
-                "mac": read(os.path.join(base, "address")),
-                "enslaved": os.path.exists(os.path.join(base, "master")),
-                "ipv4": four,
-                "ipv6": six,
-            }
-        )
+        nic: Nic = {
+            "name": name,
+            "kind": kind_of(name, root),
+            "up": is_up(name, root),
+            "speed_mbit": _speed(read(os.path.join(base, "speed"))),
+            "enslaved": os.path.exists(os.path.join(base, "master")),
+            "ipv4": four.get(name, []),
+            "ipv6": six.get(name, []),
+        }
+        found.append(nic)
     return promote_container_nics(found)
 
 
@@ -134,60 +110,35 @@ def promote_container_nics(found: list[Nic]) -> list[Nic]:
     ]
 
 
-def addresses_by_ip(run: Run, ip_tool: str) -> dict[str, tuple[list[str], list[str]]]:
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    for link in json_objects(run, [ip_tool, "-j", "addr"]):
-        name = str(link.get("ifname", "")).split("@", 1)[0]
-        entries = [entry for entry in items(link, "addr_info") if entry.get("local") and not passing(entry)]
-        four, six = (
-            [
-                "{}/{}".format(entry["local"], entry.get("prefixlen"))
-                for entry in entries
-                if entry.get("family") == family
-            ]
-            for family in ("inet", "inet6")
-        )
-        found[name] = (four, six)
+def ipv4_addresses() -> dict[str, list[str]]:
+    """The IPv4 addresses of all interfaces, from the kernel."""
+    siocgifconf, siocgifnetmask, entry = 0x8912, 0x891B, struct.calcsize("16s16sq")
+    room = array.array("B", bytes(MOST_ADDRESSES * entry))
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("iP", len(room), room.buffer_info()[0])
+        used = struct.unpack("iP", fcntl.ioctl(sock.fileno(), siocgifconf, request))[0]
+        for at in range(0, used, entry):
+            one = room[at : at + entry].tobytes()
+            try:
+                # Of several addresses of an interface, the mask of this one.
+                mask = fcntl.ioctl(sock.fileno(), siocgifnetmask, one)[20:24]
+            except OSError:
+                continue  # it has just gone
+            # Labels of further addresses, such as eth0:1.
+            name = os.fsdecode(one[:16].split(b"\0", 1)[0]).partition(":")[0]
+            prefix = bin(int.from_bytes(mask, "big")).count("1")
+            found.setdefault(name, []).append("%s/%d" % (socket.inet_ntoa(one[20:24]), prefix))
     return found
 
 
-def passing(entry: Mapping[str, Any]) -> bool:
-    """Temporary IPv6 addresses change by tomorrow, and deprecated ones are about to go."""
-    return entry.get("family") == "inet6" and bool(entry.get("temporary") or entry.get("deprecated"))
-
-
-def json_objects(run: Run, argv: Sequence[str]) -> list[Document]:
-    """The objects in a command's JSON list; none if its output is different."""
-    code, out, _dummy = run(list(argv))
-    try:
-        found = json.loads(out) if code == 0 else None
-    except (ValueError, RecursionError):
-        return []
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-
-
-def ipv4_of(name: str) -> list[str]:
-    """The first IPv4 address of an interface, from the kernel."""
-    siocgifaddr, siocgifnetmask = 0x8915, 0x891B
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            address = fcntl.ioctl(sock.fileno(), siocgifaddr, request)[20:24]
-            mask = fcntl.ioctl(sock.fileno(), siocgifnetmask, request)[20:24]
-        except OSError:
-            return []
-    prefix = bin(int.from_bytes(mask, "big")).count("1")
-    return ["%s/%d" % (socket.inet_ntoa(address), prefix)]
-
-
-def ipv6_of(name: str) -> list[str]:
-    """The stable addresses, without those that privacy extensions change daily."""
-    found = []
+def ipv6_addresses() -> dict[str, list[str]]:
+    """The stable IPv6 addresses, without those that privacy extensions change daily."""
+    found: dict[str, list[str]] = {}
     for line in read("/proc/net/if_inet6").splitlines():
-        fields = line.split()
-        if len(fields) == 6 and fields[5] == name and not int(fields[4], 16) & PASSING:
-            address = ipaddress.IPv6Address(int(fields[0], 16))
-            found.append("%s/%d" % (address, int(fields[2], 16)))
+        address, dummy, prefix, dummy, flags, name = line.split()
+        if not int(flags, 16) & PASSING:
+            found.setdefault(name, []).append("%s/%d" % (ipaddress.IPv6Address(int(address, 16)), int(prefix, 16)))
     return found
 
 
@@ -227,22 +178,11 @@ def is_address(text: str) -> bool:
     return True
 
 
-def route(peer: str, address: str, interfaces: Sequence[Nic], run: Run, ip_tool: str | None) -> Route:
-    """The route of packets to an address; sends nothing."""
-    found: Route = {"peer": peer, "address": address, "nic": None, "source": None, "gateway": None}
-    if ip_tool:
-        answer = next(iter(json_objects(run, [ip_tool, "-j", "route", "get", address])), {})
-        if text(answer, "dev"):
-            found["nic"], found["source"] = text(answer, "dev"), text(answer, "prefsrc")
-            found["gateway"] = text(answer, "gateway")
-            return found
+def route(peer: str, address: str, interfaces: Sequence[Nic]) -> Route:
+    """The source address of packets to an address, and the interface that has it; sends nothing."""
     source = source_towards(address)
-    if source:
-        owner = [
-            nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]
-        ]
-        found["source"], found["nic"] = source, owner[0] if owner else None
-    return found
+    owners = [nic["name"] for nic in interfaces if source in [cidr.split("/")[0] for cidr in nic["ipv4"] + nic["ipv6"]]]
+    return {"peer": peer, "address": address, "nic": owners[0] if owners else None, "source": source}
 
 
 def source_towards(address: str) -> str | None:
@@ -256,9 +196,7 @@ def source_towards(address: str) -> str | None:
         return None
 
 
-def names_and_routes(
-    peers: Sequence[str], interfaces: Sequence[Nic], run: Run, ip_tool: str | None
-) -> tuple[Names, list[Route]]:
+def names_and_routes(peers: Sequence[str], interfaces: Sequence[Nic]) -> tuple[Names, list[Route]]:
     """Resolve the peers' names and find the route to each."""
     own, named = socket.gethostname(), [peer for peer in peers if not is_address(peer)]
     resolved = resolve_all([own, *named])
@@ -266,5 +204,5 @@ def names_and_routes(
     targets = [(peer, resolved[peer] if peer in named else [peer]) for peer in peers]
     # If no peer has a name here, the default route shows the machine's main interface.
     targets.append(("default", ["203.0.113.1"]))
-    routes = [route(peer, addresses[0], interfaces, run, ip_tool) for peer, addresses in targets if addresses]
+    routes = [route(peer, addresses[0], interfaces) for peer, addresses in targets if addresses]
     return names, routes

@@ -8,14 +8,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import shutil
 import stat
-import subprocess
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.plan import ControllerQuestion, Here
 from .._contract.probe import Folder
 from .._contract.run_folder import TOKENIZER
+from .._kit import bare
 
 TRAINER_SCRIPT = os.path.join("scripts", "base_train.py")
 # In a Python library, what scripts.make_shards leaves out.
@@ -77,50 +76,35 @@ def is_writable(path: str) -> bool:
     return os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
 
 
-def git_problem(source: str, environment: Mapping[str, str]) -> str:
-    """Why the controller cannot clone a repository; empty if it can. # in the source precedes a version."""
+class Repository(NamedTuple):
+    """Why the controller cannot clone a repository (empty if it can), and the commits of its clone and of the repository."""
+
+    problem: str
+    commits: Mapping[str, str] = {"used": "", "newest": ""}
+
+
+def repository(source: str, environment: Mapping[str, str]) -> Repository:
+    """Ask a repository, and the controller's clone of it if there is one. # in the source precedes a version."""
     url, dummy, version = source.partition("#")
-    tool = shutil.which("git")
-    if tool is None:
-        return "git is not installed on the controller"
-    if has_checkout(source, environment):
-        return ""
-    try:
-        done = _git([tool, "ls-remote", "--", url], environment)
-    except subprocess.TimeoutExpired:
-        return f"the repository does not answer within {GIT_SECONDS} s on the controller"
-    if done.returncode != 0:
-        return f"git on the controller: {_git_reason(done.stderr)}"
-    return "" if _has_version(version, done.stdout.split()[1::2]) else f"the repository has no branch or tag {version}"
-
-
-def _git(
-    argv: Sequence[str], environment: Mapping[str, str], seconds: int = GIT_SECONDS
-) -> subprocess.CompletedProcess[str]:
+    if bare.find("git") is None:
+        return Repository("git is not installed on the controller")
     # Never ask for a password in the middle of a play.
     quiet = {**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return subprocess.run(  # pylint: disable=ansible-bad-function
-        list(argv), env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
-        start_new_session=True, check=False,
-    )  # fmt: skip
-
-
-def git_commits(source: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The commit of the controller's clone, and the repository's newest; empty if unknown."""
-    url, dummy, version = source.partition("#")
-    tool, told = shutil.which("git"), {"used": "", "newest": ""}
-    if tool is None or not has_checkout(source, environment):
-        return told
-    try:
-        used = _git([tool, "-C", checkout_of(source, environment), "rev-parse", "HEAD"], environment)
-        told["used"] = used.stdout.strip() if used.returncode == 0 else ""
-        listed = _git([tool, "ls-remote", "--", url], environment, NEWER_SECONDS).stdout.split()
-    except subprocess.TimeoutExpired:
-        return told
-    commits = dict(zip(listed[1::2], listed[::2]))
-    wanted = (f"refs/heads/{version}", f"refs/tags/{version}^{{}}", f"refs/tags/{version}") if version else ("HEAD",)
-    told["newest"] = next((commits[name] for name in wanted if name in commits), "")
-    return told
+    clone = checkout_of(source, environment)
+    if os.path.isdir(os.path.join(clone, ".git")):
+        code, used, dummy = bare.run(["git", "-C", clone, "rev-parse", "HEAD"], quiet, seconds=GIT_SECONDS)
+        listed = bare.run(["git", "ls-remote", "--", url], quiet, seconds=NEWER_SECONDS)[1].split()
+        commits = dict(zip(listed[1::2], listed[::2]))
+        names = (f"refs/heads/{version}", f"refs/tags/{version}^{{}}", f"refs/tags/{version}") if version else ("HEAD",)
+        newest = next((commits[name] for name in names if name in commits), "")
+        return Repository("", {"used": used.strip() if code == 0 else "", "newest": newest})
+    code, out, err = bare.run(["git", "ls-remote", "--", url], quiet, seconds=GIT_SECONDS)
+    if err == bare.TIMED_OUT:
+        return Repository(f"the repository does not answer within {GIT_SECONDS} s on the controller")
+    if code != 0:
+        return Repository(f"git on the controller: {_git_reason(err)}")
+    known = _has_version(version, out.split()[1::2])
+    return Repository("" if known else f"the repository has no branch or tag {version}")
 
 
 def _git_reason(text: str) -> str:
@@ -143,18 +127,14 @@ def checkout_of(source: str, environment: Mapping[str, str]) -> str:
     return os.path.join(cache, "nanochat-ddp", "checkouts", hashlib.sha256(source.encode()).hexdigest()[:16])
 
 
-def has_checkout(source: str, environment: Mapping[str, str]) -> bool:
-    """Whether a clone exists, so that the repository is not contacted again."""
-    return os.path.isdir(os.path.join(checkout_of(source, environment), ".git"))
-
-
 def look(asked: ControllerQuestion, environment: Mapping[str, str]) -> Here:
     """Answer the plan's questions to the controller (_plan/questions.py)."""
     # The role collect resolves relative paths the same way.
+    there = repository(asked["git"], environment) if asked["git"] else Repository("", {})
     results = os.path.join(environment.get("PWD", ""), os.path.expanduser(asked["results"]))
     return {
         "folders": {path: folder_facts(path) for path in asked["folders"]},
-        "git": git_problem(asked["git"], environment) if asked["git"] else "",
-        "commits": git_commits(asked["git"], environment) if asked["git"] else {},
+        "git": there.problem,
+        "commits": dict(there.commits),
         "results": {"path": results, "writable": is_writable(results)},
     }

@@ -11,12 +11,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-import signal
-import subprocess
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.probe import Usage
+from .._kit import bare
 from .._kit.files import read_text
 
 Run = Callable[[Sequence[str]], Tuple[int, str, str]]
@@ -41,21 +40,7 @@ class Reading(NamedTuple):
 
 def run(argv: Sequence[str]) -> Tuple[int, str, str]:
     """Run a command; exit code 127 if it is missing or hangs."""
-    try:
-        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
-    except OSError:
-        return 127, "", ""
-    with process:
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            # With what it has started: a shell's commands are processes of their own.
-            os.killpg(process.pid, signal.SIGKILL)
-            return 127, "", ""
-    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+    return bare.run(argv, {"LC_ALL": "C"}, seconds=SECONDS)
 
 
 # -- who is logged in

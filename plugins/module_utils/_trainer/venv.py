@@ -14,7 +14,6 @@ import functools
 import glob
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Optional, TypedDict, cast
@@ -22,10 +21,10 @@ from typing import Optional, TypedDict, cast
 from .._contract.document import Document
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
-from .._kit import processes
 from .._kit.bare import run
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
 from .._kit.words import bytes_text
+from .files import users_of
 from .pip_settings import for_uv, pip_settings
 from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, VenvSpec, explain, last_line
 
@@ -82,10 +81,6 @@ class Installed(TypedDict):
 def uv_beside(path: str) -> str:
     """Where uv is kept for an environment: beside it, for all that lie there."""
     return os.path.join(os.path.dirname(path.rstrip("/")), UV.replace("==", "-"))
-
-
-def version_in(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 class Venv:
@@ -216,19 +211,11 @@ class Venv:
         place = os.path.realpath(self.wanted.path)
         trash = place + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
-        if not os.path.lexists(place):
-            return
-        try:
+        if os.path.lexists(place):
             os.rename(place, trash)
-        except OSError:  # it is a mount point
-            write_whole(os.path.join(place, MARK), "")
-            for name in sorted(os.listdir(place), key=lambda name: name in (MARK, STAMP)):
-                one = os.path.join(place, name)
-                shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
-            return
-        if os.path.islink(self.wanted.path):
-            os.mkdir(place)
-        shutil.rmtree(trash)
+            if os.path.islink(self.wanted.path):
+                os.mkdir(place)
+            shutil.rmtree(trash)
 
     def remove(self) -> None:
         """Remove the environment with all that was kept beside it."""
@@ -241,15 +228,10 @@ class Venv:
 
     def refuse_in_use(self) -> None:
         """Refuse to replace files that a training uses."""
-        places = (self.wanted.path, os.path.realpath(self.wanted.path))
-        inside = tuple(os.path.join(path, "bin", "") for path in places)
-        users = [
-            one for one in processes.processes().values() if one.marker and "".join(one.argv[:1]).startswith(inside)
-        ]
-        if users:
+        for user in users_of(self.wanted.path):
             raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {users[0].pid} of "
-                f"{users[0].user}: {users[0].command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
+                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {user.pid} of "
+                f"{user.user}: {user.command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
                 "in-use",
             )
 

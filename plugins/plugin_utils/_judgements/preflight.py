@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.utils.display import Display
@@ -20,15 +20,15 @@ from ...module_utils._contract.plan import Plan
 from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan.matmul_precision import speeds_together, with_precision
-from ...module_utils._plan.step_model import speeds_of
+from ...module_utils._plan.step_model import Link, speeds_of
 from ...module_utils._preflight.evidence import PreflightEvidence, named_links
 from ...module_utils._preflight.judge import in_order, judge, load
+from ...module_utils._preflight.measured import last_object, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
-from ...module_utils._preflight.rates import by_peer, slowest_link
-from ...module_utils._preflight.text import findings_text, links_text, summary
-from ...module_utils._run.metrics import finite
+from ...module_utils._preflight.text import links_text, summary
 from .._configuration import display_is_ours
+from .._display.texts import finding_text
 from .evidence import OF_PLAN, SHOWN, JudgeTask, Options, keep
 
 display = Display()
@@ -49,8 +49,8 @@ OPTIONS: Options = {
 def judge_preflight(task: JudgeTask) -> dict[str, object]:
     """Findings, prediction and links; fails if the run must not start."""
     options = task.options
-    seen = with_probes(options["evidence"], options["probes"])
-    evidence = gather({**options, "evidence": seen})
+    seen = options["evidence"]
+    evidence = gather(options)
     findings = in_order(
         [*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen), *unbuilt(evidence, seen)]
     )
@@ -77,7 +77,7 @@ def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> 
         # The rehearsal follows a preflight, which has shown them.
         parts = [
             "" if evidence.rehearsal else links_text(evidence),
-            "" if told else findings_text(document["findings"]),
+            "" if told else "\n".join(map(finding_text, document["findings"])) or "Preflight found no problems.",
         ]
         if document["prediction"]:
             parts.append(fitted(prediction_text(evidence.plan, document["prediction"])))
@@ -91,14 +91,6 @@ def fitted(text: str) -> str:
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
-def with_probes(evidence: Mapping[str, Any], probes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The evidence of every host; only its probe if nothing was tried."""
-    return {
-        host: {**({"probe": probes[host]} if host in probes else {}), **(evidence.get(host) or {})}
-        for host in {**evidence, **probes}
-    }
-
-
 def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
     plan, seen = options["plan"], options["evidence"]
@@ -110,7 +102,7 @@ def gather(options: Mapping[str, Any]) -> PreflightEvidence:
     firewalls = {host: piece(seen, host, "firewall") for host in hosts}
     return PreflightEvidence(
         plan=plan,
-        probes={host: piece(seen, host, "probe") for host in hosts},
+        probes={host: options["probes"].get(host) or {} for host in hosts},
         tries=tries,
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
         gloo={host: found for host in hosts if (found := program_answer(piece(seen, host, "gloo")))},
@@ -131,7 +123,7 @@ def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
 
 def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
     """Findings about evidence that some hosts have and others lack: a missing check is not a passed check."""
-    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}} | {"probe"}
+    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}}
     found = []
     for host in (node["host"] for node in plan["nodes"]):
         lacking = sorted(tried_anywhere - set(seen.get(host) or {}))
@@ -159,14 +151,8 @@ def program_answer(result: Mapping[str, Any]) -> dict[str, object]:
     """The JSON object printed by a trainer program, or its last output if there is none."""
     if not result or result.get("skipped"):
         return {}
-    for line in reversed(str(result.get("stdout") or "").splitlines()):
-        if line.startswith("{"):
-            try:
-                return dict(json.loads(line))
-            except (ValueError, RecursionError):
-                break
     words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
-    return {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
 
 
 def manifest_digest(result: Mapping[str, Any]) -> str:
@@ -186,14 +172,16 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
     measured = {host: piece(seen, host, "measured") for host in hosts}
     speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
-    rates = [rate for found in evidence.gloo.values() if (rate := finite(found.get("bandwidth_mbit"))) and rate > 0]
-    link = slowest_link(evidence.tries, min(rates, default=None))
-    if not speeds or (link is None and len(hosts) > 1):
+
+    def link_of(team: Sequence[str]) -> Link | None:
+        within = [link for host, link in evidence.links() if host in team and link["host"] in team]
+        return slowest_link(within, evidence.gloo.values())
+
+    if not speeds or (link_of(hosts) is None and len(hosts) > 1):
         return None
-    links = {host: by_peer(tried.get("links") or []) for host, tried in evidence.tries.items()}
     began = any(evidence.fact(host, "run", "sync") for host in hosts)
     busy = [one["host"] for host in evidence.probes for one in load(evidence, host)]
-    return outlook(evidence.plan, speeds, link, links, speeds_together(list(measured.values())), began, busy)
+    return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), began, busy)
 
 
 def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:

@@ -23,7 +23,6 @@ from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterMod
 from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host
@@ -252,7 +251,7 @@ PAST = {
 def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The answers of this machine as the laptop of the tests of the plan, new and with an earlier run."""
     base = str(tmp_path_factory.mktemp("base"))
-    real = host.probe(lambda argv: bare.run(argv, {"LC_ALL": "C"}), bare.find, base, peers=["desktop"], folders=["/"])
+    real = host.probe(base, peers=["desktop"], folders=["/"])
     laptop = plan_probes.laptop()
     part: dict[str, Any] = {
         name: {**real[name], **laptop[name]} for name in ("host", "python", "cpu", "memory", "disk")
@@ -431,7 +430,15 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
         "mtu": 1500,
     }
     more = {"duplex_mbit": 700.0, "full_size": False, "passing_size": 1400, "error": "", "nic": "eth0", "gateway": None}
-    gloo = {"ok": False, "phase": "connect", "error": "timeout", "bandwidth_mbit": 700.0, "torch": "2.13.0"}
+    gloo = {
+        "ok": False,
+        "phase": "connect",
+        "error": "timeout",
+        "bandwidth_mbit": 700.0,
+        "message_ms": 0.3,
+        "torch": "2.13.0",
+    }
+    probes = {host["name"]: host["probe"] for host in known}
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     honest: dict[str, Any] = {"link": {**link, **more}, "gloo": gloo}
     for told in cases(honest):
@@ -441,11 +448,10 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 "links": {"links": [json.loads(json.dumps(one.get("link")))]},
                 "gloo": {"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 "measured": step,
-                "probe": host["probe"],
             }
             for host, one in zip(known, (honest, told), strict=True)
         }
-        options = {"plan": plan, "evidence": evidence, "probes": {}, "plan_findings": [], "before_network": False}
+        options = {"plan": plan, "evidence": evidence, "probes": probes, "plan_findings": [], "before_network": False}
         task = JudgeTask({**options, "rehearsal": True, "running": False, "show": "none", "file": None}, {}, True)
         found: dict[str, Any] = preflight.judge_preflight(task)
         json.dumps(found, allow_nan=False)

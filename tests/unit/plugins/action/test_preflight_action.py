@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judgement's input: results that the role's tasks left on the hosts."""
+"""The judgement's input: results that the role's tasks left on the hosts; tests/pins has what comes of them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def options(known, seen, **changes):
     return {
         "plan": outcome.plan,
         "evidence": seen,
+        "probes": {host["name"]: host["probe"] for host in known},
         "plan_findings": [],
         "before_network": False,
         "rehearsal": True,
@@ -52,7 +53,6 @@ def seen_of(known):
     step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
     return {
         host["name"]: {
-            "probe": host["probe"],
             "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
             "links": {"links": [dict(link)]},
             "firewall": {"backend": "none", "commands": [], "rules": []},
@@ -64,33 +64,6 @@ def seen_of(known):
     }
 
 
-def test_everything_that_the_hosts_left_is_gathered_and_predicted_from():
-    known = hosts()
-    seen = seen_of(known)
-    evidence = preflight.gather(options(known, seen))
-    assert [link["host"] for link in evidence.tries["desktop"]["links"]] == ["laptop"]
-    assert evidence.manifests["desktop"] == evidence.manifests["laptop"] != ""
-    assert evidence.gloo["laptop"]["ok"]
-    predicted = preflight.predicted_by(evidence, seen)
-    assert predicted["link_mbit"] == 800.0
-    assert set(predicted["wait_seconds"]) == {"desktop", "laptop"}
-    assert preflight.missing(evidence.plan, seen) == []
-
-
-@pytest.mark.parametrize("name", ["probe", "answering", "links", "firewall", "gloo", "manifest", "measured"])
-def test_a_missing_piece_of_evidence_is_an_error_and_never_nothing_found(name):
-    known = hosts()
-    seen = seen_of(known)
-    del seen["laptop"][name]
-    [one] = preflight.missing(options(known, seen)["plan"], seen)
-    assert (one["code"], one["severity"], one["host"], one["facts"]) == (
-        "evidence-missing",
-        "error",
-        "laptop",
-        {"pieces": [name]},
-    )
-
-
 def test_a_host_that_was_lost_meanwhile_is_told_and_the_rest_is_judged():
     known = hosts()
     seen = seen_of(known)
@@ -99,19 +72,6 @@ def test_a_host_that_was_lost_meanwhile_is_told_and_the_rest_is_judged():
     assert evidence.tries["desktop"]["links"] == []
     assert preflight.predicted_by(evidence, seen) is None
     assert [one["host"] for one in preflight.missing(evidence.plan, seen)] == ["laptop"]
-
-
-def test_a_step_that_could_not_be_measured_is_told():
-    known = hosts()
-    seen = seen_of(known)
-    seen["laptop"]["step"] = {"rc": 1, "stdout": '{"error": "depth is wrong"}'}
-    seen["desktop"]["step"] = {"rc": 0, "stdout": "{}"}
-    [one] = preflight.unmeasured(options(known, seen)["plan"], seen)
-    assert (one["code"], one["host"], one["seen"]) == (
-        "evidence-missing",
-        "laptop",
-        "a training step could not be measured: depth is wrong",
-    )
 
 
 @pytest.mark.parametrize(

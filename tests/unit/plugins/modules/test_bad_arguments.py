@@ -21,7 +21,7 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import background
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import background, bare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -148,12 +148,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TMUX_TMPDIR", str(folder))
         patch.setattr(basic.AnsibleModule, "_log_to_syslog", lambda self, message: None)
         patch.setattr(background, "spawn", _refuse)
-        patch.setattr(basic.AnsibleModule, "run_command", _says)
+        patch.setattr(bare, "run", _says)
         patch.setattr(socket, "getaddrinfo", _refuse)
         yield folder
 
 
-def _says(self: Any, argv: list[str], **dummy: Any) -> tuple[int, str, str]:
+def _says(argv: list[str], *dummy: Any, **dummy_more: Any) -> tuple[int, str, str]:
     """One of the sayings, always the same one to the same words."""
     assert all(isinstance(word, str) and "\0" not in word for word in argv)
     return SAYINGS[zlib.crc32(repr(argv).encode()) % len(SAYINGS)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from ansible.module_utils import basic
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 from ansible_collections.nanochat.ddp.plugins.modules import peer_firewall
 
 
@@ -20,10 +20,10 @@ class Iptables:
         self.refuses = ""
         self.changes = []
 
-    def path(self, program, *args, **kwargs):
+    def path(self, program):
         return f"/sbin/{program}" if program == "iptables" else None
 
-    def run(self, argv, **kwargs):
+    def run(self, argv):
         words = argv[1:]
         if words == ["--version"]:
             return 0, "iptables v1.8.9 (nf_tables)\n", ""
@@ -42,8 +42,8 @@ class Iptables:
 @pytest.fixture
 def iptables(monkeypatch):
     fake = Iptables()
-    monkeypatch.setattr(basic.AnsibleModule, "get_bin_path", lambda self, *args, **kwargs: fake.path(*args, **kwargs))
-    monkeypatch.setattr(basic.AnsibleModule, "run_command", lambda self, *args, **kwargs: fake.run(*args, **kwargs))
+    monkeypatch.setattr(bare, "find", fake.path)
+    monkeypatch.setattr(bare, "run", lambda argv, environ: fake.run(argv))
     monkeypatch.setattr(peer_firewall.os, "geteuid", lambda: 0)
     return fake
 

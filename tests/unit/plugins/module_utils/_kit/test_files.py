@@ -59,24 +59,18 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monke
 def test_json_is_read_as_it_was_written(tmp_path):
     path = str(tmp_path / "state.json")
     files.write_json(path, {"step": 3, "name": "Käthe"})
-    assert files.read_json(path) == files.read_object(path) == {"step": 3, "name": "Käthe"}
+    assert files.read_object(path) == {"step": 3, "name": "Käthe"}
+    assert files.read_object(str(tmp_path / "none")) == files.read_object(str(tmp_path)) == {}
 
 
-BROKEN = [b"", b'{"torn": ', b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 50_000]
-OF_OTHER_TYPES = [(b"[1]", [1]), (b"3", 3), (b'"text"', "text"), (b"null", None), (b"true", True)]
-
-
-@pytest.mark.parametrize(("content", "found"), [*((content, None) for content in BROKEN), *OF_OTHER_TYPES])
-def test_what_is_no_json_or_no_object_reads_as_nothing(tmp_path, content, found):
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"torn": ', b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 50_000, b"[1]", b'"text"', b"null"],
+)
+def test_what_is_no_json_or_no_object_reads_as_nothing(tmp_path, content):
     path = tmp_path / "state.json"
     path.write_bytes(content)
-    assert files.read_json(str(path)) == found
     assert files.read_object(str(path)) == {}
-
-
-def test_a_missing_file_reads_as_nothing(tmp_path):
-    assert files.read_json(str(tmp_path / "none")) is None
-    assert files.read_object(str(tmp_path)) == {}
 
 
 HOLD = """

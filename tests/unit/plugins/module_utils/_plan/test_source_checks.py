@@ -147,17 +147,20 @@ def commit(folder: Path) -> str:
 def test_a_repository_that_cannot_be_cloned_is_told_before_a_start(repository, tmp_path, monkeypatch):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for part in ("", "#main", "#0123abcd"):
-        assert sources.git_problem(repository + part, environment) == ""
-    told = sources.git_problem(repository + "#nobranch", environment)
+        assert sources.repository(repository + part, environment).problem == ""
+    told = sources.repository(repository + "#nobranch", environment).problem
     assert told == "the repository has no branch or tag nobranch"
     nothing = f"file://{tmp_path}/nothing"
-    assert sources.git_problem(nothing, environment).startswith("git on the controller: fatal: ")
+    assert sources.repository(nothing, environment).problem.startswith("git on the controller: fatal: ")
     # One that was cloned before is not asked.
     Path(sources.checkout_of(nothing, environment), ".git").mkdir(parents=True)
-    assert sources.git_problem(nothing, environment) == ""
+    assert sources.repository(nothing, environment).problem == ""
     monkeypatch.setenv("PATH", str(tmp_path))
     environment["PATH"] = str(tmp_path)
-    assert sources.git_problem("https://git.example.org/x.git", environment) == "git is not installed on the controller"
+    assert (
+        sources.repository("https://git.example.org/x.git", environment).problem
+        == "git is not installed on the controller"
+    )
 
 
 def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, tmp_path):
@@ -167,11 +170,11 @@ def test_which_commit_trains_is_told_and_that_there_is_a_newer_one(repository, t
     first = commit(work)
     subprocess.run(["git", "-C", work, "push", "-q", bare, "main"], check=True)
     for source in (f"file://{bare}", f"file://{bare}#main", f"file://{bare}#{first}"):
-        assert sources.git_commits(source, environment) == {"used": "", "newest": ""}
+        assert sources.repository(source, environment).commits == {"used": "", "newest": ""}
         subprocess.run(["git", "clone", "-q", bare, sources.checkout_of(source, environment)], check=True)
 
     def told(source: str) -> list[tuple[str, str]]:
-        here = {"commits": sources.git_commits(source, environment)}
+        here = {"commits": sources.repository(source, environment).commits}
         outcome = make_plan(hosts({"ddp_trainer_source": source}), here=here)
         return [(one["code"], one["seen"]) for one in outcome.findings if one["code"].startswith("trainer-")]
 

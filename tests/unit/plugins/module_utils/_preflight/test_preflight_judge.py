@@ -1,11 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each fault that can be known before a start gets its code, and two healthy machines get none."""
+"""Faults that are known before a start; tests/pins has each of their codes and sentences."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,14 +13,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import jud
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
     PreflightEvidence,
-    measured_partners,
     named_links,
-    others_in_turn,
-    partners,
     peers_of,
-    unreached,
 )
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import closed_ways
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import ways_to
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
 
 GLOO = {"ok": True, "phase": "done", "error": "", "torch": "2.13.0+cpu", "python": "3.11", "trainer": "07fca3ee"}
@@ -30,7 +25,7 @@ CARD = {"desktop": "enp4s0", "laptop": "enx00e04c680001"}
 
 
 def port(number: int, error: str = "") -> dict[str, Any]:
-    return {"port": number, "reachable": not error, "error": error, "words": "", "milliseconds": 0.3}
+    return {"port": number, "error": error, "words": ""}
 
 
 def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, Any]:
@@ -42,10 +37,8 @@ def link(host: str, peer: str, closed: str = "", **changes: Any) -> dict[str, An
         "latency_ms": 0.2,
         "bandwidth_mbit": 930.0,
         "mtu": 1500,
-        "full_size": True,
         "passing_size": None,
         "nic": CARD[host],
-        "gateway": None,
         "error": "",
     }
     return {**measured, **changes}
@@ -75,14 +68,6 @@ def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = Non
     return PreflightEvidence(**whole)
 
 
-def found(known: PreflightEvidence) -> dict[str, dict[str, Any]]:
-    """The findings by code; each code is expected once."""
-    findings = judge.judge(known)
-    codes = [one["code"] for one in findings]
-    assert len(set(codes)) == len(codes), findings
-    return {one["code"]: one for one in findings}  # type: ignore[misc]
-
-
 def only(known: PreflightEvidence) -> dict[str, Any]:
     findings = judge.judge(known)
     assert len(findings) == 1, findings
@@ -93,22 +78,12 @@ WALL = {"backend": "ufw", "commands": ["sudo ufw prepend allow x"], "rules": [],
 BLOCKED = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
 
 
-def test_two_healthy_machines_give_no_finding():
-    assert judge.judge(evidence()) == []
-
-
-def test_a_run_on_one_host_gives_no_finding():
-    known = hosts()[:1]
-    outcome = make_plan(known)
-    alone = PreflightEvidence(plan=outcome.plan, probes={"desktop": known[0]["probe"]}, plan_findings=outcome.findings)
-    assert judge.judge(alone) == []
-
-
 # Ports and firewalls
 
 
 BY_HAND = "On laptop: sudo ufw prepend allow x"
 FOREIGN = {"commands": [], "backend": "none", "foreign": ["iptables chain f2b-x"]}
+NONE = {"backend": "none", "commands": []}
 OPENED = {"commands": [], "rules": ["tcp from 192.168.1.10 to port 29500"]}
 
 
@@ -130,6 +105,9 @@ OPENED = {"commands": [], "rules": ["tcp from 192.168.1.10 to port 29500"]}
         (FOREIGN, True, {}, "port-blocked error", "on laptop, which were left alone, can drop packets: iptables chain f2b-x", None),
         # It was opened, and that did not help.
         (OPENED, True, {}, "port-blocked error", "ufw on laptop lets it in, so an outgoing rule of desktop or a router", None),
+        # Nothing there can drop it.
+        (NONE, True, {"two": {"sudo": "passwordless"}}, "port-blocked error", "laptop can drop it, so check the network between", None),
+        (NONE, True, {"two": {"sudo": "none"}}, "port-blocked error", "(dropped)", None),
     ],
 )  # fmt: skip
 def test_a_closed_port_names_direction_ports_firewall_and_remedy(firewall, manage, more, kind, seen, remedy):
@@ -152,18 +130,18 @@ def test_who_was_refused_a_password_is_not_asked_for_it():
     )
 
 
-def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried():
-    plan, tries = evidence().plan, {"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}
-    assert unreached(plan, tries, "laptop") == []
-    assert unreached(plan, tries, "desktop") == [ADDRESS["laptop"]]  # away
-    assert unreached(plan, {}, "laptop") == [ADDRESS["desktop"]]
-    held = {"desktop": {"links": [link("desktop", "laptop", "stranger")]}}
-    assert unreached(plan, held, "laptop") == closed_ways(plan, held, "laptop", {}) == []
-    nothing = {"desktop": {"links": [link("desktop", "laptop", ports=[])]}}
-    assert unreached(plan, nothing, "laptop") == [ADDRESS["desktop"]]
-    closed = {"desktop": {"links": [link("desktop", "laptop", "dropped")]}}
-    assert unreached(plan, closed, "laptop") == [ADDRESS["desktop"]]
-    assert closed_ways(plan, closed, "desktop", {}) == []
+@pytest.mark.parametrize(
+    ("tries", "host", "unreached"),
+    [
+        ({"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}, "laptop", []),
+        ({"desktop": {"links": [link("desktop", "laptop")]}, "laptop": {}}, "desktop", ["laptop"]),  # away
+        ({"desktop": {"links": [link("desktop", "laptop", "stranger")]}}, "laptop", []),
+        ({"desktop": {"links": [link("desktop", "laptop", ports=[])]}}, "laptop", ["desktop"]),
+        ({"desktop": {"links": [link("desktop", "laptop", "dropped")]}}, "laptop", ["desktop"]),
+    ],
+)
+def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried(tries, host, unreached):
+    assert ways_to(evidence().plan, tries, host)["unreached"] == [ADDRESS[peer] for peer in unreached]
 
 
 @pytest.mark.parametrize(
@@ -177,28 +155,15 @@ def test_the_ways_that_need_a_rule_are_those_that_are_closed_or_were_not_tried()
 )
 def test_a_way_that_stays_closed_names_what_can_be_the_cause(how, firewall, seen):
     tries = {"desktop": {"links": [link("desktop", "laptop", how)]}, "laptop": {"links": [link("laptop", "desktop")]}}
-    [way] = closed_ways(evidence().plan, tries, "laptop", firewall)
+    [way] = ways_to(evidence().plan, tries, "laptop", firewall)["closed"]
     assert way["address"] == ADDRESS["desktop"]
     assert way["text"].startswith("desktop cannot connect to laptop (192.168.1.11) on port 32768, 60999: ")
     assert seen in way["text"]
 
 
-def test_what_blocks_between_the_hosts_is_not_blamed_on_them():
-    known = evidence(two={"sudo": "passwordless"}, tried=BLOCKED)
-    assert "check the network between" in found(known)["port-blocked"]["seen"]
-    known = evidence(two={"sudo": "none"}, tried=BLOCKED)
-    assert "check the network between" not in found(known)["port-blocked"]["seen"]
-
-
 def tried_ports(*ports: dict[str, Any]) -> dict[str, Any]:
     """The laptop's tests of these ports of the desktop."""
     return {"laptop": {"links": [link("laptop", "desktop", ports=list(ports))]}}
-
-
-def test_all_ports_closed_is_no_way():
-    one = only(evidence(tried=tried_ports(port(29500, "unreachable"), port(32768, "unreachable"))))
-    assert one["code"] == "peer-unreachable"
-    assert "rejected or unreachable" in one["seen"]
 
 
 def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_them():
@@ -210,67 +175,16 @@ def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_the
     assert "its owner can open them on desktop: sudo nft insert rule x" in one["remedy"]
 
 
-def test_a_stranger_on_a_port_is_an_open_way():
-    assert judge.judge(evidence(tried=tried_ports(port(29500, "stranger"), port(32768), port(60999)))) == []
+# Routes
 
 
-def test_a_host_that_could_not_listen_is_named():
-    tried = {"laptop": {"error": "cannot listen on 192.168.1.11 port 32768: Cannot assign requested address"}}
-    assert only(evidence(tried=tried))["code"] == "address-refused"
-
-
-# Routes, packets, rates
-
-
-@pytest.mark.parametrize(
-    ("kind", "code"), [("overlay", "route-over-overlay"), ("bridge", "route-over-bridge"), ("wired", "route-differs")]
-)
-def test_field_05_the_interface_that_really_carries_the_route(kind, code):
-    cards = [nic(CARD["desktop"], "wired", "192.168.1.10/24", speed=1000), nic("other0", kind)]
+def test_field_05_the_interface_that_really_carries_the_route():
+    cards = [nic(CARD["desktop"], "wired", "192.168.1.10/24", speed=1000), nic("other0", "wired")]
     routes = [{"peer": "laptop", "address": ADDRESS["laptop"], "nic": "enp4s0", "source": ADDRESS["desktop"]}]
     tried = {"desktop": {"links": [link("desktop", "laptop", nic="other0")]}}
     one = only(evidence({"nics": cards, "routes": routes}, tried=tried))
-    assert (one["code"], one["host"], one["peer"]) == (code, "desktop", "laptop")
+    assert (one["code"], one["host"], one["peer"]) == ("route-differs", "desktop", "laptop")
     assert "other0" in one["seen"]
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "remedy"),
-    [
-        (
-            {"full_size": False, "passing_size": 1400, "error": "bulk data: timed out"},
-            "link-unmeasured",
-            "lower the MTU on both hosts",
-        ),
-        ({"error": "bulk data: connection reset"}, "link-unmeasured", ""),
-        ({"bandwidth_mbit": 94.0}, "link-slow", ""),
-        ({"latency_ms": 12.0}, "link-slow", ""),
-    ],
-)
-def test_what_a_link_shows(change, code, remedy):
-    one = only(evidence(tried={"desktop": {"links": [link("desktop", "laptop", **change)]}}))
-    assert one["code"] == code and remedy in one["remedy"]
-
-
-def test_field_03_a_slow_link_of_unknown_speed_is_told():
-    card = [nic("enp4s0", "wired", "192.168.1.10/24")]
-    tried = {"desktop": {"links": [link("desktop", "laptop", bandwidth_mbit=80.0)]}}
-    assert "link-slow" in found(evidence({"nics": card}, tried=tried))
-
-
-def test_field_03_an_interface_that_is_down():
-    known = evidence()
-    down = copy.deepcopy(dict(known.probes))
-    next(card for card in down["laptop"]["nics"] if card["name"] == CARD["laptop"])["up"] = False
-    assert only(known._replace(probes=down))["code"] == "address-refused"
-
-
-@pytest.mark.parametrize("loopback", ["127.0.1.1", "::1"])
-def test_field_04_a_name_that_is_loopback(loopback):
-    one = only(evidence({"names": {"own": [loopback], "peers": {}}}))
-    assert (one["code"], one["severity"]) == ("name-is-loopback", "info")
-    peer = only(evidence({"names": {"own": ["192.168.1.10"], "peers": {"laptop": [loopback]}}}))
-    assert (peer["code"], peer["severity"]) == ("name-is-loopback", "warning")
 
 
 # Who is there already
@@ -279,20 +193,10 @@ def test_field_04_a_name_that_is_loopback(loopback):
 HOLDER = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "marker": None}
 
 
-def test_field_06_the_holder_of_the_port_is_named():
-    one = only(evidence(tried={"desktop": {"holders": [HOLDER]}}))
-    assert one["code"] == "port-held"
-    assert all(word in one["seen"] for word in ("29500", "4711", "lzw", "torch.distributed.run"))
-    assert "kill 4711" in one["remedy"]
-    # Of another user's as much as is known.
-    hidden = {**HOLDER, "pid": None, "user": "root", "command": None}
-    assert "root" in only(evidence(tried={"desktop": {"holders": [hidden]}}))["seen"]
-
-
 def test_field_06_the_run_itself_is_no_stranger():
     run = {"exists": True, "session": {"id": "s1", "ended": None}, "checkpoints": []}
     tried = {"desktop": {"holders": [{**HOLDER, "marker": "s1"}]}}
-    assert "port-held" not in found(evidence({"run": run}, tried=tried))
+    assert judge.judge(evidence({"run": run}, tried=tried)) == []
 
 
 def orphan(user: str = "lzw") -> dict[str, Any]:
@@ -304,130 +208,38 @@ def test_field_06_orphans_of_an_earlier_run_are_told_once():
     assert (one["code"], one["host"]) == ("stale-ranks", "desktop")
 
 
-def test_another_users_training_is_not_called_ours():
-    assert only(evidence({"processes": [orphan("root")]}))["code"] == "other-training"
-
-
 # Hosts that do not fit
-
-
-def cpu(**changes: Any) -> dict[str, Any]:
-    return {"cpu": {**hosts()[0]["probe"]["cpu"], **changes}}
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (cpu(load1=20.0), "host-busy"),
-        (cpu(flags=["avx512f", "avx2"]), "cpu-features-differ"),
-        ({"limits": {"nofile": 64, "nproc": None}}, "ulimit-low"),
-        ({"limits": {"nofile": 1024, "nproc": 100}}, "ulimit-low"),
-        ({"limits": {"address_space": 100 << 20}}, "ulimit-low"),
-        ({"limits": {"file_size": 1 << 20}}, "ulimit-low"),
-        ({"limits": {"cpu_seconds": 3600}}, "ulimit-low"),
-        ({"logout": {"kills": True, "lingers": False}}, "ends-at-logout"),
-        ({"tmux": {"path": None, "version": None}}, "no-tmux"),
-    ],
-)
-def test_what_a_host_lacks(change, code):
-    assert list(found(evidence(change, cpu() if code == "cpu-features-differ" else None))) == [code]
 
 
 WIDE = {"nofile": 1024, "nproc": 4096, "address_space": 1 << 40, "file_size": 1 << 40, "cpu_seconds": None}
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "codes"),
     [
-        {"logout": {"kills": True, "lingers": True}},
-        {"logout": {"kills": False, "lingers": False}},
-        {"logout": None},
-        {"limits": WIDE},
+        ({"limits": {**WIDE, "nproc": 100}}, ["ulimit-low"]),
+        ({"limits": {**WIDE, "address_space": 100 << 20}}, ["ulimit-low"]),
+        ({"limits": {**WIDE, "file_size": 1 << 20}}, ["ulimit-low"]),
+        ({"limits": {**WIDE, "cpu_seconds": 3600}}, ["ulimit-low"]),
+        ({"limits": WIDE}, []),
+        ({"logout": {"kills": True, "lingers": True}}, []),
+        ({"logout": {"kills": False, "lingers": False}}, []),
+        ({"logout": None}, []),
     ],
 )
-def test_what_is_enough_is_no_finding(change):
-    assert judge.judge(evidence(change)) == []
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "code"),
-    [
-        ("disk", {"noexec": True}, "folder-refused"),
-        ("disk", {"writable": False}, "folder-refused"),
-        ("disk", {"exposed": "every user may write to /mnt: chmod go-w /mnt"}, "folder-refused"),
-        ("disk", {"fstype": "vfat"}, "folder-refused"),
-        ("disk", {"free": 10**6}, "disk-short"),
-        ("memory", {"total": 10**8, "available": 10**8}, "memory-short"),
-        ("python", {"candidates": [], "version": "3.9.2"}, "python-made"),
-        ("host", {"arch": "aarch64"}, "architecture-differs"),
-    ],
-)
-def test_obstacles_of_the_plan_get_their_codes(part, change, code):
-    probe = {part: {**hosts()[0]["probe"][part], **change}}
-    codes = found(evidence(probe))
-    assert code in codes
-    if code != "architecture-differs":
-        assert codes[code]["host"] == "desktop"
+def test_limits_of_a_user(change, codes):
+    assert [one["code"] for one in judge.judge(evidence(change))] == codes
 
 
 def test_field_12_a_host_that_is_down_is_a_finding_among_others():
     known = evidence()
-    codes = found(known._replace(probes={**known.probes, "laptop": {}}, gloo={}))
-    assert codes["host-down"]["host"] == "laptop"
-    both = hosts()
-    both[1]["probe"] = None
-    outcome = make_plan(both, tolerant=True)
-    told = PreflightEvidence(
-        plan=outcome.plan, probes={"desktop": both[0]["probe"], "laptop": {}}, plan_findings=outcome.findings
-    )
-    assert found(told)["host-down"]["host"] == "laptop"
+    [down, *others] = judge.judge(known._replace(probes={**known.probes, "laptop": {}}, gloo={}))
+    assert (down["code"], down["host"]) == ("host-down", "laptop") and not others
 
 
-# Software and data
-
-
-@pytest.mark.parametrize(
-    ("change", "codes"),
-    [
-        ({"trainer": "ffffffff"}, ["trainer-differs"]),
-        # It is neither the master's nor the plan's.
-        ({"torch": "2.5.1"}, ["torch-differs", "torch-differs"]),
-        ({"torch": "2.13.0+cu130"}, []),
-    ],
-)
-def test_field_09_software_that_differs(change, codes):
-    findings = judge.judge(evidence(gloo={"desktop": GLOO, "laptop": {**GLOO, **change}}))
-    assert [(one["code"], one["host"]) for one in findings] == [(code, "laptop") for code in codes]
-
-
-def test_field_07_data_that_differ():
-    one = only(evidence(manifests={"desktop": "aa", "laptop": "bb"}))
-    assert (one["code"], one["host"]) == ("data-differs", "laptop")
-
-
-def test_field_07_files_that_are_not_as_the_manifest_says_are_named():
-    one = only(evidence(files={"laptop": {"shard_00001.parquet": "missing", "tokenizer/tokenizer.pkl": "corrupted"}}))
-    assert (one["code"], one["host"]) == ("data-differs", "laptop")
-    assert "shard_00001.parquet missing, tokenizer/tokenizer.pkl corrupted" in one["seen"]
-
-
-def test_the_all_reduce_says_in_which_phase_it_failed():
-    failed = {**GLOO, "ok": False, "phase": "connecting", "error": "Gloo connectFullMesh failed"}
-    one = only(evidence(gloo={"desktop": GLOO, "laptop": failed}))
-    assert one["code"] == "gloo-failed"
-    assert "connecting failed: Gloo connectFullMesh" in one["seen"]
-
-
-def test_a_port_that_the_network_step_will_open_is_no_finding():
-    assert judge.judge(evidence(tried=BLOCKED, firewalls={"laptop": WALL}, before_network=True)) == []
-
-
-def test_no_all_reduce_is_expected_before_its_time():
-    assert judge.judge(evidence(gloo={}, rehearsal=False, before_network=True)) == []
-
-
-def test_a_run_in_progress_is_left_alone():
-    assert only(evidence(gloo={}, tries={}, running=True))["code"] == "run-in-progress"
+def test_field_09_a_build_for_cuda_computes_the_same_on_cpus():
+    other = {**GLOO, "torch": "2.13.0+cu130"}
+    assert judge.judge(evidence(gloo={"desktop": GLOO, "laptop": other})) == []
 
 
 # Order, pairs, text
@@ -439,47 +251,24 @@ def test_errors_come_first_and_each_finding_once():
     assert judge.in_order(findings + findings) == findings
 
 
-def test_in_each_moment_every_host_measures_towards_a_different_one():
-    plan = {"nodes": [{"host": name} for name in "abcd"]}
-    turns = [others_in_turn(plan, name) for name in "abcd"]
-    assert all(len(set(moment)) == 4 for moment in zip(*turns))
-    assert turns[1] == ["c", "d", "a"]
-
-
 def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
-    plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abc"]}
+    plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abcd"]}
     # The plan, not the host, determines the address of a responder.
-    answering = {"address": "10.9.9.9", "ports": [40000], "token": "x"}
+    answering = {"ports": [40000], "token": "x"}
     tries = {
         "a": {"responder": {**answering, "pid": 1}, "links": [{"address": "third"}]},
         "b": {"responder": {}, "links": []},
         "c": {"responder": {**answering, "pid": 3}, "links": []},
     }
-    assert peers_of(plan, tries, "a") == [{**answering, "address": "address of c", "measure": True}]
+    assert peers_of(plan, tries, "a") == [{**answering, "address": "address of c"}]
     assert named_links(plan, tries, "a") == [{"address": "third", "host": "c"}]
+    tries["d"] = {"responder": answering}
+    # From the next rank on, so that in each moment every host measures towards a different one.
+    assert [one["address"] for one in peers_of(plan, tries, "c")] == ["address of d", "address of a"]
+    del tries["d"]
     for wrong in ([22], ["40000"], "40000", [70000], None):
         tries["c"]["responder"]["ports"] = wrong
         assert peers_of(plan, tries, "a") == named_links(plan, tries, "a") == []
-
-
-def test_field_42_of_many_hosts_each_tries_a_few_that_together_reach_all():
-    names = [f"h{number:03}" for number in range(100)]
-    plan = {"digest": "0123", "master": {"host": "h007"}, "nodes": [{"host": name} for name in names]}
-    tried = {name: set(partners(plan, name)) for name in names}
-    assert all(name in tried[other] for name in names for other in tried[name])
-    assert all("h007" in tried[name] for name in names if name != "h007")
-    assert max(len(tried[name]) for name in names if name != "h007") <= 7
-    rated = {name: measured_partners(plan, name) for name in names}
-    assert all(4 <= len(rated[name]) <= 6 and rated[name] <= tried[name] for name in names)
-    assert {names[8], names[6]} <= rated["h007"]
-    # A host that is cut off from half of the others is noticed wherever the cut runs: the drawn rings cross it.
-    half = set(names[:50])
-    assert sum(other not in half for name in half for other in rated[name]) > 20
-
-
-def test_field_42_up_to_sixteen_hosts_all_pairs_are_tried():
-    plan = {"nodes": [{"host": f"h{number}"} for number in range(16)]}
-    assert len(partners(plan, "h3")) == len(measured_partners(plan, "h3")) == 15
 
 
 def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
@@ -503,9 +292,6 @@ def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
 def test_the_texts_hold_what_a_person_needs():
     known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
     findings = judge.judge(known)
-    text = text_utils.findings_text(findings)
-    assert all(word in text for word in ("ERROR", "port-blocked", "laptop <- desktop", "do:   On laptop: sudo ufw"))
     assert "desktop -> laptop" in text_utils.links_text(known)
     assert "2 of 3 closed" in text_utils.links_text(known)
     assert "1 error" in text_utils.summary(findings)
-    assert "no problems" in text_utils.findings_text([])

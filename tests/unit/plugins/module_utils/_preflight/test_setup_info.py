@@ -84,7 +84,6 @@ def replaced(path: Path, content: bytes) -> None:
     ("lacking", "change"),
     [
         ("files", lambda host: replaced(host.folder / "trainer/run.sh", b"#!/bin/bash\n")),
-        ("files", lambda host: (host.folder / "trainer/run.sh").unlink()),
         ("venv", lambda host: (host.folder / "venv" / venv.STAMP).unlink()),
         ("venv", lambda host: host.installed.update(packages={"torch": "2.12.0"})),
         ("venv", lambda host: host.installed.update(damaged=["torch/lib/libtorch.so"])),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores, listed
+from ansible_collections.nanochat.ddp.plugins.module_utils._probe.cores import cpus, fast_cores
 
 
 class MachineFiles:
@@ -49,11 +49,6 @@ def hybrid(machine, big, small):
     machine.write("devices/cpu_atom/cpus", f"{2 * big}-{2 * big + small - 1}")
 
 
-def test_lists_of_the_kernel():
-    assert listed("0-3,8\n") == [0, 1, 2, 3, 8]
-    assert listed("") == []
-
-
 def test_field_33_i9_13900kf(machine):
     hybrid(machine, 8, 16)
     assert machine.fast() == list(range(0, 16, 2))
@@ -70,12 +65,6 @@ def test_an_arm_board_with_big_and_little_cores(machine):
     for core, capacity in enumerate([400, 400, 400, 400, 1024, 1024]):
         machine.cpu(core, capacity=capacity)
     assert machine.fast() == [4, 5]
-
-
-def test_wsl2_and_other_machines_of_one_kind(machine):
-    for core in range(4):
-        machine.cpu(core)
-    assert machine.fast() == [0, 1, 2, 3]
 
 
 def test_without_any_topology_every_processor_is_a_core(machine):

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import ownership, processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit.bare import run
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import host as info
 from ansible_collections.nanochat.ddp.plugins.module_utils._probe import leftovers, machine
 
@@ -30,18 +29,6 @@ def files(monkeypatch):
     found: dict[str, str] = {}
     monkeypatch.setattr(machine, "read", lambda path, default="": found.get(path, default))
     return found
-
-
-def test_cores_count_once_whatever_their_threads(tmp_path):
-    for number in range(8):
-        topology = tmp_path / f"cpu{number}" / "topology"
-        topology.mkdir(parents=True)
-        (topology / "physical_package_id").write_text("0\n")
-        (topology / "core_id").write_text(f"{number % 4}\n")
-    (tmp_path / "cpufreq").mkdir()
-    assert machine.cores(None, str(tmp_path)) == 4
-    assert machine.cores({0, 4, 1}, str(tmp_path)) == 2
-    assert machine.cores({0, 1, 2}, str(tmp_path / "nothing")) == 3
 
 
 @pytest.mark.parametrize(
@@ -72,27 +59,19 @@ def test_a_quota_of_processor_time_limits_the_cores(files):
     assert machine.cpu_quota() == 2.5
     quotas = {(8, 2.5): 3, (2, 2.5): 2, (8, 0.2): 1, (8, None): 8}
     assert {given: machine.limited(*given) for given in quotas} == quotas
-    files["/proc/self/cgroup"] = "4:cpu,cpuacct:/box\n3:memory:/box"
-    files.update(
-        {"/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000"}
-    )
-    assert machine.cpu_quota() is None
-    files["/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us"] = "400000"
-    assert machine.cpu_quota() == 4
 
 
 def test_memory_is_what_the_control_group_leaves(files):
     files["/proc/meminfo"] = (
         f"MemTotal: {16 * GIGA // 1024} kB\nMemAvailable: {12 * GIGA // 1024} kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
     )
-    assert machine.memory()["available"] == 12 * GIGA and machine.memory()["limit"] is None
+    assert machine.memory() == {"total": 16 * GIGA, "available": 12 * GIGA}
     files["/proc/self/cgroup"] = "0::/box"
     files["/sys/fs/cgroup/memory.max"] = "max"
     files["/sys/fs/cgroup/box/memory.max"] = str(4 * GIGA)
     files["/sys/fs/cgroup/box/memory.current"] = str(3 * GIGA)
     files["/sys/fs/cgroup/box/memory.stat"] = f"anon 1\ninactive_file {GIGA}\nactive_file 5"
-    facts = machine.memory()
-    assert (facts["total"], facts["available"], facts["limit"]) == (4 * GIGA, 2 * GIGA, 4 * GIGA)
+    assert machine.memory() == {"total": 4 * GIGA, "available": 2 * GIGA}
 
 
 def test_the_disk_below_a_path_that_is_not_there_yet(tmp_path):
@@ -101,19 +80,11 @@ def test_the_disk_below_a_path_that_is_not_there_yet(tmp_path):
     assert facts["real_path"] == os.path.realpath(tmp_path) + "/a/b"
     assert facts["free"] == pytest.approx(known.free, rel=0.2) and facts["total"] == known.total
     assert not (tmp_path / "a").exists()
-
-
-def test_two_ways_to_one_folder_have_one_real_path(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "alias").symlink_to(tmp_path / "real")
-    one, two = machine.disk(str(tmp_path / "real/x")), machine.disk(str(tmp_path / "alias/x"))
-    assert one["real_path"] == two["real_path"] and one["device"] == two["device"]
-    assert machine.disk(str(tmp_path / "real"))["real_path"] == os.path.realpath(tmp_path / "real")
-
-
-def test_a_file_in_the_way_cannot_be_written_below(tmp_path):
     (tmp_path / "file").write_text("")
     assert machine.disk(str(tmp_path / "file" / "x"))["writable"] is False
+    (tmp_path / "alias").symlink_to(tmp_path)
+    other = machine.disk(str(tmp_path / "alias/a/b"))
+    assert (other["real_path"], other["device"]) == (facts["real_path"], facts["device"])
 
 
 def test_the_file_system_of_a_path(tmp_path):
@@ -139,8 +110,9 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
         str(fine): (0, "3.10.0\n", ""),
         "/bare": (1, "3.11.2\n", "No module named ensurepip"),
     }
-    monkeypatch.setattr(info, "python_paths", lambda find, wanted, base: list(seen))
-    found = info.pythons(lambda argv: seen[argv[0]], lambda name: None, None, str(tmp_path))
+    monkeypatch.setattr(info, "python_paths", lambda wanted, base: list(seen))
+    monkeypatch.setattr(info.bare, "tool", lambda argv: seen[argv[0]])
+    found = info.pythons(None, str(tmp_path))
     assert found["candidates"] == [
         {"executable": str(fine), "version": "3.10.0"},
         {"executable": "/bare", "version": "3.11.2"},
@@ -148,36 +120,19 @@ def test_pythons_that_are_too_old_are_no_candidates(tmp_path, monkeypatch):
     assert (Path(found["library"]) / "os.py").exists()
 
 
-def test_shims_of_pyenv_are_left_out_and_a_python_behind_one_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        info.glob, "glob", lambda pattern: ["/usr/bin/python3.99"] if pattern == "/usr/bin/python3.1?" else []
-    )
-    paths = info.python_paths(lambda name: f"/home/me/.pyenv/shims/{name}", None, str(tmp_path))
-    assert "/usr/bin/python3.99" in paths and not any("shims" in path for path in paths)
-
-
-def test_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
+def test_shims_and_old_pythons_of_pyenv_are_not_even_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(info.bare, "find", lambda name: f"{tmp_path}/.pyenv/shims/{name}")
     for version in ("3.6.15", "3.9.18", "3.12.1"):
         (tmp_path / ".pyenv/versions" / version / "bin").mkdir(parents=True)
         (tmp_path / ".pyenv/versions" / version / "bin/python3").write_text(version)
-    paths = [
-        path for path in info.python_paths(lambda name: None, None, str(tmp_path / "base")) if str(tmp_path) in path
-    ]
+    paths = [path for path in info.python_paths(None, str(tmp_path / "base")) if str(tmp_path) in path]
     assert paths == [str(tmp_path / ".pyenv/versions/3.12.1/bin/python3")]
     # One that was made for the trainer is found where the plan wants it.
     (tmp_path / "base/python/current/bin").mkdir(parents=True)
     (tmp_path / "base/python/current/bin/python3").write_text("made")
     made = str(tmp_path / "base/python/current/bin/python3")
-    assert made in info.python_paths(lambda name: None, None, str(tmp_path / "base"))
-
-
-def test_whether_a_python_can_make_environments_is_asked_of_it():
-    found = info.pythons(run, lambda name: sys.executable, sys.executable, "/nowhere")
-    own = [entry for entry in found["candidates"] if entry["executable"] == sys.executable]
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    # The trainer needs 3.10.
-    assert own == ([{"executable": sys.executable, "version": version}] if sys.version_info >= (3, 10) else [])
+    assert made in info.python_paths(None, str(tmp_path / "base"))
 
 
 def test_the_trainers_environment_by_its_files(tmp_path):
@@ -191,24 +146,9 @@ def test_the_trainers_environment_by_its_files(tmp_path):
 
 
 def test_what_an_earlier_run_left(tmp_path):
-    assert leftovers.run_facts(str(tmp_path / "none")) == {
-        "path": str(tmp_path / "none"),
-        "exists": False,
-        "plan_digest": None,
-        "rows": {},
-        "head_shares": {},
-        "cores": {},
-        "sync": None,
-        "matmul": None,
-        "total_batch": 0,
-        "iterations": 0,
-        "polite": {},
-        "capability": {},
-        "lineage": {"model": {}, "stage": {}, "data": {}},
-        "session": None,
-        "training": None,
-        "checkpoints": [],
-    }
+    none = leftovers.run_facts(str(tmp_path / "none"))
+    assert not any(value for name, value in none.items() if name not in ("path", "lineage"))
+    assert none["lineage"] == {"model": {}, "stage": {}, "data": {}}
     (tmp_path / "plan.json").write_text(
         '{"digest": "abcd", "training": {"sync": "int8"}, "nodes": [{"host": "a", "rows": 4}, {"host": "b", "rows": 2}]}'
     )
@@ -250,7 +190,6 @@ def test_field_06_the_holder_of_a_port_is_named():
         port = int(child.stdout.readline())
         (holder,) = leftovers.port_holders([port, 1])
         assert (holder["port"], holder["pid"], holder["run"]) == (port, child.pid, None)
-        assert holder["addresses"] == ["127.0.0.1"]
         assert holder["user"] == processes.user_name(os.getuid())
         assert "create_server" in holder["command"]
     finally:
@@ -258,7 +197,7 @@ def test_field_06_the_holder_of_a_port_is_named():
     assert leftovers.port_holders([port]) == []
 
 
-def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
+def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had(monkeypatch):
     asked = []
 
     def run(argv):
@@ -267,12 +206,13 @@ def test_field_06_the_holder_of_another_user_is_named_where_root_is_to_be_had():
 
     unseen = {"port": 29500, "pid": None, "user": "root", "command": None}
 
-    assert leftovers.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", None) == [unseen]
-    (named,) = leftovers.name_by_root([dict(unseen)], run, lambda name: f"/bin/{name}", ["sudo", "-n"])
+    monkeypatch.setattr(leftovers.bare, "tool", run)
+    assert leftovers.name_by_root([dict(unseen)], None) == [unseen]
+    (named,) = leftovers.name_by_root([dict(unseen)], ["sudo", "-n"])
 
     assert named["pid"] == os.getpid()
     assert Path("/proc/self/cmdline").read_text().split("\0")[0] in named["command"]
-    assert asked == [["sudo", "-n", "/bin/ss", "-Hltnp", "sport", "=", ":29500"]]
+    assert asked == [["sudo", "-n", "ss", "-Hltnp", "sport", "=", ":29500"]]
 
 
 def test_field_06_training_processes_are_found_by_mark_and_by_command():
@@ -286,7 +226,6 @@ def test_field_06_training_processes_are_found_by_mark_and_by_command():
         found = {entry["pid"]: entry for entry in leftovers.trainer_processes()}
         assert found[started[0].pid]["session"] == "session-of-a-test"
         assert found[started[1].pid]["session"] is None
-        assert 0 <= found[started[1].pid]["age"] < 60
         assert started[2].pid not in found
     finally:
         for child in started:
@@ -315,21 +254,14 @@ def test_a_blank_in_ansibles_folder_and_a_shell_that_prints_are_found_together(
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     if over_ssh:
         monkeypatch.setenv("SSH_CONNECTION", "192.168.1.2 50000 192.168.1.10 22")
-    assert info.transfer(run, folder) == ({"folder": folder, "shell": str(shell)} if stuck else None)
+    assert info.transfer(folder) == ({"folder": folder, "shell": str(shell)} if stuck else None)
 
 
 def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     start = time.monotonic()
-    facts = info.probe(
-        run,
-        lambda name: None,
-        "~/x/../base",
-        run_dir=str(tmp_path / "base/runs/d4"),
-        ports=[1],
-        peers=["localhost"],
-    )
+    facts = info.probe("~/x/../base", run_dir=str(tmp_path / "base/runs/d4"), ports=[1], peers=["localhost"])
     seconds = time.monotonic() - start
     assert seconds < 3, "the machine may be busy, but not that busy"
     assert sorted(tmp_path.rglob("*")) == before
@@ -344,8 +276,3 @@ def test_the_processors_of_an_earlier_plan_are_those_of_hosts_that_were_pinned()
     nodes = [{"host": "desktop", "cores": [0, 2]}, {"host": "laptop", "cores": None}, {"host": "odd", "cores": "x"}, 7]
     assert leftovers.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
     assert leftovers.cores_of({"nodes": 3}) == {}
-
-
-def test_a_link_is_told_by_where_it_leads(tmp_path):
-    (tmp_path / "driver").symlink_to("/drivers/e1000e")
-    assert (machine.link(str(tmp_path / "driver")), machine.link(str(tmp_path))) == ("/drivers/e1000e", "")

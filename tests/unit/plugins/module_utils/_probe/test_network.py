@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -25,16 +24,6 @@ def card(root: Path, name: str, files: dict[str, str] | None = None, folders: Se
         (folder / file).write_text(text + "\n")
     for child in folders:
         (folder / child).mkdir(parents=True)
-
-
-def answers(table: dict[str, tuple[int, str]]) -> net.Run:
-    """A run function that knows some commands."""
-
-    def run(argv: Sequence[str]) -> tuple[int, str, str]:
-        code, out = table.get(" ".join(argv), (1, ""))
-        return code, out, ""
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -86,50 +75,6 @@ def test_a_containers_only_card_counts_as_a_cable():
     assert [nic["kind"] for nic in net.promote_container_nics([own, wired])] == ["virtual", "wired"]
 
 
-def test_addresses_from_ip():
-    links = [
-        {
-            "ifname": "eth0@if5",
-            "addr_info": [
-                {"family": "inet", "local": "192.168.1.10", "prefixlen": 24},
-                {"family": "inet6", "local": "fd00::1", "prefixlen": 64},
-                {"family": "inet"},
-            ],
-        }
-    ]
-    found = net.addresses_by_ip(answers({"ip -j addr": (0, json.dumps(links))}), "ip")
-    assert found == {"eth0": (["192.168.1.10/24"], ["fd00::1/64"])}
-    assert net.addresses_by_ip(answers({"ip -j addr": (0, "Option -j is unknown")}), "ip") == {}
-
-
-def test_addresses_without_ip_are_the_same():
-    assert net.ipv4_of("lo") == ["127.0.0.1/8"]
-    assert net.ipv4_of("nosuch0") == []
-
-
-def test_field_05_the_route_says_which_interface_really_carries_a_peer():
-    said = [{"dst": "100.64.0.8", "dev": "tailscale0", "prefsrc": "100.64.0.7"}]
-    found = net.route("laptop", "100.64.0.8", [], answers({"ip -j route get 100.64.0.8": (0, json.dumps(said))}), "ip")
-    assert found == {
-        "peer": "laptop",
-        "address": "100.64.0.8",
-        "nic": "tailscale0",
-        "source": "100.64.0.7",
-        "gateway": None,
-    }
-
-
-def test_the_route_without_ip_is_found_by_the_kernels_choice():
-    interfaces = [{"name": "lo", "ipv4": ["127.0.0.1/8"], "ipv6": []}]
-    found = net.route("self", "127.0.0.1", interfaces, answers({}), None)
-    assert (found["nic"], found["source"]) == ("lo", "127.0.0.1")
-
-
-def test_no_route_is_no_error():
-    found = net.route("x", "192.168.77.1", [], answers({"ip -j route get 192.168.77.1": (2, "")}), "ip")
-    assert found["nic"] is None
-
-
 def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "desktop")
     table = {"desktop": ["127.0.1.1"], "laptop": ["192.168.1.11", "192.168.1.11"]}
@@ -140,31 +85,12 @@ def test_field_04_names_are_resolved_as_this_host_does(monkeypatch):
         return [(2, 1, 6, "", (address, 0)) for address in table[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    names, routes = net.names_and_routes(["laptop", "nowhere", "192.168.1.12"], [], answers({}), "ip")
+    names, routes = net.names_and_routes(["laptop", "nowhere", "192.168.1.12"], [])
     assert names == {"own": ["127.0.1.1"], "peers": {"laptop": ["192.168.1.11"], "nowhere": []}}
     assert [entry["peer"] for entry in routes] == ["laptop", "192.168.1.12", "default"]
 
 
-@pytest.mark.parametrize(
-    "said", ["{}", "null", "[1, null]", '[{"ifname": 7, "addr_info": 3}]', "[" * 3000, "nonsense", '"x"']
-)
-def test_whatever_ip_says_is_no_traceback(said):
-    assert all(not four and not six for four, six in net.addresses_by_ip(lambda argv: (0, said, ""), "ip").values())
-    found = net.route("laptop", "192.0.2.1", [], lambda argv: (0, said, ""), "ip")
-    assert found["peer"] == "laptop"
-
-
-def test_addresses_that_will_be_others_tomorrow_are_left_out():
-    entries = [
-        {"family": "inet6", "local": "2001:db8::1", "prefixlen": 64},
-        {"family": "inet6", "local": "2001:db8::2", "prefixlen": 64, "temporary": True},
-        {"family": "inet6", "local": "2001:db8::3", "prefixlen": 64, "deprecated": True},
-    ]
-    said = json.dumps([{"ifname": "eth0", "addr_info": entries}])
-    assert net.addresses_by_ip(lambda argv: (0, said, ""), "ip") == {"eth0": ([], ["2001:db8::1/64"])}
-
-
-def test_nor_are_they_taken_where_there_is_no_ip(monkeypatch):
+def test_addresses_that_will_be_others_tomorrow_are_left_out(monkeypatch):
     lines = [
         "fd09000000000000000000000000000a 02 40 00 80     eth0",
         "fd09000000000000000000000000000b 02 40 00 01     eth0",
@@ -172,7 +98,14 @@ def test_nor_are_they_taken_where_there_is_no_ip(monkeypatch):
         "fd09000000000000000000000000000d 03 40 00 80     eth1",
     ]
     monkeypatch.setattr(net, "read", lambda path: "\n".join(lines))
-    assert net.ipv6_of("eth0") == ["fd09::a/64"]
+    assert net.ipv6_addresses() == {"eth0": ["fd09::a/64"], "eth1": ["fd09::d/64"]}
+
+
+def test_the_kernel_tells_addresses_and_the_interface_towards_a_peer():
+    assert net.ipv4_addresses()["lo"] == ["127.0.0.1/8"]
+    found = net.route("self", "127.0.0.1", [{"name": "lo", "ipv4": ["127.0.0.1/8"], "ipv6": []}])
+    assert (found["nic"], found["source"]) == ("lo", "127.0.0.1")
+    assert net.route("x", "no address", [])["nic"] is None
 
 
 def test_field_42_a_name_server_that_does_not_answer_costs_its_time_once(monkeypatch):

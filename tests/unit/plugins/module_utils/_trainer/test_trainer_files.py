@@ -67,17 +67,10 @@ def test_check_mode_tells_the_same_and_writes_nothing(deploy, tmp_path):
     assert checked == done
 
 
-def test_second_run_changes_nothing(deploy):
-    first = deploy()
-    second = deploy()
-
-    assert not second["changed"]
-    assert (second["written"], second["removed"], second["diff"]) == ([], [], [])
-    assert second["digest"] == first["digest"]
-
-
 def test_only_what_differs_is_asked_for(deploy, src):
-    deploy()
+    first, second = deploy(), deploy()
+    assert not second["changed"] and second["digest"] == first["digest"]
+    assert (second["written"], second["removed"], second["diff"]) == ([], [], [])
     (src / "run.sh").write_text("#!/bin/bash\n")
 
     assert deploy(contents=False)["written"] == ["run.sh"]
@@ -91,27 +84,22 @@ def test_only_what_differs_is_asked_for(deploy, src):
     ]
 
 
-def test_stale_files_go_and_other_peoples_stay(deploy, src, tmp_path):
+def test_stale_files_go_with_their_folder_and_other_peoples_stay(deploy, src, tmp_path):
+    (src / "lib").mkdir()
+    (src / "lib/old.py").write_text("")
     deploy()
     dest = tmp_path / "dest"
+    (dest / "lib/__pycache__").mkdir()
+    (dest / "lib/__pycache__/old.pyc").write_bytes(b"")
+    (src / "lib/old.py").unlink()
     (dest / "scripts/mine.py").write_text("kept")
     (src / "run.sh").unlink()
 
     result = deploy()
 
-    assert result["removed"] == ["run.sh"]
-    assert not (dest / "run.sh").exists()
+    assert result["removed"] == ["lib/old.py", "run.sh"]
+    assert not (dest / "run.sh").exists() and not (dest / "lib").exists()
     assert (dest / "scripts/mine.py").exists()
-
-
-def test_folder_left_empty_goes_too(deploy, src, tmp_path):
-    deploy()
-    (tmp_path / "dest/scripts/__pycache__").mkdir()
-    (tmp_path / "dest/scripts/__pycache__/x.pyc").write_bytes(b"")
-    (src / "scripts/base_train.py").unlink()
-
-    deploy()
-    assert not (tmp_path / "dest/scripts").exists()
 
 
 @pytest.fixture
