@@ -176,9 +176,7 @@ def fetch(request: ShardsRequest) -> ShardsOutcome:
     if outcome.moved:
         make_folder(request.path, request.host)
         with writing(request.path, request.host):
-            outcome.bytes = url.fetch_all(
-                request.host, base, outcome.moved, digests, expected, request.options["parallel"]
-            )
+            outcome.bytes = url.fetch_all(request.host, base, outcome.moved, digests, expected)
         outcome.sources = {base: outcome.bytes}
     digests.save()
     return outcome
