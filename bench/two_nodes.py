@@ -44,10 +44,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
 # Every gradient whole (baseline_sync.py).
-BASELINES = ("dense", "ddp")
+BASELINE = "ddp"
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
-USUAL = [ALONE, *BASELINES, "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
+USUAL = [ALONE, BASELINE, "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 # Suffix of ways that keep copies to take an interrupted update back (--save-on-loss).
 UNDO = "+undo"
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + UNDO, "bf16" + UNDO, "int8" + UNDO)
@@ -210,8 +210,8 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
-        if mode in BASELINES:
-            return WholeSync(mode, comm, training, optimizer, [tokens] * comm.world)
+        if mode == BASELINE:
+            return WholeSync(comm, training, optimizer, [tokens] * comm.world)
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED).removesuffix(UNDO)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training

@@ -37,7 +37,7 @@ class FinalError(Exception):
     """A permanent failure."""
 
 
-def fetch_all(host: str, base: str, names: list[str], digests: Digests, expected: dict[str, str], parallel: int) -> int:
+def fetch_all(host: str, base: str, names: list[str], digests: Digests, expected: dict[str, str]) -> int:
     """Download the named files into the folder; returns the bytes transferred."""
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         waiting = [pool.submit(_fetch, host, base, name, digests, expected.get(name)) for name in names]
