@@ -1,9 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The baselines of two_nodes.py: every gradient is sent whole, tables included, by all-reduce.
+"""The baseline of two_nodes.py: every gradient is sent whole, tables included, in buckets during the backward pass.
 
-dense: one all-reduce for each tensor after the backward pass; ddp: in buckets during it, as DistributedDataParallel does.
+So does DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from nanochat.parallel.comm import Pending
 from nanochat.parallel.sync import Bucket, Sync
 from nanochat.rules.schedule import StepSchedule
 
-BUCKET_BYTES = {"dense": 0, "ddp": 25 * 2**20}
+BUCKET_BYTES = 25 * 2**20
 
 
 class WholeSync(Sync):
     """Sums whole tensors; both ranks then make the same update, since they run on one machine."""
 
-    def __init__(self, mode: str, *parts: Any) -> None:
+    def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.overlaps = mode == "ddp"
         shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
-        self.buckets = [Bucket(group) for group in grouped(self.training.ready_order, shapes, BUCKET_BYTES[mode])]
+        self.buckets = [Bucket(group) for group in grouped(self.training.ready_order, shapes, BUCKET_BYTES)]
         self.place = {name: view for bucket in self.buckets for name, view in bucket.views.items()}
         self.pending: list[Pending] = []
         self.missing: list[set[GradientPart]] = []
 
     @property
     def on_ready(self) -> Any:
-        return self.fill if self.overlaps else None
+        return self.fill
 
     def start_step(self, token_ids: Tensor) -> None:
         parts = self.training.step_gradients.parts
@@ -59,11 +58,6 @@ class WholeSync(Sync):
 
     @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
-        if not self.overlaps:
-            for name in self.training.ready_order:
-                for part in self.training.step_gradients.parts[name]:
-                    self.fill(part, self.training.step_gradients.of(part))
-                self.comm.wait(self.pending[-1])
         self.comm.wait(*self.pending)
         for name, gradient in self.training.gradients.items():
             gradient.copy_(self.place[name][self.training.token_ids] if is_table(name) else self.place[name])

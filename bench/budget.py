@@ -1,12 +1,11 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests whether a training with a budget ends on time, and compares its model with fixed steps in the same time.
+"""Tests whether a training with a budget ends on time.
 
-    python bench/budget.py                              # 3 and 5 minutes undisturbed, 5 with a node lost, 10 with a stop, and a sweep
+    python bench/budget.py                              # 3 and 5 minutes undisturbed, 5 with a node lost, 10 with a stop
     python bench/budget.py --only 3m                    # one of them
     python bench/budget.py --only 5m-lost 10m-stopped
-    python bench/budget.py --sweep 3m --points 2:4096 4:4096    # depth and batch with as many steps as the budget's training time has
 
 Two nodes on this machine train on Python's own library, by ansible-playbook, including set-up and collecting. "lost": midway the second
 node's keeper and rank are killed for good. "stopped": midway the run is stopped, and restarted 20 s later. Needs ansible-playbook on
@@ -137,38 +136,9 @@ def measure(nodes: Nodes, case: str) -> dict[str, Any]:
     }
 
 
-def sweep(nodes: Nodes, of: dict[str, Any], points: list[str]) -> list[dict[str, Any]]:
-    """Train each model for as many fixed steps as fit the training time of a budget."""
-    found = []
-    for point in points:
-        depth, batch = map(int, point.split(":"))
-        run, sizes = f"s{depth}-{batch}", {"ddp_depth": depth, "ddp_total_batch": batch, "ddp_fresh": True}
-        nodes.play(
-            "train.yml",
-            f"{run}-pace",
-            **sizes,
-            ddp_iterations=max(10, 200_000 // batch),
-            ddp_eval_every=-1,
-            ddp_save_every=-1,
-        )
-        steps = nodes.events(f"{run}-pace", "step")
-        pace = (steps[-1]["time"] - steps[3]["time"]) / (len(steps) - 4)
-        count = max(1, round(of["training_seconds"] / pace))
-        nodes.play("train.yml", run, **sizes, ddp_iterations=count, ddp_save_every=-1)
-        made, bpb = nodes.events(run, "step"), nodes.events(run, "eval")[-1]["val_bpb"]
-        took = made[-1]["time"] - made[0]["time"]
-        found.append({"depth": depth, "batch": batch, "steps": count, "training_seconds": took, "val_bpb": bpb})
-        print(f"  depth {depth}, batch {batch}, {count} steps in {took:.0f} s: {bpb:.4f} bits per byte", flush=True)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=ALL, help=f"of {', '.join(ALL)}, or others of their form")
-    parser.add_argument("--sweep", help="which of them fixed steps are compared with (default: the first)")
-    parser.add_argument(
-        "--points", nargs="*", default=["2:2048", "2:4096", "2:8192", "4:2048", "4:4096"], help="depth:batch each"
-    )
     parser.add_argument("--folder", type=Path, default=HOME / "bench-budget")
     parser.add_argument("--venv", type=Path, default=HOME / "trainer-venv")
     parser.add_argument("--port", type=int, default=29620)
@@ -184,12 +154,8 @@ def main() -> None:
             f"{one['batch']}, {one['steps']} steps, lr down to {one['last_multiplier']:.3f}, {one['val_bpb']:.4f} bits per byte, "
             f"weights {'identical' if one['identical'] else 'NOT identical'} on {one['ranks']}", flush=True,
         )  # fmt: skip
-    points = sweep(nodes, next((one for one in results if one["case"] == given.sweep), results[0]), given.points)
-    if points:
-        best = min(one["val_bpb"] for one in points)
-        print(f"beside the best of the sweep: {results[0]['val_bpb'] / best - 1:+.2%}")
     if given.write:
-        given.write.write_text(json.dumps({"budgets": results, "sweep": points}, indent=2) + "\n", encoding="utf-8")
+        given.write.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

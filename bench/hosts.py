@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cost of many hosts to the controller: seconds, CPU time, tasks, modules run on hosts, and memory.
+"""Cost of many hosts to the controller: seconds, CPU time, tasks, and modules run on hosts.
 
     python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
     python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
@@ -9,8 +9,7 @@
 
 Hosts are nodes on this machine (ansible_connection: local), so this machine's cores also run all hosts' modules; real hosts are faster.
 CPU seconds are those of ansible-playbook with all modules, without the training; a separate column has the part of the hosts' Python,
-which real hosts would run themselves. Ansible runs every task in a process for each host, even if skipped. Memory is that of
-ansible-playbook's processes: the largest (RSS), and all together (PSS, which counts shared memory once). Needs ansible-playbook on the
+which real hosts would run themselves. Ansible runs every task in a process for each host, even if skipped. Needs ansible-playbook on the
 PATH and the trainer's environment made by ./demo.sh (or --venv). Everything else is in a temporary folder, removed at the end.
 """
 
@@ -23,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +42,7 @@ SETTINGS = {
     "ddp_threads": 1,
 }
 RESTART = ["train.yml", "--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=1000000"]
-# Time and memory of a playbook: key in the file of --write, heading and format of the column.
+# What a playbook costs: key in the file of --write, heading and format of the column.
 COLUMNS = {
     "hosts": ("hosts", "{}"),
     "what": ("what", "{}"),
@@ -55,11 +53,8 @@ COLUMNS = {
     "executions": ("executed", "{}"),
     "modules": ("modules on hosts", "{}"),
     "looks": ("looks without a module", "{}"),
-    "largest_mb": ("largest process", "{} MB"),
-    "together_mb": ("all processes", "{} MB"),
 }
 Cost = dict[str, Any]
-SAMPLE_SECONDS = 0.5
 # Replaces the hosts' Python, to log every module and every verb (plugin_utils/_agent/carrier.py) with its CPU time: `times` prints
 # user and system time of the shell, then of its children.
 INTERPRETER = """#!/bin/sh
@@ -75,35 +70,6 @@ def seconds_of(word: str) -> float:
     """Parse the shell's 1m2.34s."""
     minutes, seconds = word.rstrip("s").split("m")
     return 60 * int(minutes) + float(seconds)
-
-
-class Memory(threading.Thread):
-    """Samples the memory of a session's ansible-playbook processes until stopped."""
-
-    def __init__(self, session: int) -> None:
-        super().__init__(daemon=True)
-        self.session = session
-        self.over = threading.Event()
-        self.largest = self.together = 0
-
-    def run(self) -> None:
-        while not self.over.wait(SAMPLE_SECONDS):
-            sizes = [size for size in map(self.size, Path("/proc").glob("[0-9]*")) if size]
-            self.largest = max([self.largest, *(rss for rss, dummy in sizes)])
-            self.together = max(self.together, sum(pss for dummy, pss in sizes))
-
-    def size(self, process: Path) -> tuple[int, int] | None:
-        """(RSS, PSS) in kB; None for other processes and for modules, which would run on the hosts."""
-        try:
-            if os.getsid(int(process.name)) != self.session:
-                return None
-            if b"ansible-playbook" not in (process / "cmdline").read_bytes():
-                return None
-            lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return None
-        sizes = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-        return sizes.get("Rss:", 0), sizes.get("Pss:", 0)
 
 
 class Bench:
@@ -148,13 +114,9 @@ class Bench:
                 ["ansible-playbook", "-i", str(self.folder / "hosts.json"), *words],
                 cwd=ROOT, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-            memory = Memory(process.pid)
-            memory.start()
             dummy, status, used = os.wait4(process.pid, 0)
         seconds = time.monotonic() - begin
         process.returncode = code = os.waitstatus_to_exitcode(status)
-        memory.over.set()
-        memory.join()
         if code and not may_fail:
             raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
         tasks = json.loads(self.tasks.read_text(encoding="utf-8"))
@@ -169,8 +131,6 @@ class Bench:
             "executions": sum(runs for dummy, runs, dummy_seconds in tasks),
             "modules": started.count("module"),
             "looks": started.count("look"),
-            "largest_mb": memory.largest // 1024,
-            "together_mb": memory.together // 1024,
         }
         cells = [form.format(cost[key]) for key, (dummy, form) in COLUMNS.items()]
         print("| " + " | ".join(cells) + " |", flush=True)

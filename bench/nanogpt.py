@@ -34,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pieces import ROOT, TRAINER, environment, events, free_port, run_module
+from pieces import TRAINER, environment, events, free_port, run_module
 
-sys.path[:0] = [str(TRAINER), str(ROOT / "tools")]
+sys.path.insert(0, str(TRAINER))
 
 VOCABULARY, DOCUMENT_CHARACTERS = 1024, 2000
 # Which cores each rank may use.
@@ -188,16 +188,25 @@ def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     ]
 
 
+# Without a background, in colours that stand out on white; where the reader's page is dark, in lighter ones.
+STYLE = """
+text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:#57606a}
+.grid{stroke:#d0d7de}.ours{--c:#0550ae}.other{--c:#cf222e}
+path{fill:none;stroke:var(--c);stroke-width:2.5}.other path{stroke-dasharray:6 4}circle,text.name{fill:var(--c)}
+@media(prefers-color-scheme:dark){text{fill:#adbac7}.grid{stroke:#444c56}.ours{--c:#6cb6ff}.other{--c:#ff938a}}
+"""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 60, 150, 30, 52
 # Shown of the bits per byte.
 LEAST, MOST = 2.0, 4.0
 
 
+def words(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}"{more}>{text}</text>'
+
+
 def picture(curves: Mapping[str, Sequence[Curve]]) -> str:
     """Both on two cores, with the means of all orders of the text, as an SVG."""
-    from performance_plot import STYLE, words
-
-    shown = {"c0": "ours", "other": "nanoGPT"}
+    shown = {"ours": "ours", "other": "nanoGPT"}
     means = {kind: mean(curves[f"{who}, two cores"]) for kind, who in shown.items()}
     longest = max(points[-1][0] for points in means.values())
 

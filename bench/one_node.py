@@ -4,8 +4,6 @@
 """One node: seconds a step of the trainer, in float32 and with bf16 products, with and without C kernels, against eager torch.
 
     python bench/one_node.py [--quick] [--sizes d4 d8] [--variants V ...] [--rounds N] [--threads N] [--write one_node.json]
-    python bench/one_node.py --ops --sizes d4        # a float32 step by torch operation
-    python bench/one_node.py --kernels --sizes d4    # each C kernel against the torch operations that it replaces
 
 Each variant is a process with the same weights, tokens and schedule. They alternate step by step, so that other work on the
 machine slows all alike; a ratio is the median over rounds of two neighbouring steps.
@@ -42,7 +40,7 @@ from nanochat.kit.common import cpu_flags  # noqa: E402
 from nanochat.model import kernels, numerics  # noqa: E402
 from nanochat.model.fused import TrainingPass, kernel_shape  # noqa: E402
 from nanochat.model.gpt import GPT  # noqa: E402
-from nanochat.model.gradients import MATMUL_TYPES, unique_ids  # noqa: E402
+from nanochat.model.gradients import unique_ids  # noqa: E402
 from nanochat.model.optim import LearningRates, Optimizer  # noqa: E402
 from nanochat.rules.model_size import ModelConfig  # noqa: E402
 from nanochat.rules.schedule import StepSchedule  # noqa: E402
@@ -50,7 +48,6 @@ from nanochat.rules.schedule import StepSchedule  # noqa: E402
 SIZES = {"d4": ModelConfig.from_depth(4, 64, 64, 512), "d8": ModelConfig.from_depth(8, 64, 128, 1024)}
 ROUNDS = {"d4": 15, "d8": 5}
 QUICK_ROUNDS = 5
-SHOWN = 24  # operations
 HEADER = "size variant     median s   best s    tok/s  x the first  floor s  share  first step s   last loss"
 VARIANTS = (
     "baseline",
@@ -250,40 +247,6 @@ def lines(size: str, variants: dict[str, dict[str, float]]) -> str:
     return "\n".join(rows)
 
 
-def operations(size: str, threads: int, steps: int = 4) -> str:
-    """Self time by operation over some steps."""
-    torch.set_num_threads(threads)
-    config, step = SIZES[size], our_step(SIZES[size], "fp32")
-    for number in range(2):
-        step(micro_batches(config, number))
-    batches = [micro_batches(config, number) for number in range(2, 2 + steps)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        start = time.perf_counter()
-        for one in batches:
-            step(one)
-        seconds = time.perf_counter() - start
-    found = sorted(profiler.key_averages(), key=lambda one: -one.self_cpu_time_total)
-    lines = [f"{size}: {seconds / steps:.3f} s a step, with the profiler's own time"]
-    for one in found[:SHOWN]:
-        lines.append(
-            f"{100 * one.self_cpu_time_total / 1e6 / seconds:5.1f} %  {one.count // steps:6} a step  {one.key}"
-        )
-    return "\n".join(lines)
-
-
-def kernel_times(size: str, threads: int) -> str:
-    """Time each kernel as at the start of a run."""
-    torch.set_num_threads(threads)
-    lines = []
-    for matmul in MATMUL_TYPES:
-        found = kernels.setup("auto", kernel_shape(SIZES[size], ROWS, matmul))
-        lines.append(f"{size} {matmul}: {found.summary()}")
-        for kernel in kernels.ALL:
-            plain, fused = (1000 * seconds for seconds in kernel.seconds)
-            lines.append(f"  {kernel.name:16}{plain:9.3f} ms {fused:9.3f} ms {plain / fused:6.1f}x")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds a step on one node, against plain eager torch.")
     parser.add_argument("--quick", action="store_true", help="few rounds, of the small model only")
@@ -293,10 +256,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, help="steps of each variant after its first")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--ops", action="store_true", help="only which operations of torch a float32 step spends its time in"
-    )
-    parser.add_argument("--kernels", action="store_true", help="only each C kernel against torch")
     parser.add_argument("--write", type=Path, help="a JSON file for the figures")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -305,13 +264,6 @@ def main() -> None:
         work(size, variant, args.threads)
         return
     sizes = args.sizes or (["d4"] if args.quick else list(SIZES))
-    if args.kernels:
-        print("\n".join(kernel_times(size, args.threads) for size in sizes))
-        return
-    if args.ops:
-        for size in sizes:
-            print(operations(size, args.threads))
-        return
     rounds = {size: args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS[size]) for size in sizes}
     print(HEADER)
     result = {}

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +71,3 @@ def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
     """The events of a kind, or all, in a metrics file, skipping incomplete lines: a power cut tears one, and the next joins it."""
     found = parse_events(path.read_bytes()) if path.exists() else []
     return [event for event in found if kind in ("", event["kind"])]
-
-
-def write_list(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a list atomically, one item per line."""
-    fresh = file.with_suffix(".new")
-    fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    fresh.replace(file)

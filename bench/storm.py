@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import random
 import signal
@@ -253,21 +252,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="of a storm in place of single faults")
     parser.add_argument("--an-hour", type=float, default=85.0, help="faults an hour")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="what is drawn; printed")
-    parser.add_argument("--head", default="whole", choices=["whole", "shared"])
     parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
-    parser.add_argument("--write", type=Path, help="file for the figures, as JSON")
     parser.add_argument("--keep", type=Path, help="folder for the hosts' logs and metrics")
     given = parser.parse_args()
     # Take the hosts down even if this process is killed.
     signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="storm-") as place:
-        lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3, head=given.head)
+        lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3)
         try:
             lab.launch()
             table, told = storm(lab, given) if given.minutes else story(lab, given.times)
             print(table)
-            if given.write:
-                given.write.write_text(json.dumps(told, indent=1) + "\n")
             if given.minutes and (found := broken(told)):
                 raise SystemExit("The storm did harm: " + "; ".join(found) + ".")
         finally:

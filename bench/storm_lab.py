@@ -39,8 +39,8 @@ Json = dict[str, Any]
 class Lab:
     """The hosts, with methods to observe and disturb them."""
 
-    def __init__(self, folder: Path, min_hosts: int, grace: int, head: str = "whole") -> None:
-        self.folder, self.min_hosts, self.grace, self.head = folder, min_hosts, grace, head
+    def __init__(self, folder: Path, min_hosts: int, grace: int) -> None:
+        self.folder, self.min_hosts, self.grace = folder, min_hosts, grace
         prepare(folder)
         self.lan = Lan(folder / "lan", len(HOSTS))
         self.sessions: dict[str, subprocess.Popen[bytes]] = {}
@@ -90,7 +90,7 @@ class Lab:
             "depth": 2, "aspect-ratio": 64, "head-dim": 32, "max-seq-len": LENGTH, "device-batch-size": ROWS,
             "total-batch-size": len(HOSTS) * ROWS * LENGTH, "num-iterations": 1000000, "eval-every": -1, "sample-every": -1,
             "core-metric-every": -1, "save-every": SAVE_EVERY, "timeout-seconds": 60, "run-dir": str(self.folder / host),
-            "head": self.head, "save-on-loss": True, "resume": True,
+            "head": "whole", "save-on-loss": True, "resume": True,
         }  # fmt: skip
 
     def launch(self) -> None:

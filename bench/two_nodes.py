@@ -4,10 +4,9 @@
 """Cost of the network: two nodes with a core each, joined by a link of known rate, for each way of --sync.
 
     sudo python bench/two_nodes.py                       # d4 and d8 at 1 Gbit/s and 100 Mbit/s
-    sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20 --write two_nodes.json
+    sudo python bench/two_nodes.py --models d4 --rates 1gbit --cycles 20
     sudo python bench/two_nodes.py --models d4 --rates 100mbit --passes 4 --modes exact,int8+head
     sudo python bench/two_nodes.py --models d4 --rates 1gbit,100mbit --as-fast-as 8 --modes exact+head,int8+head,int4+head
-    python bench/two_nodes.py --show two_nodes.json      # print all tables in a file
 
 The nodes are network namespaces on this machine, joined by two virtual interfaces shaped by tc. The ways alternate step by
 step in the same two processes, and so does "alone": both nodes train the same rows at the same time without communicating.
@@ -20,7 +19,7 @@ the same processes before the turns; it assumes --head auto, so ways with anothe
 is two tun interfaces and a forwarding thread (delay_line.py), because tc delays only if the kernel has netem. --as-fast-as 8
 foresees hosts eight times as fast as this machine's core by slowing down time: the link is eight times as slow and --delay
 eight times as long as given, and an eighth of all measured seconds is reported. --passes 4 makes four passes a step on each
-node, over four times as many rows. --write replaces the file's results of the measured sizes and rates.
+node, over four times as many rows.
 Needs root, iproute2 and two cores; removes only the namespaces that it made.
 """
 
@@ -39,16 +38,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from delay_line import MTU, delayed
-from pieces import TRAINER, train_step, write_list
+from pieces import TRAINER, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 ALONE = "alone"
 # Every gradient whole (baseline_sync.py).
-BASELINES = ("dense", "ddp")
+BASELINE = "ddp"
 # Suffix of ways in which each node has a part of the vocabulary (--head shared).
 SHARED = "+head"
-USUAL = [ALONE, *BASELINES, "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
+USUAL = [ALONE, BASELINE, "exact", "bf16", "exact" + SHARED, "bf16" + SHARED]
 # Suffix of ways that keep copies to take an interrupted update back (--save-on-loss).
 UNDO = "+undo"
 MODES = (*USUAL, "int8", "int4", "int8" + SHARED, "int4" + SHARED, "exact" + UNDO, "bf16" + UNDO, "int8" + UNDO)
@@ -212,8 +211,8 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
     def sync_of(mode: str) -> Sync:
         if mode == ALONE:
             return Alone(comm, training, optimizer, [tokens])
-        if mode in BASELINES:
-            return WholeSync(mode, comm, training, optimizer, [tokens] * comm.world)
+        if mode == BASELINE:
+            return WholeSync(comm, training, optimizer, [tokens] * comm.world)
         shared = mode.endswith(SHARED)
         mode = mode.removesuffix(SHARED).removesuffix(UNDO)
         passing = TrainingPass(gpt, shared_head=shared_head(mode)) if shared else training
@@ -283,8 +282,6 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 add_expected(found, MODELS[model], rate, delay, speeds, times, arguments.passes)
                 results += found
                 print(table(found), file=sys.stderr, flush=True)
-                if arguments.write:
-                    keep(arguments.write, found)
     return results
 
 
@@ -354,14 +351,6 @@ def add_expected(
             row["auto"] = kind == taken
 
 
-def keep(file: Path, found: Sequence[dict[str, Any]]) -> None:
-    """Replace the file's results of one size and rate."""
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    fresh = {(one["model"], one["rate"], one["sync"]) for one in found}
-    kept = [one for one in kept if (one["model"], one["rate"], one["sync"]) not in fresh]
-    write_list(file, [*kept, *found])
-
-
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results as a Markdown table."""
     heads = ["model", "link", "sync", "s/step", "CPU s", "waited s", "MB/step", "efficiency", "expected s", "off by"]
@@ -399,8 +388,6 @@ def main() -> None:
     parser.add_argument("--as-fast-as", type=float, default=1.0, help="foresee hosts this many times as fast as a core")
     parser.add_argument("--passes", type=int, default=1, help="passes of a step, each of the model's rows")
     parser.add_argument("--cycles", type=int, default=0, help="steps of each way (default: 12 for d4, 5 for d8)")
-    parser.add_argument("--write", type=Path, help="file for the results as JSON")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if ALONE not in arguments.modes:
@@ -409,8 +396,6 @@ def main() -> None:
         model = MODELS[arguments.models[0]]
         found = [rehearse(model), work(model, arguments.modes, arguments.cycles or model.cycles, arguments.passes)]
         print(json.dumps(found))
-    elif arguments.show:
-        print(table(json.loads(arguments.show.read_text(encoding="utf-8"))))
     else:
         print(table(measure_all(arguments)))
 

@@ -18,7 +18,6 @@ WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
 
-import performance_plot  # noqa: E402
 import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings_table, settings_table  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import wanted  # noqa: E402
@@ -188,7 +187,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
     "docs/settings.md": settings_page,
     "docs/troubleshooting.md": troubleshooting_page,
-    "docs/images/performance.svg": performance_plot.picture,
     "docs/playbooks.md": playbook_page.page,
     "docs/seeing.md": seeing_page,
 }

@@ -75,10 +75,6 @@ options:
       - How many shards to take, including the last one of the folder, which is for validation. V(0) takes all. With O(state=imported).
     type: int
     default: 0
-  parallel:
-    description: How many files are downloaded at the same time. With O(state=fetched).
-    type: int
-    default: 3
   id:
     description: Name of the data set in a new manifest; by default the folder's name. With O(state=described).
     type: str
@@ -283,7 +279,6 @@ SPEC = {
     "url": {"type": "str"},
     "names": {"type": "list", "elements": "str"},
     "shards": {"type": "int", "default": 0},
-    "parallel": {"type": "int", "default": 3},
     "id": {"type": "str"},
     "refresh": {"type": "bool", "default": False},
     "address": {"type": "str"},
@@ -307,7 +302,6 @@ SPEC = {
 }
 BOUNDS = {
     "shards": (0, 1000000),
-    "parallel": (1, 64),
     "idle": (1, 31 * 86400),
     "ports.low": (0, 65535),
     "ports.high": (0, 65535),

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Mapping
 
 from .._contract.document import Document
-from .._shards.folder import Digests, compare, load_manifest, plan_links
+from .._shards.folder import Digests, compare, links_of_run, load_manifest
 from .._trainer import files as trainer_files
 from .._trainer.uv_errors import VenvError, VenvSpec
 from .._trainer.venv import Venv
@@ -68,7 +68,7 @@ def data_seen(folder: str, run_dir: str) -> Document:
         return {"ready": False, "digest": ""}
     try:
         states = compare(manifest.files, Digests(folder))
-        links = plan_links(folder, run_dir, manifest.files)
+        links = links_of_run(folder, run_dir, manifest.files)
     except OSError:
         return {"ready": False, "digest": ""}
     ready = set(states.values()) <= {"ok"} and not links.make and not links.remove

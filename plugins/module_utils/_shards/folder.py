@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import re
@@ -226,8 +227,8 @@ def _state_of(entry: ManifestEntry, digests: Digests) -> str:
 def files_below(folder: str, layout: str) -> list[str]:
     """The files that belong to the layout, in training order, without hidden files and the manifest."""
     if layout == "data":
-        shards = sorted(name for name in _names(folder) if name.endswith(".parquet") and not name.startswith("."))
-        have = set(_names(os.path.join(folder, "tokenizer")))
+        shards = [name for name in _names(folder) if name.endswith(".parquet") and not name.startswith(".")]
+        have = _names(os.path.join(folder, "tokenizer"))
         return shards + ["tokenizer/" + name for name in TOKENIZER if name in have]
     found = []
     for root, folders, names in os.walk(folder):
@@ -241,8 +242,10 @@ def files_below(folder: str, layout: str) -> list[str]:
 
 
 def _names(folder: str) -> list[str]:
+    """The files and links in a folder; none if it cannot be read."""
     try:
-        return os.listdir(folder)
+        with os.scandir(folder) as found:
+            return sorted(one.name for one in found if one.is_symlink() or one.is_file())
     except OSError:
         return []
 
@@ -274,14 +277,13 @@ def make_folder(folder: str, host: str) -> None:
     """Create a folder, or say in one sentence why it cannot be created or written."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
+        trouble = "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written by this user"
     except OSError as why:
-        raise ShardsError(f"{host}: {folder} cannot be created: {why.strerror}; {_access_hint(folder)}") from why
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ShardsError(f"{host}: {folder} cannot be written by this user; {_access_hint(folder)}")
-
-
-def _access_hint(folder: str) -> str:
-    return f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
+        trouble = f"cannot be created: {why.strerror}"
+    if trouble:
+        raise ShardsError(
+            f"{host}: {folder} {trouble}; give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
+        )
 
 
 def link(source: str, target: str) -> None:
@@ -308,23 +310,22 @@ def is_link_to(source: str, target: str) -> bool:
 
 
 class Linking(NamedTuple):
-    """How a run gets exactly the manifest's files: paths in its folder to link, with the store's files, and to remove."""
+    """How a folder gets exactly some files: paths in it to link, with the files that they lead to, and paths to remove."""
 
     make: dict[str, str]
     remove: list[str]
 
 
-def plan_links(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
+def plan_links(folder: str, targets: Mapping[str, str], there: list[str]) -> Linking:
+    """Compare what is there with the targets, path and file of each."""
+    make = {path: source for path, source in targets.items() if not is_link_to(source, os.path.join(folder, path))}
+    return Linking(make, [path for path in there if path not in targets])
+
+
+def links_of_run(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
     """Compare run/data and run/tokenizer with the manifest."""
-    targets = {run_path(one.path): os.path.join(store, one.path) for one in wanted}
-    make = {path: source for path, source in targets.items() if not is_link_to(source, os.path.join(run, path))}
-    there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in sorted(_names(os.path.join(run, part)))]
-    remove = [path for path in there if path not in targets and _is_file_or_link(os.path.join(run, path))]
-    return Linking(make, remove)
-
-
-def _is_file_or_link(path: str) -> bool:
-    return os.path.islink(path) or os.path.isfile(path)
+    there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in _names(os.path.join(run, part))]
+    return plan_links(run, {run_path(one.path): os.path.join(store, one.path) for one in wanted}, there)
 
 
 def run_path(path: str) -> str:
@@ -332,22 +333,14 @@ def run_path(path: str) -> str:
     return path if path.startswith("tokenizer/") else "data/" + path
 
 
-def apply_links(run: str, links: Linking) -> None:
+def apply_links(folder: str, links: Linking) -> None:
     """Make the planned links, and remove what does not belong there."""
-    for part in ("data", "tokenizer"):
-        os.makedirs(os.path.join(run, part), mode=0o755, exist_ok=True)
     for path, source in links.make.items():
-        link(source, os.path.join(run, path))
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        link(source, target)
     for path in links.remove:
-        os.unlink(os.path.join(run, path))
-
-
-def choose(names: list[str], count: int) -> list[str]:
-    """The first count-1 shards of a sorted collection and its last one, for validation; 0 means all."""
-    names = sorted(names)
-    if count <= 0 or count >= len(names):
-        return names
-    return [*names[: count - 1], names[-1]]
+        os.unlink(os.path.join(folder, path))
 
 
 def take_seeds(wanted: list[ManifestEntry], seeds: list[str], digests: Digests) -> list[ManifestEntry]:
@@ -386,8 +379,6 @@ def part_bytes(folder: str, wanted: list[ManifestEntry]) -> int:
 
 def sweep_parts(folder: str) -> None:
     """Remove remains of interrupted transfers, once everything wanted is there."""
-    for root, _folders, names in os.walk(folder):
-        for name in names:
-            if name.startswith(".") and name.endswith((".part", ".part.etag")):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(root, name))
+    for path in glob.glob(os.path.join(glob.escape(folder), "**", ".*.part*"), recursive=True):
+        with contextlib.suppress(OSError):
+            os.unlink(path)

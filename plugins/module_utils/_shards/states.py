@@ -18,16 +18,15 @@ from . import server, url
 from .chain import Chain, ShardPeer, Source
 from .folder import (
     Digests,
+    Linking,
     Manifest,
     ManifestEntry,
     ShardsError,
     apply_links,
     check_space,
-    choose,
     compare,
     files_below,
-    is_link_to,
-    link,
+    links_of_run,
     load_manifest,
     make_folder,
     part_bytes,
@@ -106,22 +105,24 @@ class ShardsOutcome:
 
 def import_folder(request: ShardsRequest) -> ShardsOutcome:
     """Link the chosen shards of an existing folder and its tokenizer into the store, without copying; a described store stays as it is."""
-    outcome = ShardsOutcome(more={"files": []})
     if load_manifest(request.path):
-        return outcome
+        return ShardsOutcome(more={"files": []})
     pairs = _chosen(request)
-    outcome.moved = [path for path in pairs if not is_link_to(pairs[path], os.path.join(request.path, path))]
-    outcome.extra = [name for name in files_below(request.path, "data") if "/" not in name and name not in pairs]
+    there = [name for name in files_below(request.path, "data") if "/" not in name]
+    outcome = _link(request, request.path, plan_links(request.path, pairs, there), pairs)
     outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
-    outcome.compare_names(pairs)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
     outcome.more["files"] = sorted(pairs)
+    return outcome
+
+
+def _link(request: ShardsRequest, folder: str, links: Linking, wanted: Collection[str]) -> ShardsOutcome:
+    """Give the folder exactly the wanted files."""
+    outcome = ShardsOutcome(moved=list(links.make), extra=links.remove)
+    outcome.compare_names(wanted)
     if outcome.changed and not request.check:
-        make_folder(os.path.join(request.path, "tokenizer"), request.host)
-        for path in outcome.moved:
-            link(pairs[path], os.path.join(request.path, path))
-        for path in outcome.extra:
-            os.unlink(os.path.join(request.path, path))
+        make_folder(folder, request.host)
+        apply_links(folder, links)
     return outcome
 
 
@@ -136,7 +137,8 @@ def _chosen(request: ShardsRequest) -> dict[str, str]:
             "ask for fewer (ddp_data_shards), add shards there, or name another folder (ddp_data_paths)"
         )
     return {
-        **{name: os.path.join(source, name) for name in choose(shards, wanted)},
+        # The last one is for validation.
+        **{name: os.path.join(source, name) for name in (shards[: wanted - 1] + shards[-1:] if wanted else shards)},
         **{"tokenizer/" + name: os.path.join(tokenizer, name) for name in TOKENIZER if tokenizer},
     }
 
@@ -176,9 +178,7 @@ def fetch(request: ShardsRequest) -> ShardsOutcome:
     if outcome.moved:
         make_folder(request.path, request.host)
         with writing(request.path, request.host):
-            outcome.bytes = url.fetch_all(
-                request.host, base, outcome.moved, digests, expected, request.options["parallel"]
-            )
+            outcome.bytes = url.fetch_all(request.host, base, outcome.moved, digests, expected)
         outcome.sources = {base: outcome.bytes}
     digests.save()
     return outcome
@@ -378,12 +378,9 @@ def link_run(request: ShardsRequest) -> ShardsOutcome:
         raise ShardsError(f"{request.host}: {request.path} has no {MANIFEST}; sync the data set first (--tags data)")
     if not request.check:
         _require_right(request, manifest)
-    links = plan_links(request.path, run_dir, manifest.files)
-    outcome = ShardsOutcome(manifest=manifest, moved=list(links.make), extra=links.remove)
-    outcome.compare_names([run_path(one.path) for one in manifest.files])
-    if outcome.changed and not request.check:
-        make_folder(run_dir, request.host)
-        apply_links(run_dir, links)
+    links = links_of_run(request.path, run_dir, manifest.files)
+    outcome = _link(request, run_dir, links, [run_path(one.path) for one in manifest.files])
+    outcome.manifest = manifest
     return outcome
 
 

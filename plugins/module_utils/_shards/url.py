@@ -24,6 +24,7 @@ from .folder import CHUNK, Digests, ShardsError, hash_file
 MAGIC = b"PAR1"
 READ_SECONDS = 30.0
 TRIES = 6
+AT_ONCE = 3  # files
 PAUSE = 1.0  # seconds before the second try, doubled before each further one
 USER_AGENT = "nanochat.ddp"
 
@@ -36,9 +37,9 @@ class FinalError(Exception):
     """A permanent failure."""
 
 
-def fetch_all(host: str, base: str, names: list[str], digests: Digests, expected: dict[str, str], parallel: int) -> int:
+def fetch_all(host: str, base: str, names: list[str], digests: Digests, expected: dict[str, str]) -> int:
     """Download the named files into the folder; returns the bytes transferred."""
-    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         waiting = [pool.submit(_fetch, host, base, name, digests, expected.get(name)) for name in names]
         try:
             return sum(done.result() for done in concurrent.futures.as_completed(waiting))

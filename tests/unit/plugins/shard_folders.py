@@ -16,7 +16,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import
     Manifest,
     apply_links,
     files_below,
-    plan_links,
+    links_of_run,
     save_manifest,
 )
 
@@ -52,7 +52,7 @@ def make_ready(data_dir: str, run_dir: str) -> None:
     """A data set in the store, and its links in a run."""
     manifest = Manifest.read(describe(fill(Path(data_dir))))
     save_manifest(data_dir, manifest)
-    apply_links(run_dir, plan_links(data_dir, run_dir, manifest.files))
+    apply_links(run_dir, links_of_run(data_dir, run_dir, manifest.files))
 
 
 def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:

@@ -95,7 +95,7 @@ def fetch(site, tmp_path, monkeypatch):
     def run(*names: str, expected: dict | None = None, tries: int = 4, base: str = "") -> int:
         monkeypatch.setattr(shard_url, "TRIES", tries)
         digests = Digests(str(tmp_path))
-        return shard_url.fetch_all("master", base or site.url, list(names or [NAME]), digests, expected or {}, 2)
+        return shard_url.fetch_all("master", base or site.url, list(names or [NAME]), digests, expected or {})
 
     return run
 
