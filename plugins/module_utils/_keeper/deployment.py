@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Mapping, Optional
 
+from .._contract.training import Launched
 from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare
@@ -21,7 +22,7 @@ def run_folder(
     plan: Dict[str, Any],
     state: str = "deployed",
     fresh: bool = False,
-    training: Optional[Dict[str, Any]] = None,
+    training: Optional[Launched] = None,
     keeper_secret: str = "",
     host: str = "",
     check: bool = False,

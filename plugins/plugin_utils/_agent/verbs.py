@@ -58,7 +58,8 @@ def on_controller(verb: str) -> Callable[[Call], Answer] | None:
         file = importlib.import_module(f".._judgements.{name}", __package__)
         return functools.partial(judged, options=getattr(file, options), judge=getattr(file, function))
     if verb in FILES:
-        return getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
+        found: Callable[[Call], Answer] = getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
+        return found
     return {"host_info": host_info, "run_info": run_info, "root_access": root_access, "report": report}.get(verb)
 
 
