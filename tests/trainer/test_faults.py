@@ -308,7 +308,7 @@ def take_from_another(comm: Comm, folder: str, fails: str) -> None:
         if fails == "space":
             checkpoints.check_space = refuse  # type: ignore[assignment]
         else:
-            checkpoints.NewFile.finish = refuse  # type: ignore[method-assign]
+            checkpoints.NewFile.finish = refuse  # type: ignore[method-assign, assignment]
     ready(comm, folder, "--resume")
 
 

@@ -52,7 +52,7 @@ class Recorder:
 
 
 def track(recorder: Recorder, folder: Path) -> Tracker:
-    return Tracker(recorder, "test", {"depth": 4}, folder, pause=0.001)
+    return Tracker(recorder, "test", {"depth": 4}, folder, pause=0.001)  # type: ignore[arg-type]
 
 
 def test_everything_arrives_in_order(tmp_path: Path) -> None:
