@@ -189,7 +189,7 @@ def test_the_prediction_stands_beside_what_happened():
     document = plan()
     predicted = predict.outlook(document, speeds(1.0, 1.2), lambda hosts: GIGABIT)
     speed = predicted["tokens_per_second"] * 0.9
-    run = {"tokens_per_second_mean": speed, "wait_seconds": 30.0, "done": 100, "bytes_sent": 47_000_000}
+    run = {"tokens_per_second_mean": speed, "wait_seconds": 30.0, "steps_counted": 100, "bytes_sent": 47_000_000}
     shown = predict.prediction_text(document, predicted)
     assert all(word in shown for word in (*HOSTS, "all together", "times desktop alone", "MB from each host"))
     text = predict.comparison_text(predicted, {"desktop": run, "laptop": run})
@@ -201,7 +201,7 @@ def test_the_prediction_stands_beside_what_happened():
 def test_a_machine_with_other_work_is_named_instead_of_a_difference():
     document = plan()
     predicted = predict.outlook(document, speeds(1.0, 1.2), lambda hosts: GIGABIT, busy=["desktop"])
-    run = {"tokens_per_second_mean": 100.0, "load": 1.1}
+    run = {"tokens_per_second_mean": 100.0, "wait_seconds": None, "steps_counted": 0, "load": 1.1}
     text = predict.comparison_text(predicted, {"desktop": run, "laptop": {**run, "load": 4.2}})
     assert "%" not in text.splitlines()[0]
     assert "desktop had other work during the rehearsal and laptop had other work while it trained" in text

@@ -15,8 +15,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were run; all fail."""
     found: list[list[str]] = []
 
-    def run(argv, environ=None):
-        assert environ == {"LC_ALL": "C"}
+    def run(argv, environ=None, folder=None, seconds=None):
+        assert environ["LC_ALL"] == "C"
         found.append(list(argv))
         return 1, "", ""
 
