@@ -12,8 +12,8 @@ version_added: 0.1.0
 description:
   - Opens the named ports to the named addresses on whichever of ufw, firewalld, nftables and iptables is active, and
     closes exactly that again. Everything else in the rule set stays byte for byte as it was.
-  - It does not work out whether a rule set lets a packet through, but puts its rules wherever a packet can be dropped. M(nanochat.ddp.peer_check)
-    tries the connections; O(needed) takes the peers that could not connect, and a rule that does not help is removed by leaving its peer out
+  - It does not work out whether a rule set lets a packet through, but puts its rules wherever a packet can be dropped. Whoever
+    calls it tries the connections; O(needed) takes the peers that could not connect, and a rule that does not help is removed by leaving its peer out
     of O(peers).
   - Does nothing if no firewall can drop incoming packets.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
@@ -84,8 +84,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-seealso:
-  - module: nanochat.ddp.peer_check
 """
 
 EXAMPLES = r"""
