@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import run_folder
 from ansible_collections.nanochat.ddp.tests.integration.lan import Lan
 
 WALL = """
@@ -99,7 +100,7 @@ def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_to
     play(lan, "train", "--tags", "network", "-e", f"ddp_plan_file={kept}", ddp_run="late")
     plan = json.loads(kept.read_text())["plan"]
     # A launch would leave the plan there; nothing else of it is needed here.
-    lan.module(0, "run_folder", path=plan["nodes"][0]["run_dir"], plan=plan, host="h0")
+    run_folder(plan["nodes"][0]["run_dir"], plan, host="h0")
     assert opened(lan, 0) == opened(lan, 1) == {"early", "late"}
 
     told = " ".join(play(lan, "reset", "-e", "target=h0").split())
