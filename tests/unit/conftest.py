@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-from ansible.plugins.action import ActionBase
-from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare
 
 
@@ -55,6 +53,10 @@ def call():
 @pytest.fixture
 def agent(monkeypatch):
     """`agent(verb, variables, check, **params)` returns the action's result, without Ansible around it."""
+    # The Pythons of hosts cannot import the controller's part of Ansible.
+    from ansible.plugins.action import ActionBase
+    from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
+
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
 
     def run(verb, variables=None, check=False, **params):
