@@ -153,7 +153,7 @@ host_tests() {
     tests_with "host-$1" 'PyYAML>=6,<7'
     mkdir -p "$CACHE/ansible-of-hosts"
     ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
-    mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)' tests/unit/plugins/module{s,_utils})
+    mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)|def test_.*\bagent\b' tests/unit/plugins/module{s,_utils})
     PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
         tests/unit/plugins/module{s,_utils}
 }
