@@ -21,6 +21,8 @@ matmul="bf16" rounds the operands of linear layers to bfloat16; everything else 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -178,7 +180,7 @@ def check_gradients() -> None:
         wanted[f"gradient of {name}"] = gradient[training.token_ids] if is_table(name) else gradient
     for what, tensor in wanted.items():
         error = float((found[what] - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
-        if not error <= (WORST_LOSS if what == "loss" else WORST_GRADIENT):
+        if math.isnan(error) or error > (WORST_LOSS if what == "loss" else WORST_GRADIENT):
             raise UserError(
                 f"the {what} in the training pass is not that of the model in gpt.py (it differs by {error:.1g} of its size); correct the "
                 f"{'forward' if what == 'loss' else 'backward'} pass in layers.py and fused.py.",
