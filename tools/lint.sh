@@ -83,5 +83,6 @@ artifact=$CACHE/build/nanochat-ddp-$(sed -n 's/^version: //p' galaxy.yml).tar.gz
 failed() { tail -n 20 "$CACHE/importer.log" >&2; exit 1; }
 (cd "$CACHE/build" && GALAXY_IMPORTER_CONFIG=$CACHE/importer.cfg PATH=$IMPORTER/bin:$PATH python -m galaxy_importer.main "$artifact") \
     >"$CACHE/importer.log" 2>&1 || failed
-# The one ignored line of sanity is the link by which the checkout finds itself.
-if grep -E '^(WARNING|ERROR)' "$CACHE/importer.log" | grep -v 'Ignore files skip ansible-test sanity'; then failed; fi
+# The one ignored line of sanity is the link by which the checkout finds itself; filters and roles are internal and have no pages.
+known='Ignore files skip ansible-test sanity|Could not get role description|ansible-doc --type filter'
+if grep -E '^(WARNING|ERROR)' "$CACHE/importer.log" | grep -vE "$known"; then failed; fi
