@@ -18,8 +18,8 @@ from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
 from ..module_utils._preflight.predict import comparison_text
 from ..module_utils._run import table as run_table
-from ..module_utils._run.health import Seen, without_cpu
-from ..module_utils._run.state import EMPTY, RUNNING
+from ..module_utils._run.health import UNSEEN, Seen, without_cpu
+from ..module_utils._run.state import RUNNING
 
 
 def width() -> int:
@@ -44,7 +44,7 @@ def seen_of(results: Any) -> list[Seen]:
 
 def seen_in(host: str, result: Mapping[str, Any]) -> Seen:
     """A host as it was seen last, from its result."""
-    run = {**EMPTY, "state": None, **(result.get("run") or {})}
+    run = {**UNSEEN, **(result.get("run") or {})}
     reachable = not result.get("unreachable") and result.get("reachable", True)
     return Seen(
         host,

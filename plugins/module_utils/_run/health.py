@@ -12,6 +12,7 @@ Pure functions of run_info's results; sentences.py has the words.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, cast
 
@@ -154,7 +155,6 @@ class Health:
         self.limits = limits
         self.keepers = {host: one.keeper for host, one in self.seen.items() if one.keeper}
         self.parts = self._parts()  # newest generation first; several if the network is split
-        self.stalled = self._is_stalled()
 
     def _parts(self) -> List[TrainingPart]:
         found: List[TrainingPart] = []
@@ -206,7 +206,8 @@ class Health:
         least = min(shares, key=lambda host: shares[host])
         return least if max(shares.values()) - shares[least] > 0.05 else None
 
-    def _is_stalled(self) -> bool:
+    @functools.cached_property
+    def stalled(self) -> bool:
         """Whether no running, reachable rank makes progress.
 
         Hosts that keepers train without are ignored, and so are ranks of unknown state: other trainers, whose first rank alone reports

@@ -73,7 +73,7 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     plan, training = outcome.plan, outcome.training
     fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
     whole, brief = (
-        "\n\n".join([render(plan, outcome.text_bytes, whole), *([fit] if fit else [])]) for whole in (True, False)
+        "\n\n".join(filter(None, [render(plan, outcome.text_bytes, details), fit])) for details in (True, False)
     )
     told = {"plan": plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
     document = json.dumps(told, indent=2) + "\n"
