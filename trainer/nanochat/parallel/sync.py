@@ -40,8 +40,8 @@ from nanochat.rules.schedule import StepSchedule
 
 # Smaller gradients are sent together: the lambdas and the smear gate.
 SMALL = 1024
-# Number of portions of a rank's Muon matrices: more overlap better, fewer compute better.
-PORTIONS = 4
+# At most so many portions of a rank's Muon matrices, each of at least so many elements: more overlap better, fewer compute better.
+PORTIONS, PORTION_ELEMENTS = 4, 2**20
 IDS_TAG, SMALL_TAG, FIRST_TAG = 1, 2, 10
 UNKNOWN = -1
 BUSY_UNIT, MOST_BUSY = 1e-4, 2**31 - 1
@@ -214,7 +214,8 @@ class OverlappedSync(Sync):
         self.small = [n for n in order if self.parameters[n].numel() < SMALL and n not in {*self.tables, *matrices}]
         self.owners = share_out({n: self.parameters[n].shape for n in matrices}, speeds or tokens_of_ranks)
         self.owned = [n for n in order if self.owners.get(n) == comm.rank]
-        size = -(-len(self.owned) // PORTIONS) or 1
+        elements = sum(self.parameters[name].numel() for name in self.owned)
+        size = -(-len(self.owned) // min(PORTIONS, max(1, elements // PORTION_ELEMENTS))) or 1
         self.portions = [self.owned[start : start + size] for start in range(0, len(self.owned), size)]
         apart = {*self.tables, *self.small, *matrices}
         self.blocks = [part for name in order if name not in apart for part in parts[name]]
