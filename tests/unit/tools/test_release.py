@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What keeps a commit from being a release is named, and the pages of the repository belong together."""
+"""A commit that is no release is refused with the reasons, and the pages of the repository belong together."""
 
 from __future__ import annotations
 
