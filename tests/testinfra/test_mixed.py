@@ -7,7 +7,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import wait_for
+from lab import wait_for
 
 HOME = {"attic": "/home/lzw", "cellar": "/home/xiao xin", "desk": "/home/xiaoxin"}
 USER = {"attic": "lzw", "cellar": "xiaoxin", "desk": "xiaoxin"}

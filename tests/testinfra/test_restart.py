@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import wait_for
+from lab import wait_for
 
 RUN = "nanochat-ddp/runs/again"
 HOME = {"desktop": "/home/lzw", "laptop": "/home/xiaoxin"}

@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from conftest import wait_for
+from lab import wait_for
 
 BASE = {"desktop": "/home/lzw/nanochat-ddp", "laptop": "/home/xiaoxin/nanochat-ddp", "lab": "/home/lzw/nanochat-ddp"}
 USER = {"desktop": "lzw", "laptop": "xiaoxin", "lab": "lzw"}
@@ -167,7 +167,7 @@ class Background:
     def __init__(self, lab, arguments):
         self.output = (lab.kept / "background.log").open("w+")
         self.process = subprocess.Popen(
-            ["ansible-playbook", "nanochat.ddp.train", "-i", str(lab.scenario / "inventory"), *arguments],
+            lab.argv("train", *arguments),
             stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.poll, self.wait = self.process.poll, self.process.wait
