@@ -157,8 +157,6 @@ def troubleshooting_page() -> str:
             "",
             f"What to do: {kind.remedy}",
         ]
-        if kind.seen_as:
-            lines += ["", "Seen as: " + ", ".join(f"`{text}`" for text in kind.seen_as)]
     return "\n".join(lines) + "\n"
 
 
