@@ -11,9 +11,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,7 +176,7 @@ OPTION = re.compile(r"""-e (?:'[^']*'|\w+=[\w.,/"-]*[\w/"-])(?: -e \w+=[\w.,/"-]
 
 
 def playbooks_page() -> str:
-    """docs/playbooks.md: the comment at the head of each playbook, and its tags."""
+    """docs/playbooks.md: the comment at the head of each playbook."""
     lines = [
         "# Playbooks",
         "",
@@ -187,7 +184,8 @@ def playbooks_page() -> str:
         "",
         "Each is called as `ansible-playbook nanochat.ddp.NAME -i INVENTORY`; in the checkout, `train` also as `train.yml`.",
         "All of them take every setting ([settings.md](settings.md)) with `-e`, and `-e target=HOST,HOST` for other hosts than the group",
-        "`trainers`; those that look at a run take `-e ddp_run=NAME` for another one than the newest.",
+        "`trainers`; those that look at a run take `-e ddp_run=NAME` for another one than the newest. The steps of `train` and their",
+        "tags are in [start.md](start.md#what-trainyml-does).",
     ]
     for name in PLAYBOOKS:
         text = (ROOT / f"playbooks/{name}.yml").read_text(encoding="utf-8")
@@ -196,18 +194,7 @@ def playbooks_page() -> str:
         words = " ".join(line.lstrip("# ") for line in comment.splitlines()).split("`")
         about = "`".join(part if at % 2 else OPTION.sub(r"`\g<0>`", part) for at, part in enumerate(words))
         lines += ["", f"## {name}", "", about]
-        tags = [f"| `{', '.join(tags)}` | {step} |" for step, tags in steps(yaml.safe_load(text)) if tags]
-        lines += ["", "| tags | step |", "|---|---|", *tags] if tags else []
     return "\n".join(lines) + "\n"
-
-
-def steps(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
-    """The steps of a playbook in order, with the tags that select them."""
-    for task in tasks:
-        if inner := task.get("tasks") or task.get("block"):
-            yield from steps(inner)
-        else:
-            yield task["name"], [tag for tag in task.get("tags", []) if tag not in ("always", "never")]
 
 
 PAGES: dict[str, Callable[[], str]] = {
