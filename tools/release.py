@@ -34,8 +34,9 @@ def problems(wanted: str) -> list[str]:
     found = []
     if version() != wanted:
         found.append(f"galaxy.yml says version {version()}, not {wanted}; change it there.")
-    if f"\n## v{wanted}\n" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
-        found.append(f"CHANGELOG.md has no section v{wanted}; run `antsibull-changelog release`.")
+    # CHANGELOG.md escapes the dots of its headings.
+    if f"\n  {wanted}:\n" not in (ROOT / "changelogs" / "changelog.yaml").read_text(encoding="utf-8"):
+        found.append(f"The changelog has no section v{wanted}; run `antsibull-changelog release`.")
     left = [path.name for path in sorted((ROOT / "changelogs" / "fragments").glob("*.yml"))]
     if left:
         found.append(f"changelog fragments are left ({', '.join(left)}); run `antsibull-changelog release`.")

@@ -14,9 +14,9 @@ from ansible_collections.nanochat.ddp.tools import release
 
 def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "galaxy.yml").write_text("name: ddp\nversion: 1.2.3\n")
-    (tmp_path / "CHANGELOG.md").write_text("# Notes\n\n## v1.2.3\n")
     fragments = tmp_path / "changelogs" / "fragments"
     fragments.mkdir(parents=True)
+    (tmp_path / "changelogs" / "changelog.yaml").write_text("---\nreleases:\n  1.2.3:\n    changes: {}\n")
     said = {
         ("tag", "--list", "v1.2.3"): "v1.2.3",
         ("rev-list", "-n", "1", "v1.2.3"): "abc",
@@ -29,7 +29,7 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
     said[("rev-list", "-n", "1", "v1.2.3")] = "another"
     said[("status", "--porcelain")] = " M README.md"
     (fragments / "new.yml").write_text("---\n")
-    (tmp_path / "CHANGELOG.md").write_text("# Notes\n")
+    (tmp_path / "changelogs" / "changelog.yaml").write_text("---\nreleases:\n")
     (tmp_path / "galaxy.yml").write_text("version: 1.2.2\n")
     assert [
         len([one for one in release.problems("1.2.3") if word in one])
@@ -38,6 +38,11 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
 
 
 PAGES = [page for pattern in ("*.md", "docs/**/*.md", "lab/*.md") for page in release.ROOT.glob(pattern)]
+
+
+def test_this_version_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "git", lambda *words: "")
+    assert not [one for one in release.problems(release.version()) if "section" in one]
 
 
 def test_links_between_pages_lead_somewhere() -> None:
