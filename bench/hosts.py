@@ -1,16 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cost of many hosts to the controller: seconds, CPU time, tasks, and modules run on hosts.
+"""Cost of many hosts to the controller: seconds, CPU time, and modules run on hosts.
 
     python bench/hosts.py 2 8                # a first run, the same again, plan, --tags restart, status, reset
     python bench/hosts.py 32 --look          # plan, preflight and status only, which start nothing
-    python bench/hosts.py 2 8 --write hosts.json
 
 Hosts are nodes on this machine (ansible_connection: local), so this machine's cores also run all hosts' modules; real hosts are faster.
 CPU seconds are those of ansible-playbook with all modules, without the training; a separate column has the part of the hosts' Python,
-which real hosts would run themselves. Ansible runs every task in a process for each host, even if skipped. Needs ansible-playbook on the
-PATH and the trainer's environment made by ./demo.sh (or --venv). Everything else is in a temporary folder, removed at the end.
+which real hosts would run themselves. Needs ansible-playbook on the PATH and the trainer's environment made by ./demo.sh (or --venv).
+Everything else is in a temporary folder, removed at the end. ANSIBLE_CALLBACKS_ENABLED=ansible.posix.profile_tasks shows each task.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
@@ -42,23 +39,11 @@ SETTINGS = {
     "ddp_threads": 1,
 }
 RESTART = ["train.yml", "--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=1000000"]
-# What a playbook costs: key in the file of --write, heading and format of the column.
-COLUMNS = {
-    "hosts": ("hosts", "{}"),
-    "what": ("what", "{}"),
-    "seconds": ("seconds", "{:.1f}"),
-    "cpu": ("CPU s", "{:.1f}"),
-    "on_hosts": ("of them on hosts", "{:.1f}"),
-    "tasks": ("tasks", "{}"),
-    "executions": ("executed", "{}"),
-    "modules": ("modules on hosts", "{}"),
-    "looks": ("looks without a module", "{}"),
-}
-Cost = dict[str, Any]
+HEADS = ("hosts", "what", "seconds", "CPU s", "of them on hosts", "modules on hosts", "verbs without a module")
 # Replaces the hosts' Python, to log every module and every verb (plugin_utils/_agent/carrier.py) with its CPU time: `times` prints
 # user and system time of the shell, then of its children.
 INTERPRETER = """#!/bin/sh
-if [ "$*" = "-I -S -" ]; then what=look; else what=module; fi
+if [ "$*" = "-I -S -" ]; then what=verb; else what=module; fi
 {python} "$@"
 code=$?
 {{ echo $what; times; }} >>{counts}
@@ -75,11 +60,10 @@ def seconds_of(word: str) -> float:
 class Bench:
     """Some nodes on this machine in a temporary folder."""
 
-    def __init__(self, folder: Path, hosts: int, venv: Path, each_task: bool) -> None:
-        self.folder, self.hosts, self.each_task = folder, hosts, each_task
-        self.modules, self.tasks = folder / "modules", folder / "tasks"
+    def __init__(self, folder: Path, hosts: int, venv: Path) -> None:
+        self.folder, self.hosts, self.started = folder, hosts, folder / "started"
         interpreter = folder / "python"
-        interpreter.write_text(INTERPRETER.format(counts=self.modules, python=sys.executable), encoding="ascii")
+        interpreter.write_text(INTERPRETER.format(counts=self.started, python=sys.executable), encoding="ascii")
         interpreter.chmod(0o755)
         settings = {
             **SETTINGS,
@@ -93,21 +77,17 @@ class Bench:
         names = {f"node{number:03}": {} for number in range(1, hosts + 1)}
         inventory = {"trainers": {"hosts": names, "vars": settings}}
         (folder / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
-        shutil.copy(ROOT / "bench" / "count_tasks.py", folder)
 
-    def play(self, what: str, words: Sequence[str], may_fail: bool = False) -> Cost:
-        """Run a playbook and return its cost."""
+    def play(self, what: str, words: Sequence[str], may_fail: bool = False) -> None:
+        """Run a playbook and print its cost."""
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_PLUGINS": str(self.folder),
-            "ANSIBLE_CALLBACKS_ENABLED": "count_tasks",
-            "COUNT_TASKS_FILE": str(self.tasks),
             "ANSIBLE_FORKS": str(max(32, self.hosts)),
             "NO_COLOR": "1",
         }
         log = self.folder / "log"
-        self.modules.write_bytes(b"")
+        self.started.write_bytes(b"")
         begin = time.monotonic()
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -116,71 +96,53 @@ class Bench:
             )  # fmt: skip
             dummy, status, used = os.wait4(process.pid, 0)
         seconds = time.monotonic() - begin
-        process.returncode = code = os.waitstatus_to_exitcode(status)
-        if code and not may_fail:
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode and not may_fail:
             raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
-        tasks = json.loads(self.tasks.read_text(encoding="utf-8"))
-        started = self.modules.read_text(encoding="ascii").split()
-        cost = {
-            "hosts": self.hosts,
-            "what": what,
-            "seconds": seconds,
-            "cpu": used.ru_utime + used.ru_stime,
-            "on_hosts": sum(seconds_of(word) for word in started if word[0].isdigit()),
-            "tasks": len(tasks),
-            "executions": sum(runs for dummy, runs, dummy_seconds in tasks),
-            "modules": started.count("module"),
-            "looks": started.count("look"),
-        }
-        cells = [form.format(cost[key]) for key, (dummy, form) in COLUMNS.items()]
-        print("| " + " | ".join(cells) + " |", flush=True)
-        for name, runs, took in tasks if self.each_task else ():
-            print(f"    {took:6.2f} s {runs:4} {name}")
-        return cost
-
-    def look(self) -> list[Cost]:
-        """Playbooks that start nothing; before a set-up, preflight reports that the trainer is missing."""
-        return [
-            self.play("plan", ["nanochat.ddp.plan"]),
-            self.play("preflight", ["nanochat.ddp.preflight"], may_fail=True),
-            self.play("status", ["nanochat.ddp.status"]),
+        started = self.started.read_text(encoding="ascii").split()
+        times = (seconds, used.ru_utime + used.ru_stime, sum(seconds_of(word) for word in started if word[0].isdigit()))
+        cells = [
+            str(self.hosts),
+            what,
+            *(f"{one:.1f}" for one in times),
+            *(str(started.count(one)) for one in ("module", "verb")),
         ]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
-    def whole(self) -> list[Cost]:
+    def look(self) -> None:
+        """Playbooks that start nothing; before a set-up, preflight reports that the trainer is missing."""
+        self.play("plan", ["nanochat.ddp.plan"])
+        self.play("preflight", ["nanochat.ddp.preflight"], may_fail=True)
+        self.play("status", ["nanochat.ddp.status"])
+
+    def whole(self) -> None:
         """A whole job and its usual commands."""
-        costs = [self.play("from empty hosts to the end of a run", ["train.yml"])]
-        costs.append(self.play("the same again", ["train.yml"]))
+        self.play("from empty hosts to the end of a run", ["train.yml"])
+        self.play("the same again", ["train.yml"])
         if "changed: nothing" not in (self.folder / "log").read_text(encoding="utf-8"):
             raise SystemExit(f"The second run changed something; see {self.folder / 'log'}")
-        costs.append(self.play("plan", ["nanochat.ddp.plan"]))
+        self.play("plan", ["nanochat.ddp.plan"])
         try:
             self.play("launch", RESTART)
-            costs.append(self.play("--tags restart of a run in progress", RESTART))
-            costs.append(self.play("status", ["nanochat.ddp.status"]))
+            self.play("--tags restart of a run in progress", RESTART)
+            self.play("status", ["nanochat.ddp.status"])
         finally:
             # Stop everything, whatever happened.
-            costs.append(self.play("reset", ["nanochat.ddp.reset"]))
-        return costs
+            self.play("reset", ["nanochat.ddp.reset"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("hosts", nargs="+", type=int)
     parser.add_argument("--look", action="store_true", help="plan, preflight and status only")
-    parser.add_argument("--tasks", action="store_true", help="each task with its seconds and executions")
     parser.add_argument("--venv", type=Path, default=HOME / "trainer-venv", help="the trainer's environment")
-    parser.add_argument("--write", type=Path, help="file for the figures as JSON")
     given = parser.parse_args()
-    costs: list[Cost] = []
     print(f"{os.cpu_count()} cores for all hosts and the controller; load before: {os.getloadavg()[0]:.1f}")
-    heads = [head for head, dummy in COLUMNS.values()]
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    print(f"| {' | '.join(HEADS)} |\n|" + "---|" * len(HEADS), flush=True)
     for hosts in given.hosts:
         with tempfile.TemporaryDirectory(prefix="ddp-hosts-") as name:
-            bench = Bench(Path(name), hosts, given.venv, given.tasks)
-            costs += bench.look() if given.look else bench.whole()
-    if given.write:
-        given.write.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
+            bench = Bench(Path(name), hosts, given.venv)
+            bench.look() if given.look else bench.whole()
 
 
 if __name__ == "__main__":

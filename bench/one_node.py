@@ -183,9 +183,9 @@ def work(size: str, variant: str, threads: int) -> None:
 class Worker:
     """One variant's process; its first two steps are made at once."""
 
-    def __init__(self, size: str, variant: str, threads: int, **options: Any) -> None:
+    def __init__(self, size: str, variant: str, threads: int) -> None:
         command = [sys.executable, __file__, "--worker", size, variant, "--threads", str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.steps: list[dict[str, float]] = [self.step()]
         self.step()
 

@@ -38,10 +38,9 @@ def prepare(folder: Path) -> None:
     run_module(folder, "tok_train", "--vocab-size", str(VOCABULARY))
 
 
-def run_module(folder: Path, script: str, *argv: str, data: Path | None = None) -> None:
-    """data: the folder of shards, if not the usual one."""
-    words, more = [sys.executable, "-m", f"scripts.{script}", *argv], {"NANOCHAT_DATA_DIR": str(data)} if data else {}
-    subprocess.run(words, cwd=TRAINER, env=environment(folder, **more), check=True, stdout=sys.stderr)
+def run_module(folder: Path, script: str, *argv: str) -> None:
+    words = [sys.executable, "-m", f"scripts.{script}", *argv]
+    subprocess.run(words, cwd=TRAINER, env=environment(folder), check=True, stdout=sys.stderr)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:

@@ -1,10 +1,9 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How soon a run continues after faults, how many steps it repeats, and its speed in a storm of faults.
+"""A storm of random faults: how soon a run continues after each, how many steps it repeats, and its speed.
 
-    python bench/storm.py                           # single faults, three times each
-    python bench/storm.py --minutes 10 --seed 7     # random faults of all kinds, and a table of the storm
+    python bench/storm.py --minutes 10 --seed 7
 
 A storm after which weights differ, a step's rows were not each trained on once, or a host began from scratch, fails.
 Needs root: three network namespaces on this machine, each a host with its own disk (tmpfs), session, keeper and rank.
@@ -21,74 +20,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from storm_account import back_by, from_scratch, log_of, pauses, rows_of_steps, surviving
+from storm_account import back_by, from_scratch, log_of, rows_of_steps, surviving
 from storm_faults import STOPPED, Faults
 from storm_lab import HOSTS, Lab
 
 Json = dict[str, Any]
-DESKTOP, LAPTOP, ATTIC = HOSTS
 CALM_SECONDS = 30.0
-
-
-class Story:
-    """Single faults, one after the other; measures the recovery time and repeated steps of each."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.rows: list[Json] = []
-
-    def happen(self, what: str, do: Callable[[], object], *members: str) -> None:
-        """Cause a fault during a step, and record when these hosts continued, as seen by one that trains throughout."""
-        lab, witness = self.lab, LAPTOP
-        made = len(lab.events(witness, "step"))
-        lab.wait("30 more steps", lambda: len(lab.events(witness, "step")) > made + 30)
-        begun = time.time()
-        do()
-        first = lab.first_step(begun, *members)
-        steps = [event for event in lab.events(witness, "step") if event["time"] <= first]
-        times = [event["time"] for event in steps if event["time"] > begun - 5]
-        start = [event for event in lab.events(witness, "start") if event["time"] < first][-1]
-        before = [event["step"] for event in steps if event["time"] < start["time"]][-1]
-        row = {
-            "what": what,
-            "next step": first - begun,
-            "still": max(later - sooner for sooner, later in itertools.pairwise(times)),
-            "again": max(0, before + 1 - (start["resumed_from"] or 0)),
-            "parts": parts(lab, witness, start),
-        }
-        self.rows.append(row)
-        told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["parts"].items())
-        print(f"{what}: {row['next step']:.1f} s ({told}), again {row['again']}", file=sys.stderr, flush=True)
-
-    def once(self) -> None:
-        lab, all_hosts = self.lab, HOSTS
-        self.happen("kill -9 of a rank", lambda: lab.send(signal.SIGKILL, lab.rank(LAPTOP)), *all_hosts)
-        self.happen("a host freezes", lambda: lab.send(signal.SIGSTOP, *lab.processes(ATTIC)), DESKTOP, LAPTOP)
-        self.happen("it wakes up", lambda: lab.send(signal.SIGCONT, *lab.processes(ATTIC)), *all_hosts)
-        self.happen("the master loses power", lambda: lab.power(DESKTOP, on=False), LAPTOP, ATTIC)
-        self.happen("it is back", lambda: lab.power(DESKTOP, on=True), *all_hosts)
-
-    def table(self) -> str:
-        lines = ["| what | until the next step: median, all | without a step | steps made again |", "|---|---|---|---|"]
-        for what in dict.fromkeys(row["what"] for row in self.rows):
-            rows = [row for row in self.rows if row["what"] == what]
-            seconds, still = ([row[key] for row in rows] for key in ("next step", "still"))
-            each = ", ".join(f"{one:.1f}" for one in seconds)
-            again = ", ".join(str(row["again"]) for row in rows)
-            lines.append(
-                f"| {what} | {statistics.median(seconds):.1f} s ({each}) | {statistics.median(still):.1f} s | {again} |"
-            )
-        return "\n".join(lines)
-
-
-def parts(lab: Lab, witness: str, start: Json) -> dict[str, float]:
-    """The parts of the time between two steps, as one host saw it."""
-    seen = pauses(lab.member_events(witness), lab.events(witness))
-    return next((dict(one["seconds"]) for one in seen if one["time"] > start["time"]), {})
 
 
 class Storm:
@@ -148,7 +89,6 @@ class Storm:
             "wanted": undisturbed / (seconds - stopped),
             "faults an hour": len(self.hits) / seconds * 3600,
             "step ms": 1000 * pace, "steps": len(rows), "hits": self.hits, "again": sum(map(back_by, told.values())), "back": self.back,
-            "parts": lost_by_part([pauses(self.lab.member_events(host), told[host]) for host in HOSTS], [hit["begun"] for hit in stops]),
             "from scratch": sum(len(from_scratch(events)) for events in told.values()),
             "not once": sum(count != sum(self.lab.plan()["training"]["rows"]) for count in rows.values()) + len(rows) - max(rows) - 1,
             "differing": sum(not event["identical"] for event in digests),
@@ -180,21 +120,6 @@ def all_back(steps: Sequence[Json], since: float) -> float:
     return next((event["time"] for event in steps if event["time"] > since and event["world"] == len(HOSTS)), math.inf)
 
 
-def lost_by_part(told: Sequence[Iterable[Json]], launches: Sequence[float]) -> Json:
-    """Seconds without a step by their parts, in all generations; of each, as the host knows that stood still for the shortest.
-
-    Each launch numbers its generations anew.
-    """
-    shortest: dict[tuple[int, int], Json] = {}
-    for event in (event for events in told for event in events):
-        launch = sum(event["time"] > begun for begun in launches)
-        seconds = shortest.setdefault((launch, event["generation"]), event["seconds"])
-        if sum(event["seconds"].values()) < sum(seconds.values()):
-            shortest[launch, event["generation"]] = event["seconds"]
-    names = dict.fromkeys(name for seconds in shortest.values() for name in seconds)
-    return {name: sum(seconds.get(name, 0.0) for seconds in shortest.values()) for name in names}
-
-
 def storm_table(told: Json) -> str:
     """For people."""
     lines = ["| fault | times | without a step: median, most | until all are back: median, most |", "|---|---|---|---|"]
@@ -211,7 +136,6 @@ def storm_table(told: Json) -> str:
             "",
             f"{len(still)} faults, {told['faults an hour']:.0f} an hour. Efficiency: {100 * told['efficiency']:.0f} % of the undisturbed "
             f"run before it ({told['step ms']:.0f} ms a step); {100 * told['wanted']:.0f} % without the user's stops.",
-            f"Seconds without a step: {', '.join(f'{name} {seconds:.0f}' for name, seconds in told['parts'].items())}.",
             f"Without a step: p90 {still[int(0.9 * (len(still) - 1))]:.1f} s. All back {told['back']:.0f} s after the last fault.",
             f"{told['steps']} steps, {told['again']} made again by all hosts together, {told['from scratch']} starts from scratch, "
             f"{told['not once']} steps whose rows were not each trained on once.",
@@ -230,44 +154,27 @@ def broken(told: Json) -> list[str]:
     return [text for text, is_broken in promises.items() if is_broken]
 
 
-def story(lab: Lab, times: int) -> tuple[str, Any]:
-    lab.first_step(0.0, *HOSTS)
-    told = Story(lab)
-    for dummy in range(times):
-        told.once()
-    return told.table(), told.rows
-
-
-def storm(lab: Lab, given: argparse.Namespace) -> tuple[str, Any]:
-    print(f"seed {given.seed}", file=sys.stderr)
-    one = Storm(lab, given.seed, given.an_hour)
-    one.run(given.minutes)
-    told = one.account()
-    return storm_table(told), told
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--times", type=int, default=3, help="how often each single fault happens")
-    parser.add_argument("--minutes", type=float, default=0.0, help="of a storm in place of single faults")
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--an-hour", type=float, default=85.0, help="faults an hour")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="what is drawn; printed")
-    parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts of a storm; single faults have 1")
-    parser.add_argument("--keep", type=Path, help="folder for the hosts' logs and metrics")
+    parser.add_argument("--min-hosts", type=int, default=2, help="ddp_min_hosts")
     given = parser.parse_args()
     # Take the hosts down even if this process is killed.
     signal.signal(signal.SIGTERM, lambda *dummy: sys.exit(1))
+    print(f"seed {given.seed}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="storm-") as place:
-        lab = Lab(Path(place), min_hosts=given.min_hosts if given.minutes else 1, grace=3)
+        lab = Lab(Path(place), given.min_hosts, grace=3)
         try:
             lab.launch()
-            table, told = storm(lab, given) if given.minutes else story(lab, given.times)
-            print(table)
-            if given.minutes and (found := broken(told)):
+            storm = Storm(lab, given.seed, given.an_hour)
+            storm.run(given.minutes)
+            account = storm.account()
+            print(storm_table(account))
+            if found := broken(account):
                 raise SystemExit("The storm did harm: " + "; ".join(found) + ".")
         finally:
-            if given.keep:
-                lab.keep(given.keep)
             lab.close()
 
 

@@ -1,18 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Summarises a storm from all hosts' files: surviving steps, whether each row was trained on once, repeated steps, parts of pauses."""
+"""Summarises a storm from all hosts' files: surviving steps, whether each row was trained on once, repeated steps."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".ansible/collections"))
-
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 
 Json = dict[str, Any]
 
@@ -69,34 +63,3 @@ def from_scratch(events: Iterable[Json]) -> list[Json]:
     """Starts after the first that began at step 0."""
     starts = [event for event in log_of(events) if event["kind"] == "start"]
     return [start for start in starts[1:] if not start["resumed_from"]]
-
-
-def pauses(kept: Iterable[Json], events: Sequence[Json]) -> Iterator[Json]:
-    """Each generation that followed another, from a host's members.jsonl and metrics: its number, the time of its first step, and the
-    seconds of each part of the time without a step."""
-    left: Json = {}  # when it ceased to train, and when it had ended its rank
-    for event in (event for event in kept if event["what"] in states.STATES):
-        now = event["time"]
-        if event["what"] != states.TRAINING:
-            left.setdefault("notice", now)
-            if event["what"] == states.IDLE:
-                left.setdefault("end", now)
-            continue
-        before = [one["time"] for one in events if one["kind"] == "step" and one["time"] < left.get("notice", 0.0)]
-        start = next((one for one in events if one["kind"] == "start" and one["time"] > now), None)
-        step = next((one for one in events if start and one["kind"] == "step" and one["time"] > start["time"]), None)
-        if before and start and step:
-            opening = start["opening"]
-            times = {
-                **left,
-                "agree": now,
-                "process": opening["began"],
-                "meet": opening["met"],
-                "load": start["time"],
-                "step": step["time"],
-            }
-            seconds, since = {}, before[-1]
-            for name, at in times.items():
-                seconds[name], since = max(0.0, at - since), max(since, at)
-            yield {"generation": event["generation"], "time": step["time"], "seconds": seconds}
-        left = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -56,13 +55,6 @@ class Lab:
             session.wait()
         for host in HOSTS:
             subprocess.run(["umount", "-l", self.folder / host], check=False)
-
-    def keep(self, place: Path) -> None:
-        """Copy what the hosts logged."""
-        for file in [*self.folder.glob("*.log"), *self.folder.glob("*/*.jsonl")]:
-            kept = place / file.relative_to(self.folder)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, kept)
 
     # -- the run
 
@@ -160,10 +152,6 @@ class Lab:
 
     def events(self, host: str, kind: str = "") -> list[Json]:
         return pieces.events(self.folder / host / f"metrics-rank{HOSTS.index(host)}.jsonl", kind)
-
-    def member_events(self, host: str) -> list[Json]:
-        path = self.folder / host / "members.jsonl"
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
     def together(self, *members: str) -> bool:
         """Whether exactly these hosts train together."""

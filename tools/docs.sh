@@ -8,9 +8,10 @@ SOURCE=$OUT/source
 cd "$ROOT"
 rm -rf "$OUT"
 mkdir -p "$SOURCE/collections"
-cp docs/site/conf.py galaxy.yml "$SOURCE"
-# Links between files of the repository become links between pages; to files that are no pages, links into the repository.
-python tools/site_links.py "$SOURCE"
+# Pages and pictures at their paths of the repository, so that links between them hold.
+cp docs/site/conf.py docs/site/index.md galaxy.yml ./*.md "$SOURCE"
+cp -r docs lab "$SOURCE"
+rm -r "$SOURCE/docs/site"
 # Without filters, which only the roles use.
 COPY=$OUT/collections/ansible_collections/nanochat/ddp
 mkdir -p "$COPY/plugins"

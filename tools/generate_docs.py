@@ -1,14 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the pages that are made from tables in the code; with --check it only says which are out of step.
-
-Run from any checkout: tools/generate_docs.py [--check]
-"""
+"""Writes the pages that are made from tables in the code. Run from any checkout: python tools/generate_docs.py"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,9 +14,8 @@ from pathlib import Path
 
 WIDTH = 140
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / ".ansible" / "collections"), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
 
-import playbook_page  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import findings_table, settings_table  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import wanted  # noqa: E402
 
@@ -157,54 +154,61 @@ def troubleshooting_page() -> str:
             "",
             f"What to do: {kind.remedy}",
         ]
-        if kind.seen_as:
-            lines += ["", "Seen as: " + ", ".join(f"`{text}`" for text in kind.seen_as)]
     return "\n".join(lines) + "\n"
 
 
-LICENCE = "".join(Path(__file__).read_text(encoding="utf-8").splitlines(keepends=True)[:3])
-# Where docs/seeing.md has a sample, and where docs/transcript.md has recorded it.
-SAMPLES = {
-    "its last line is a live one:\n\n```text\n": "drawn over and over:\n\n```text\n",
-    "## Status\n\n```console\n": "another terminal showed\n\n```console\n",
-}
+# In the order in which one needs them.
+PLAYBOOKS = (
+    "plan",
+    "preflight",
+    "train",
+    "status",
+    "logs",
+    "doctor",
+    "stop",
+    "leave",
+    "join",
+    "collect",
+    "chat",
+    "reset",
+)
+OPTION = re.compile(r"""-e (?:'[^']*'|\w+=[\w.,/"-]*[\w/"-])(?: -e \w+=[\w.,/"-]*[\w/"-])*""")
 
 
-def sample(page: str, begin: str) -> str:
-    """The block that follows these words."""
-    return page.partition(begin)[2].partition("```")[0]
-
-
-def seeing_page() -> str:
-    """docs/seeing.md, with the newest recordings as its samples."""
-    page, recorded = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("seeing.md", "transcript.md"))
-    for here, there in SAMPLES.items():
-        page = page.replace(here + sample(page, here), here + sample(recorded, there).rstrip() + "\n")
-    return page
+def playbooks_page() -> str:
+    """docs/playbooks.md: the comment at the head of each playbook."""
+    lines = [
+        "# Playbooks",
+        "",
+        "<!-- Written by tools/generate_docs.py from playbooks/. -->",
+        "",
+        "Each is called as `ansible-playbook nanochat.ddp.NAME -i INVENTORY`; in the checkout, `train` also as `train.yml`.",
+        "All of them take every setting ([settings.md](settings.md)) with `-e`, and `-e target=HOST,HOST` for other hosts than the group",
+        "`trainers`; those that look at a run take `-e ddp_run=NAME` for another one than the newest. The steps of `train` and their",
+        "tags are in [start.md](start.md#what-trainyml-does).",
+    ]
+    for name in PLAYBOOKS:
+        text = (ROOT / f"playbooks/{name}.yml").read_text(encoding="utf-8")
+        comment = "".join(re.findall(r"\A---\n((?:#.*\n)+)", text))
+        # Options are set as code, except in text that is code already.
+        words = " ".join(line.lstrip("# ") for line in comment.splitlines()).split("`")
+        about = "`".join(part if at % 2 else OPTION.sub(r"`\g<0>`", part) for at, part in enumerate(words))
+        lines += ["", f"## {name}", "", about]
+    return "\n".join(lines) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "inventory/group_vars/trainers.yml": group_vars,
     "docs/settings.md": settings_page,
     "docs/troubleshooting.md": troubleshooting_page,
-    "docs/playbooks.md": playbook_page.page,
-    "docs/seeing.md": seeing_page,
+    "docs/playbooks.md": playbooks_page,
 }
 
 
-def main() -> int:
-    stale = []
+def main() -> None:
     for name, page in PAGES.items():
-        path, text = ROOT / name, page()
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
-            if "--check" not in sys.argv[1:]:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-    for name in stale:
-        print(f"{name} {'is out of step; run tools/generate_docs.py' if '--check' in sys.argv[1:] else 'written'}.")
-    return 1 if stale and "--check" in sys.argv[1:] else 0
+        (ROOT / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,9 +23,6 @@ yamllint -s .
 step "words"
 python tools/check_words.py
 
-step "sizes"
-python tools/check_sizes.py
-
 step "mypy: plugins"
 COLLECTIONS=$ROOT/.ansible/collections
 (cd "$COLLECTIONS" && MYPYPATH=$COLLECTIONS mypy --config-file "$ROOT/pyproject.toml" ansible_collections/nanochat/ddp/plugins)

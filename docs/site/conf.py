@@ -13,9 +13,13 @@ from docutils import nodes
 
 project = "nanochat.ddp"
 copyright = "The nanochat.ddp contributors"
-# The version stands in galaxy.yml, which tools/docs.sh puts beside this file.
-release = re.findall(r"^version: (\S+)$", (Path(__file__).parent / "galaxy.yml").read_text(encoding="utf-8"), re.M)[0]
+# Version and repository stand in galaxy.yml alone. tools/docs.sh puts it beside this file, and all pages at their paths of the repository.
+SOURCE = Path(__file__).parent
+release, repository = re.findall(
+    r"^(?:version|repository): (\S+)$", (SOURCE / "galaxy.yml").read_text(encoding="utf-8"), re.M
+)
 version = release
+LINK = re.compile(r"(?<=\]\()[^)\s:#]+(?=(?:#[^)]*)?\))")
 extensions = ["myst_parser", "sphinx_antsibull_ext"]
 html_theme = "sphinx_ansible_theme"
 html_title = "nanochat.ddp"
@@ -50,5 +54,16 @@ def lead_elsewhere(app: Any, environment: Any, node: Any, content: Any) -> Any:
     return nodes.reference("", content.astext(), refuri=address) if address else None
 
 
+def lead_to_repository(app: Any, page: str, text: list[str]) -> None:
+    """Links to files that are no pages of this site, and to folders, lead to the repository."""
+
+    def address(found: re.Match[str]) -> str:
+        path = (SOURCE / page).parent / found[0]
+        return found[0] if path.is_file() else f"{repository}/blob/main/{path.resolve().relative_to(SOURCE).as_posix()}"
+
+    text[0] = LINK.sub(address, text[0])
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", lead_to_repository)
     app.connect("missing-reference", lead_elsewhere)

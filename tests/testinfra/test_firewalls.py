@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import wait_for
+from lab import wait_for
 
 ADDRESSES = {"ufw": "10.89.73.11", "firewalld": "10.89.73.12", "nftables": "10.89.73.13", "iptables": "10.89.73.14"}
 HOSTS = list(ADDRESSES)

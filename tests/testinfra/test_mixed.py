@@ -7,7 +7,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import wait_for
+from lab import wait_for
 
 HOME = {"attic": "/home/lzw", "cellar": "/home/xiao xin", "desk": "/home/xiaoxin"}
 USER = {"attic": "lzw", "cellar": "xiaoxin", "desk": "xiaoxin"}
@@ -74,24 +74,12 @@ def test_the_others_reach_the_controller_at_an_address_of_its_own(lab):
     assert not here.startswith("127.") and here not in lab.on("desk", "hostname -I").split()
 
 
-def test_the_same_again_changes_nothing(lab):
-    lab.play()
-    assert "changed: nothing" in lab.play()
-
-
 def test_restart_goes_on_from_the_checkpoints(lab):
     lab.play("--tags", "restart", "-e", "watch=false", "-e", "ddp_iterations=40")
     wait_for("the end", lambda: set(lab.states().values()) == {"finished"})
     for host in HOSTS:
         assert events(lab, host, "start")[-1]["resumed_from"] == 20
         assert events(lab, host, "step")[-1]["step"] == 39
-
-
-def test_status_shows_all_of_them(lab):
-    said = lab.play(playbook="status")
-    for host in HOSTS:
-        assert host in said
-    assert "40/40" in said
 
 
 def test_reset_leaves_nothing_that_runs(lab):

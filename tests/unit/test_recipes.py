@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,45 @@ print(json.dumps([plan["run"], node["argv"], node["flags"], text.render(plan)]))
 """
 
 
-def followed(folder: Path, table: str, before: str, row: str, program: str) -> Any:
-    """The answer of a program to a copy of the collection with one row more in a table of the rules."""
+RULES = "trainer/nanochat/rules"
+CONTRACT = "plugins/module_utils/_contract"
+# ddp_niceness, a made-up setting of a host: files, the text before which a line is put in each, and the line.
+NICENESS = {
+    f"{CONTRACT}/settings_table.py": (
+        "    address: Optional[str] = _host(",
+        '    niceness: int = _host(0, "How nice its rank is.", low=0, most=19)\n',
+    ),
+    f"{CONTRACT}/plan.py": ("    env_secret: List[str]", "    niceness: int\n"),
+    "plugins/module_utils/_plan/planner.py": (
+        '        "env_secret": sorted',
+        '        "niceness": host.settings.niceness,\n',
+    ),
+    f"{CONTRACT}/command_line.py": (
+        "    return [*_python(node), *_script(plan, node)]",
+        '    return ["nice", "-n", str(node["niceness"]), *_python(node), *_script(plan, node)]\n',
+    ),
+}
+HOST = """
+import json
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
+nodes = make_plan(hosts(one={"ddp_niceness": 7})).plan["nodes"]
+print(json.dumps([node["argv"][:3] for node in nodes]))
+"""
+
+
+def followed(folder: Path, edits: Mapping[str, tuple[str, str]], program: str) -> Any:
+    """The answer of a program to a copy of the collection with a line more in some files, each before a text."""
     copy = folder / "ansible_collections" / "nanochat" / "ddp"
     shutil.copytree(ROOT / "plugins", copy / "plugins", symlinks=True)
     shutil.copytree(ROOT / "trainer" / "nanochat" / "rules", copy / "trainer" / "nanochat" / "rules")
     for name in (PROBES, MACHINES):
         (copy / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, copy / name)
-    path = copy / "trainer" / "nanochat" / "rules" / table
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1
-    path.write_text(text.replace(before, row), encoding="utf-8")
+    for name, (before, line) in edits.items():
+        text = (copy / name).read_text(encoding="utf-8")
+        assert text.count(before) == 1, name
+        (copy / name).write_text(text.replace(before, line + before), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True, check=False
@@ -57,13 +85,19 @@ def followed(folder: Path, table: str, before: str, row: str, program: str) -> A
 
 
 def test_a_way_of_sync_is_a_row_for_the_planner(tmp_path: Path) -> None:
-    row = '_WAYS = (\n    Way("half", "float16", 2.0, 2, 2.0),\n'
-    sync, flags, eligible = followed(tmp_path, "ways.py", "_WAYS = (\n", row, SYNC)
+    row = '    Way("half", "float16", 2.0, 2, 2.0),\n'
+    sync, flags, eligible = followed(tmp_path, {f"{RULES}/ways.py": ('    Way("exact", ', row)}, SYNC)
     assert (sync, flags, eligible[0]) == ("half", ["half"] * 2, "half")
 
 
 def test_a_stage_is_a_row_for_the_planner(tmp_path: Path) -> None:
-    row = '(BASE, SFT, Stage("more", "scripts.more", "more_checkpoints"))'
-    run, argv, flags, screen = followed(tmp_path, "stages.py", "(BASE, SFT)", row, STAGE)
+    row = ', Stage("more", "scripts.more", "more_checkpoints")'
+    run, argv, flags, screen = followed(tmp_path, {f"{RULES}/stages.py": (")}", row)}, STAGE)
     assert run == "d4-more" and "scripts.more" in argv and flags["base-checkpoints"].endswith("/d4/base_checkpoints/d4")
     assert "continues the model of the run d4 with scripts.more" in screen
+
+
+def test_a_setting_with_an_effect_on_its_host_touches_five_files_at_most(tmp_path: Path) -> None:
+    """These, and the page that tools/generate_docs.py writes."""
+    assert len(NICENESS) + 1 <= 5
+    assert followed(tmp_path, NICENESS, HOST) == [["nice", "-n", "7"], ["nice", "-n", "0"]]

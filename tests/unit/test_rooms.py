@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -50,22 +51,20 @@ class House(NamedTuple):
         return ".".join([self.package.rstrip("."), *folders, *([statement.module] if statement.module else [])])
 
 
-# docs/architecture.md shows the same floors.
-COLLECTION = House(
-    ROOT / "plugins" / "module_utils",
-    "ansible_collections.nanochat.ddp.plugins.module_utils.",
-    [
-        ["_rules"],
-        ["_contract", "_kit"],
-        ["_probe", "_plan", "_firewall", "_trainer", "_shards", "_session", "_run"],
-        ["_preflight", "_doctor", "_keeper"],
-    ],
-)
-TRAINER = House(
-    ROOT / "trainer" / "nanochat",
-    "nanochat.",
-    [["rules"], ["kit"], ["model", "record"], ["data", "parallel"], ["run"], ["join"]],
-)
+def house_of(folder: str, package: str) -> House:
+    """A house with the floors that CONTRIBUTING.md gives its rooms."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.split(f"| `{folder}/` |")[1].split("\n\n")[0]
+    rooms = re.findall(r"^\| (\d) \| `(\w+)` \|", table, re.M)
+    return House(
+        ROOT / folder,
+        package,
+        [[name for at, name in rooms if at == floor] for floor in sorted({at for at, dummy in rooms})],
+    )
+
+
+COLLECTION = house_of("plugins/module_utils", "ansible_collections.nanochat.ddp.plugins.module_utils.")
+TRAINER = house_of("trainer/nanochat", "nanochat.")
 HOUSES = [COLLECTION, TRAINER]
 FILES = [
     (house, path) for house in HOUSES for path in sorted(house.folder.rglob("*.py")) if path.parent != house.folder

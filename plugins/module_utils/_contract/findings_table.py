@@ -21,7 +21,6 @@ class FindingKind(NamedTuple):
     title: str
     why: str
     remedy: str
-    field: Tuple[int, ...] = ()  # numbers of the field failures that this code covers
     seen_as: Tuple[str, ...] = ()  # texts that users search for
 
 
@@ -48,16 +47,16 @@ CATALOGUE: Dict[str, FindingKind] = {
     "address-refused": _error(
         "A host has no address at which the others reach it",
         "Every rank connects to every other rank at the address in the plan, by IPv4 or all by IPv6; Gloo looks for its interface by name.",
-        "Set ddp_nic or ddp_address of that host to an interface on the shared network that is up.", field=(3, 4),
+        "Set ddp_nic or ddp_address of that host to an interface on the shared network that is up.",
         seen_as=("Unable to find address for", "Cannot assign requested address", "Address family not supported", "Invalid argument"),
     ),
     "venv-refused": _error(
         "The trainer's environment cannot be created in the chosen folder", "PyTorch and the trainer's packages go there.",
-        "Set ddp_venv_dir to another folder.", field=(9, 24),
+        "Set ddp_venv_dir to another folder.",
     ),
     "source-missing": _error(
         "Data or a trainer named in the settings does not exist", "The start would fail later, after other hosts were changed.",
-        "Correct the path or the URL.", field=(7, 8),
+        "Correct the path or the URL.",
     ),
     "base-missing": _error(
         "There is no base model to start from",
@@ -80,17 +79,16 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "nic-faster-up": _warning(
         "A faster network interface is up", "Each step sends gradients, and waits longer on the slower interface.",
-        "Give the faster interface an address on the peers' network, or set ddp_nic of that host to it.", field=(3,),
+        "Give the faster interface an address on the peers' network, or set ddp_nic of that host to it.",
     ),
     "nic-wifi": _warning(
         "A host is on Wi-Fi", "Each step waits for the slowest link, and Wi-Fi is slow with varying latency.",
         "Use a cable. If there is none: ddp_sync=int4 sends an eighth as much, and a larger ddp_total_batch sends less often.",
-        field=(3, 25),
     ),
     "nic-overlay": _warning(
         "Training traffic goes over an overlay or virtual network",
         "Encryption and detours make each step wait longer; ddp_nic or ddp_address selects that network.",
-        "If the hosts share a direct network, set ddp_nic to its interface.", field=(3, 5),
+        "If the hosts share a direct network, set ddp_nic to its interface.",
     ),
     "guest-blind": _info(
         "A guest cannot see everything that it could leave for", "ddp_polite=guest asks logind who sits at the machine.",
@@ -98,7 +96,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "trainer-commit": _info(
         "The commit of the trainer's repository", "The controller clones a git URL once, so that a resumed run uses the same code.",
-        "No action needed. Add -e trainer_update=true once to use the newest commit, or select one (URL#COMMIT).", field=(21,),
+        "No action needed. Add -e trainer_update=true once to use the newest commit, or select one (URL#COMMIT).",
     ),
     "python-made": _info(
         "A Python is installed for the trainer",
@@ -126,12 +124,12 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "other-training": _warning(
         "Another training process runs on the host", "It uses cores and memory; a leftover of an earlier attempt may also hold a port.",
-        "Look at it with ps, and stop it if nobody needs it; this collection stops only what it started itself.", field=(6,),
+        "Look at it with ps, and stop it if nobody needs it; this collection stops only what it started itself.",
     ),
     # Of preflight, which tries the plan on the hosts
     "host-down": _error(
         "A host does not answer over SSH", "The others would wait for it at the rendezvous until the timeout.",
-        "Check that it is on and awake, and that you can log in to it with ssh as Ansible does.", field=(12, 19),
+        "Check that it is on and awake, and that you can log in to it with ssh as Ansible does.",
         seen_as=("UNREACHABLE", "Connection timed out", "Permission denied (publickey)"),
     ),
     "evidence-missing": _error(
@@ -142,7 +140,7 @@ CATALOGUE: Dict[str, FindingKind] = {
         "A firewall blocks a port of the job",
         "Ranks connect to each other on the rendezvous port and on any port of the data range, in both directions. Dropped packets cause "
         "no error, so training would hang at its first collective.",
-        "Open the ports to this job's hosts only: ansible-playbook train.yml -i INVENTORY --tags network", field=(1, 2, 19, 20),
+        "Open the ports to this job's hosts only: ansible-playbook train.yml -i INVENTORY --tags network",
         seen_as=(
             "Gloo connectFullMesh failed", "Connect timeout", "SO_ERROR: Connection refused", "SO_ERROR: No route to host",
             "DistStoreError: Timed out", "1/2 clients joined", "DistNetworkError",
@@ -150,91 +148,91 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "no-sudo": _error(
         "The owner of a host must open its firewall", "A port of the job is closed, and this user cannot become root without a password.",
-        "Ask the owner of the host to run the commands.", field=(2,), seen_as=("sudo: a password is required", "Missing sudo password"),
+        "Ask the owner of the host to run the commands.", seen_as=("sudo: a password is required", "Missing sudo password"),
     ),
     "peer-unreachable": _error(
         "No route between two hosts", "Every rank must reach every other rank.",
         "Check the cable or Wi-Fi link, that both addresses are in the same network, and the firewall or client isolation of the router "
-        "between them.", field=(1, 3, 5, 19), seen_as=("No route to host", "Network is unreachable", "Connect timeout"),
+        "between them.", seen_as=("No route to host", "Network is unreachable", "Connect timeout"),
     ),
     "port-held": _error(
         "The rendezvous port is taken", "Often an earlier attempt still holds it; ranks would fail with EADDRINUSE, or join the wrong run.",
-        "Stop that process if nobody needs it, or set ddp_port to a free port.", field=(6,),
+        "Stop that process if nobody needs it, or set ddp_port to a free port.",
         seen_as=("EADDRINUSE", "Address already in use", "The server socket has failed to listen"),
     ),
     "stale-ranks": _warning(
         "Processes of an earlier run of this collection are still running", "They use cores and memory, and may hold the rendezvous port.",
-        "Stop them: ansible-playbook nanochat.ddp.stop -i INVENTORY; launching the same run does that, too.", field=(6, 23),
+        "Stop them: ansible-playbook nanochat.ddp.stop -i INVENTORY; launching the same run does that, too.",
         seen_as=("EADDRINUSE", "Address already in use"),
     ),
     "name-is-loopback": _info(
         "The name of a host resolves to its loopback address",
         "A peer given this name would connect to itself. The plan uses addresses, so this does no harm.",
-        "No action needed for this job. By hand, use addresses, or remove the 127.0.1.1 line from /etc/hosts.", field=(4,),
+        "No action needed for this job. By hand, use addresses, or remove the 127.0.1.1 line from /etc/hosts.",
         seen_as=("remote=[127.0.0.1]", "remote=[127.0.1.1]", "Connection refused, remote=[::1]"),
     ),
     "route-differs": _warning(
         "Packets to a peer leave through a different interface than planned",
         "They may take a slower link, or arrive from an address that the peer's firewall does not expect.",
-        "Set ddp_nic and ddp_address to the interface that leads to the peers, or repair the route.", field=(3,),
+        "Set ddp_nic and ddp_address to the interface that leads to the peers, or repair the route.",
     ),
     "route-over-overlay": _warning(
         "Packets to a peer go through an overlay network",
         "Tailscale, WireGuard and the like encrypt every packet and may detour it; each step waits for that.",
-        "Use addresses on the shared network (ddp_address), or remove the peers' network from the overlay's routes.", field=(5,),
+        "Use addresses on the shared network (ddp_address), or remove the peers' network from the overlay's routes.",
         seen_as=("tailscale0", "wg0"),
     ),
     "route-over-bridge": _warning(
         "Packets to a peer go to a bridge for containers or virtual machines", "Such a network usually does not leave the host.",
-        "Set ddp_nic and ddp_address to the interface that leads to the peers.", field=(3, 5), seen_as=("docker0", "virbr0"),
+        "Set ddp_nic and ddp_address to the interface that leads to the peers.", seen_as=("docker0", "virbr0"),
     ),
     "link-unmeasured": _warning(
         "A connection opened, but could not be measured",
         "The link may drop out, be very slow, or lose large packets, so that the first gradient never arrives.",
         "Try again; if it persists, check for packet loss with ping and for errors with ip -s link. Where only small packets arrive, "
-        "lower the MTU on both hosts: sudo ip link set NIC mtu 1400", field=(1, 5, 19),
+        "lower the MTU on both hosts: sudo ip link set NIC mtu 1400",
     ),
     "link-slow": _warning(
         "A link is slow for exchanging gradients",
         "Every step sends each rank's gradients over it, in several round trips that each cost its delay.",
         "Use a cable and a gigabit switch, or disable Wi-Fi power saving (iw dev NIC set power_save off); ddp_sync=int4 sends an eighth "
-        "as much, a larger ddp_total_batch sends less often. Or train on one host.", field=(3, 16, 25),
+        "as much, a larger ddp_total_batch sends less often. Or train on one host.",
     ),
     "torch-differs": _error(
         "The ranks have different versions of PyTorch", "Their wire formats and rounding may differ.",
-        "Install the planned version everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer", field=(9,),
+        "Install the planned version everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer",
     ),
     "trainer-differs": _error(
         "The trainer's files differ between hosts", "Ranks that run different code may hang or train different models.",
-        "Copy the same files everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer", field=(9, 24),
+        "Copy the same files everywhere: ansible-playbook train.yml -i INVENTORY --tags trainer",
     ),
     "data-differs": _error(
         "The shards or the tokenizer differ between hosts",
         "One rank would reach the end while others wait for it, or the ranks would train on different tokens.",
-        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data", field=(7, 8),
+        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data",
         seen_as=("no parquet files", "StopIteration"),
     ),
     "cpu-features-differ": _info(
         "The CPUs have different instructions for matrix products", "The ranks run at different speeds; their weights stay identical.",
-        "No action needed. ddp_batch_split=speed gives the faster host more rows.", field=(10, 17),
+        "No action needed. ddp_batch_split=speed gives the faster host more rows.",
     ),
     "host-busy": _warning(
         "Something else uses the CPU of a host", "Every step waits for the slowest rank.",
-        "Look at it with top; stop it, or start when it has finished.", field=(17,),
+        "Look at it with top; stop it, or start when it has finished.",
     ),
     "memory-short": _error(
         "A host has less memory than its rank needs", "The kernel would kill the rank when memory runs out.",
-        "Lower ddp_depth, ddp_device_batch or ddp_sequence.", field=(15,), seen_as=("Out of memory", "can't allocate memory"),
+        "Lower ddp_depth, ddp_device_batch or ddp_sequence.", seen_as=("Out of memory", "can't allocate memory"),
     ),
     "disk-short": _error(
         "A host has too little disk space for checkpoints, data and software", "A checkpoint that cannot be written ends the run.",
-        "Set ddp_base_dir to a larger disk, or lower ddp_keep_checkpoints.", field=(18,), seen_as=("No space left on device",),
+        "Set ddp_base_dir to a larger disk, or lower ddp_keep_checkpoints.", seen_as=("No space left on device",),
     ),
     "folder-refused": _error(
         "A folder on a host cannot be used",
         "A job keeps all its files in the base folder and runs programs from there, again and again: this user must be able to write and "
         "run them there, and nobody else to change them.",
-        "Set ddp_base_dir to a folder of this host's own that only this user can write to.", field=(24,),
+        "Set ddp_base_dir to a folder of this host's own that only this user can write to.",
         seen_as=(
             "Permission denied", "Read-only file system", "failed to map segment from shared object", "Operation not permitted",
             "dd: unrecognized operand",
@@ -242,7 +240,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "no-tmux": _error(
         "A host has no tmux", "Training runs in a tmux session, so that it survives a lost connection.",
-        "Ask its owner to install it: sudo apt-get install tmux (or dnf, pacman, apk).", field=(12,), seen_as=("tmux: command not found",),
+        "Ask its owner to install it: sudo apt-get install tmux (or dnf, pacman, apk).", seen_as=("tmux: command not found",),
     ),
     "python-too-old": _error(
         "A host has no Python that PyTorch supports", "PyTorch needs 3.10 or newer.",
@@ -252,11 +250,11 @@ CATALOGUE: Dict[str, FindingKind] = {
     "architecture-differs": _error(
         "The hosts have different architectures, or one that PyTorch does not support",
         "Architectures round differently, so the ranks' weights would drift apart.",
-        "Use hosts of the same architecture, x86_64 or aarch64.", field=(21,),
+        "Use hosts of the same architecture, x86_64 or aarch64.",
     ),
     "ends-at-logout": _warning(
         "systemd kills this user's processes at logout", "The run would end when the SSH connection that started it closes.",
-        "Enable lingering for the user: sudo loginctl enable-linger USER.", field=(12,),
+        "Enable lingering for the user: sudo loginctl enable-linger USER.",
     ),
     "ulimit-low": _warning(
         "A resource limit of this user is too low for training",
@@ -269,7 +267,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     "gloo-failed": _error(
         "A real all-reduce among the hosts failed", "Every training step does the same.",
         "See the findings about ports, routes and firewalls; they usually name the reason. If there are none, a host was frozen or cut "
-        "off for a moment: run the playbook again.", field=(1, 3, 19, 21),
+        "off for a moment: run the playbook again.",
         seen_as=("Gloo connectFullMesh failed", "DistNetworkError", "Connection closed by peer"),
     ),
     "run-in-progress": _info(
@@ -279,29 +277,27 @@ CATALOGUE: Dict[str, FindingKind] = {
     "not-worth-it": _warning(
         "All hosts together are hardly faster than one of them",
         "In each step the ranks wait for the gradients of the others and for the slowest rank.",
-        "Train on one host: ansible-playbook train.yml -i INVENTORY -e target=HOST", field=(16, 25),
+        "Train on one host: ansible-playbook train.yml -i INVENTORY -e target=HOST",
     ),
     # Of the doctor, about a run that is stuck or has ended
     "rank-host-no-answer": _error(
         "A host of the run does not answer", "The other ranks wait for it at the next collective until the timeout.",
         "Check that the machine is on and awake and its network is up, then: ansible-playbook train.yml -i INVENTORY --tags restart",
-        field=(12, 19), seen_as=("UNREACHABLE", "Connection timed out", "No route to host"),
+        seen_as=("UNREACHABLE", "Connection timed out", "No route to host"),
     ),
     "rank-away": _warning(
         "The run continues without a host",
         "With ddp_restarts and ddp_min_hosts the others continue when a host is lost or taken out, at a lower speed.",
         "If its keeper runs, it rejoins automatically; otherwise: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
-        field=(35,),
     ),
     "rank-waits": _warning(
         "No rank trains, and keepers wait for hosts", "They start once ddp_min_hosts hosts can reach each other.",
         "Wait a minute. If nothing changes, check the hosts named; ansible-playbook nanochat.ddp.preflight -i INVENTORY tests the links.",
-        field=(35,),
     ),
     "keeper-gone": _error(
         "The keeper of a host has ended and will not return",
         "Nothing starts a rank there. The others continue without it, or wait if ddp_min_hosts requires it.",
-        "Start it: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST", field=(35,),
+        "Start it: ansible-playbook nanochat.ddp.join -i INVENTORY -e target=HOST",
     ),
     "run-given-up": _error(
         "The run failed too often and was given up", "It failed three times at one step, or more than ddp_restarts times within an hour.",
@@ -315,20 +311,20 @@ CATALOGUE: Dict[str, FindingKind] = {
         "A rank was killed by the kernel: out of memory (OOM)",
         "The kernel kills the process that uses most memory; the other ranks then wait for it.",
         "Lower ddp_device_batch, or stop whatever else uses the memory; then restart: the run resumes from its newest checkpoint.",
-        field=(19,), seen_as=("Out of memory: Killed process", "exitcode: -9", "can't allocate memory"),
+        seen_as=("Out of memory: Killed process", "exitcode: -9", "can't allocate memory"),
     ),
     "rank-killed": _error(
         "A rank was killed by a signal", "Something on that host sent SIGKILL; the kernel reports no lack of memory.",
-        "Find out what did, then restart: the run resumes from its newest checkpoint.", field=(19,),
+        "Find out what did, then restart: the run resumes from its newest checkpoint.",
         seen_as=("exitcode: -9", "SIGKILL", "Connection closed by peer"),
     ),
     "rank-vanished": _error(
         "A rank disappeared without an exit status", "The machine restarted, or the whole session was killed.",
-        "Restart: the run resumes from the newest checkpoint that any rank has.", field=(12, 18), seen_as=("Connection closed by peer",),
+        "Restart: the run resumes from the newest checkpoint that any rank has.", seen_as=("Connection closed by peer",),
     ),
     "rank-failed": _error(
         "A rank ended with an error of its own", "The other ranks wait for it, or end because it is gone.",
-        "Read the error, remove its cause, then restart: the run resumes from its newest checkpoint.", field=(14, 19),
+        "Read the error, remove its cause, then restart: the run resumes from its newest checkpoint.",
         seen_as=("ChildFailedError", "Connection closed by peer"),
     ),
     "loss-not-finite": _error(
@@ -338,50 +334,49 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "rank-not-started": _error(
         "A rank was never started, or has ended, while others wait", "A run works only if all of its ranks run.",
-        "Restart the whole run: ansible-playbook train.yml -i INVENTORY --tags restart", field=(19, 20), seen_as=("1/2 clients joined",),
+        "Restart the whole run: ansible-playbook train.yml -i INVENTORY --tags restart", seen_as=("1/2 clients joined",),
     ),
     "rank-frozen": _error(
         "The process of a rank is suspended",
         "It received SIGSTOP, or a terminal or debugger holds it; it uses no CPU and the others wait.",
-        "Continue it with kill -CONT and the number given; the run then continues where it stopped.", field=(19,),
+        "Continue it with kill -CONT and the number given; the run then continues where it stopped.",
     ),
     "rank-in-kernel": _error(
         "A rank hangs in the kernel", "Usually a disk or a network file system does not respond.",
-        "Look at dmesg on that host. When the disk responds again the run continues; otherwise restart it.", field=(19,),
+        "Look at dmesg on that host. When the disk responds again the run continues; otherwise restart it.",
     ),
     "rank-slow": _warning(
         "A rank is slow, not stuck", "Every step waits for the slowest rank.",
-        "Reduce the load on that host, or give it fewer rows: ddp_batch_split=speed.", field=(16, 17),
+        "Reduce the load on that host, or give it fewer rows: ddp_batch_split=speed.",
     ),
     "rank-stuck": _error(
         "A rank did not arrive at a collective", "The others wait for it there; its stack shows where it is.",
-        "Restart the run, and keep the evidence: it shows the line that the rank was at.", field=(19, 20),
+        "Restart the run, and keep the evidence: it shows the line that the rank was at.",
         seen_as=("Timed out waiting for recv operation to complete",),
     ),
     "link-cut": _error(
         "Packets between two hosts are lost",
         "A cable, a Wi-Fi link or a firewall between them drops packets; each side waits for the other.",
-        "Check the link and the firewalls: ansible-playbook nanochat.ddp.preflight -i INVENTORY; then restart.", field=(1, 19),
+        "Check the link and the firewalls: ansible-playbook nanochat.ddp.preflight -i INVENTORY; then restart.",
         seen_as=("Timed out waiting for recv operation to complete", "Gloo connectFullMesh failed", "Connect timeout"),
     ),
     "data-mismatch": _error(
         "A rank has no data, or different data from the others", "One rank ends or waits for data while the others wait for it.",
-        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data; then restart.", field=(7, 8),
+        "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data; then restart.",
         seen_as=("no parquet files", "row groups"),
     ),
     "disk-full": _error(
         "A host has no disk space left", "Checkpoints and logs cannot be written; the last complete checkpoint is kept.",
-        "Free space on that host, or lower ddp_keep_checkpoints; then restart.", field=(18,), seen_as=("No space left on device",),
+        "Free space on that host, or lower ddp_keep_checkpoints; then restart.", seen_as=("No space left on device",),
     ),
     "settings-differ": _error(
         "The ranks were started with different settings", "They would train different models, or hang at the first collective.",
-        "Start all ranks from one plan: ansible-playbook train.yml -i INVENTORY --tags restart", field=(8, 9),
+        "Start all ranks from one plan: ansible-playbook train.yml -i INVENTORY --tags restart",
     ),
     "weights-differ": _error(
         "The ranks' weights are not identical",
         "They no longer train one model. Different libraries, bad memory or a bug in nanochat.ddp can cause that.",
         "Restart from the last checkpoint. If it happens again, test the memory of the hosts and compare their torch versions.",
-        field=(21,),
     ),
     "not-running": _info(
         "No rank runs", "The run has ended or was never started.", "To start it: ansible-playbook train.yml -i INVENTORY",
@@ -391,6 +386,6 @@ CATALOGUE: Dict[str, FindingKind] = {
     ),
     "healthy-slow": _warning(
         "All ranks make progress, but slower than they could", "Every step waits for the slowest rank.",
-        "Reduce the load on the host named.", field=(16,),
+        "Reduce the load on the host named.",
     ),
 }

@@ -8,46 +8,24 @@ The plan checks the probes before any change; the run folder checks again before
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping
 
 from .document import Document, items, section
 
 # The deciding parts of the plan's sections, with the settings that users know them by.
-MODEL = {
-    "depth": "ddp_depth",
-    "aspect_ratio": "ddp_aspect_ratio",
-    "head_dim": "ddp_head_dim",
-    "sequence": "ddp_sequence",
-    "window_pattern": "ddp_window_pattern",
-    "vocab_size": "ddp_vocab_size",
-}
+MODEL = {key: "ddp_" + key for key in ("depth", "aspect_ratio", "head_dim", "sequence", "window_pattern", "vocab_size")}
 # For a data set only the id decides; these explain a difference, each group only if nothing before it does.
-DATA: Tuple[Dict[str, str], ...] = (
-    {
-        "source": "ddp_data_source",
-        "url": "ddp_data_url",
-        "shards": "ddp_data_shards",
-        "vocab_size": "ddp_vocab_size",
-    },
+DATA = (
+    {"source": "ddp_data_source", "url": "ddp_data_url", "shards": "ddp_data_shards", "vocab_size": "ddp_vocab_size"},
     {"paths": "ddp_data_paths"},
     {"host": "ddp_data_host"},
     {"id": "the data set"},
 )
 
 
-class LineageDifference(NamedTuple):
-    """One difference: its name, its value for the checkpoints, and its new value."""
-
-    name: str
-    was: str
-    now: str
-
-
 def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
     """The parts of this plan that its checkpoints depend on; empty if the plan lacks them."""
-    model, data = section(plan, "model"), dict(section(plan, "data"))
-    names = data.get("names")
-    data.setdefault("last", names[-1] if isinstance(names, list) and names else None)
+    model, data = section(plan, "model"), section(plan, "data")
     talks = section(section(plan, "stage"), "conversations")
     return {
         "model": {key: model[key] for key in MODEL if key in model},
@@ -56,26 +34,26 @@ def of_plan(plan: Mapping[str, object]) -> Dict[str, Document]:
     }
 
 
-def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[LineageDifference]:
-    """Why checkpoints of the deployed plan do not fit the new one; empty if training can resume from them."""
+def differences(deployed: Mapping[str, Any], plan: Mapping[str, object]) -> List[str]:
+    """Why checkpoints of the deployed plan do not fit the new one, such as `ddp_depth was 4 and is 8 now`; empty if training can resume
+    from them."""
     was, now = of_plan(deployed), of_plan(plan)
     found = _differing(MODEL, {key: was["model"].get(key, now["model"].get(key)) for key in MODEL}, now["model"])
     if was["data"] and was["data"]["id"] != now["data"].get("id"):
         groups = (_differing(group, was["data"], now["data"]) for group in DATA)
         found += next((group for group in groups if group), [])
     if was["stage"] and now["stage"] and was["stage"] != now["stage"]:
-        digests = [str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now)]
+        digests = (str(section(one["stage"], "conversations").get("sha256"))[:8] for one in (was, now))
         found.append(
-            LineageDifference("the file of ddp_sft_data", *("one with SHA-256 %s..." % digest for digest in digests))
+            "the file of ddp_sft_data was one with SHA-256 %s... and is one with SHA-256 %s... now" % tuple(digests)
         )
     return list(dict.fromkeys(found))
 
 
-def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[LineageDifference]:
+def _differing(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
+    values = {name: (was.get(key), now.get(key)) for key, name in names.items()}
     return [
-        LineageDifference(name, _words(was.get(key)), _words(now.get(key)))
-        for key, name in names.items()
-        if was.get(key) != now.get(key)
+        "%s was %s and is %s now" % (name, *map(_words, both)) for name, both in values.items() if both[0] != both[1]
     ]
 
 
@@ -89,8 +67,3 @@ def resumes(plan: Mapping[str, object]) -> bool:
     """Whether the trainer will resume from a checkpoint, by the setting or a user argument."""
     asked = any(name.startswith("resume") for node in items(plan, "nodes") for name in section(node, "flags"))
     return asked or bool(section(plan, "training").get("resume"))
-
-
-def in_words(found: Sequence[LineageDifference]) -> str:
-    """Such as `ddp_depth was 4 and is 8 now, ddp_data_shards was 3 and is 4 now`."""
-    return ", ".join("%s was %s and is %s now" % one for one in found)

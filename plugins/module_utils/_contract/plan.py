@@ -208,16 +208,15 @@ class Here(TypedDict, total=False):
 
 
 class _OfStage(TypedDict, total=False):
-    step: Optional[int]  # eval: the step to measure
-    conversations: Conversations  # sft: conversations.jsonl in the run folder
-    held_out: Conversations  # sft: conversations-val.jsonl in the run folder
-    script: str  # a checkout's own mid and sft
+    conversations: Conversations  # conversations.jsonl in the run folder
+    held_out: Conversations  # conversations-val.jsonl in the run folder
+    script: str  # a checkout's own
 
 
 class Stage(_OfStage):
-    """The stage of a run that trains on, fine-tunes or evaluates another run's model."""
+    """The stage of a run that fine-tunes another run's model."""
 
-    stage: str  # mid, sft or eval
+    stage: str
     base: str  # the run whose model it uses
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
         Lineage,
         LocalPort,
         NicName,
+        PlainWord,
         Positive,
         Processor,
         Rights,
         Version,
-        Word,
     )
 
 
@@ -68,7 +68,7 @@ class Machine(TypedDict):
     hostname: str
     boot_id: str
     network_namespace: str
-    arch: Word
+    arch: PlainWord
     user: str
     home: AbsolutePath
 
@@ -236,7 +236,7 @@ class Transfer(TypedDict):
 class Usage(TypedDict):
     """Use of the machine by people."""
 
-    graphical: List[Word]  # users who are logged in graphically
+    graphical: List[PlainWord]  # users who are logged in graphically
     blind: List[str]  # the reasons to be away that it cannot see, each with the source that is missing
 
 

@@ -26,7 +26,6 @@ from .settings_table import (
     RunSettings,
     Setting,
     find,
-    profiles,
     rows,
 )
 from .urls import NO_CREDENTIALS, has_credentials, masked
@@ -106,8 +105,8 @@ def unknown(name: str) -> str:
 
 def defaults(profile: str) -> Values:
     """All settings if the user sets only the profile."""
-    values = {name: row.default for name, row in rows().items()}
-    return {**values, **profiles()[profile], "ddp_profile": profile}
+    values = {name: getattr(row, profile) if row.from_profile else row.default for name, row in rows().items()}
+    return {**values, "ddp_profile": profile}
 
 
 def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:

@@ -90,15 +90,8 @@ REMOVED_VARIABLES = {
 ALIASES = {"watch": "ddp_watch"}
 PROFILE_NAMES = ("smoke", "real")
 
-# The kind of value that a field's type stands for; settings.py reads and checks values by it.
-KINDS = {
-    "str": "str",
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "Tuple[str, ...]": "list",
-    "Mapping[str, str]": "dict",
-}
+# The kinds of value that longer types of fields stand for; settings.py reads and checks values by kind.
+KINDS = {"Tuple[str, ...]": "list", "Mapping[str, str]": "dict"}
 
 
 class Setting(NamedTuple):
@@ -378,14 +371,7 @@ def _rows_of(kind: Any, scope: str) -> Iterator[Setting]:
         if of_type.startswith("Optional["):
             of_type = of_type[len("Optional[") : -1]
         more: Dict[str, Any] = {"empty": "from the profile" if "smoke" in field.metadata else "", **field.metadata}
-        yield Setting(PREFIX + field.name, field.name, KINDS[of_type], scope=scope, **more)
-
-
-def profiles() -> Dict[str, Dict[str, Any]]:
-    """The values that each profile fills in, by setting."""
-    return {
-        name: {row.name: getattr(row, name) for row in rows().values() if row.from_profile} for name in PROFILE_NAMES
-    }
+        yield Setting(PREFIX + field.name, field.name, KINDS.get(of_type, of_type), scope=scope, **more)
 
 
 def find(name: str) -> Setting:

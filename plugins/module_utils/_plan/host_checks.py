@@ -285,7 +285,7 @@ def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:
         steps = host.fact("run", "checkpoints") or []
         found = lineage.differences(host.fact("run", "lineage") or {}, plan) if steps else []
         if found:
-            by_reason.setdefault(lineage.in_words(found), []).append(f"step {max(steps)} on {host.name}")
+            by_reason.setdefault(", ".join(found), []).append(f"step {max(steps)} on {host.name}")
     remedy = "Undo the change to resume; or give the new training another name (ddp_run); or set the old one aside with -e ddp_fresh=true."
     for why, where in by_reason.items():
         seen = f"The run {plan['run']} has checkpoints ({', '.join(where)}) that training cannot resume from: {why}"

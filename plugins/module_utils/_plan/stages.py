@@ -106,7 +106,7 @@ def obstacles(run: RunSettings, hosts: Sequence[Host], plan: Plan, here: Here) -
         yield finding("base-missing", "", f"no host has a checkpoint of the run {name}, which ddp_stage {stage} needs")
     for host in having:
         if found := lineage.differences(host.fact("base_run", "lineage") or {}, plan):
-            seen = f"the base model of the run {name} does not match: {lineage.in_words(found)}"
+            seen = f"the base model of the run {name} does not match: {', '.join(found)}"
             yield finding("base-differs", host.name, seen)
 
 

@@ -120,7 +120,7 @@ def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> b
     steps = checkpoint_steps(run_dir)
     if found and steps:
         raise RunFolderError(
-            f"{run_dir} has checkpoints up to step {max(steps)} that training cannot resume from: {lineage.in_words(found)}. "
+            f"{run_dir} has checkpoints up to step {max(steps)} that training cannot resume from: {', '.join(found)}. "
             "Undo the change to resume, give the new training another name (ddp_run), or set aside the old one with "
             "ddp_fresh=true."
         )

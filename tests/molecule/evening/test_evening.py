@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / "membership"), str(HERE.parents[3] / "bench")]
 
 from storm_account import from_scratch, rows_of_steps, surviving
-from trio import HOSTS, PATIENCE, Trio, on, prepare, until
+from trio import HOSTS, PATIENCE, Trio, wait_for
 
 ALL = tuple(HOSTS)
 ROWS = 12  # of a step
@@ -49,19 +49,18 @@ NEEDS = {
 }
 
 
-def be_a_laptop(host: str) -> None:
-    prepare(host)
-    on(host, f"mkdir -p {BATTERY} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
-    on(host, f"cat > /usr/local/bin/loginctl <<'END'\n{LOGINCTL}END\nchmod 755 /usr/local/bin/loginctl")
+def be_a_laptop(trio: Trio, host: str) -> None:
+    trio.on(host, f"mkdir -p {BATTERY} && echo Battery > {BATTERY}/type && echo 64 > {BATTERY}/capacity")
+    trio.on(host, f"cat > /usr/local/bin/loginctl <<'END'\n{LOGINCTL}END\nchmod 755 /usr/local/bin/loginctl")
     for dummy, undo, dummy_words in NEEDS.values():
-        on(host, undo)
+        trio.on(host, undo)
 
 
 def seconds_to_leave(trio: Trio, host: str) -> float:
     """From the owner's need to the end of the rank, which has saved."""
-    on(host, NEEDS[host][0])
+    trio.on(host, NEEDS[host][0])
     since = time.time()
-    until(f"{host} to be away", lambda: trio.members(host)[0] == "resting", PATIENCE)
+    wait_for(f"{host} to be away", lambda: trio.members(host)[0] == "resting", PATIENCE)
     end = trio.events(host, "end")[-1]
     assert (end["reason"], end["time"] > since) == ("stopped", True), end
     print(f"{host} left {end['time'] - since:.1f} s after: {NEEDS[host][2]}")
@@ -71,25 +70,25 @@ def seconds_to_leave(trio: Trio, host: str) -> float:
 def test_an_evening(tmp_path: Path) -> None:
     trio = Trio(tmp_path)
     for host in HOSTS:
-        be_a_laptop(host)
-    trio.played("nanochat.ddp.train", "-e", "watch=false")
-    trio.wait_for(*ALL)
-    assert on("laptop", f"ps -o cls=,ni= -p {trio.pid('laptop')}").split() == ["IDL", "-"]
+        be_a_laptop(trio, host)
+    trio.play("-e", "watch=false")
+    trio.train_together(*ALL)
+    assert trio.on("laptop", f"ps -o cls=,ni= -p {trio.pid('laptop')}").split() == ["IDL", "-"]
     # One after the other, until nobody trains.
     assert seconds_to_leave(trio, "laptop") < 10
-    trio.wait_for("desktop", "attic")
+    trio.train_together("desktop", "attic")
     seconds_to_leave(trio, "attic")
-    trio.wait_for("desktop")
+    trio.train_together("desktop")
     seconds_to_leave(trio, "desktop")
-    status = trio.played("nanochat.ddp.status")
+    status = trio.play(playbook="status")
     for host, (dummy, dummy_undo, words) in NEEDS.items():
         assert f"{host}: away since " in status and f", {words}" in status, status
     for host, (dummy, undo, dummy_words) in NEEDS.items():
-        on(host, undo)
-    trio.wait_for(*ALL)
+        trio.on(host, undo)
+    trio.train_together(*ALL)
     a_plug_that_flaps(trio)
     by_hand(trio)
-    trio.played("nanochat.ddp.stop")
+    trio.play(playbook="stop")
     judge(trio)
 
 
@@ -109,22 +108,22 @@ def a_plug_that_flaps(trio: Trio) -> None:
     """A battery that comes and goes for twenty seconds makes the run regroup once there and once back."""
     generations = len(trio.events("desktop", "start"))
     for dummy in range(10):
-        on("laptop", NEEDS["laptop"][0])
+        trio.on("laptop", NEEDS["laptop"][0])
         time.sleep(1)
-        on("laptop", NEEDS["laptop"][1])
+        trio.on("laptop", NEEDS["laptop"][1])
         time.sleep(1)
-    trio.wait_for(*ALL)
+    trio.train_together(*ALL)
     assert len(trio.events("desktop", "start")) <= generations + 2
 
 
 def by_hand(trio: Trio) -> None:
     """Join wins over the battery, leave over a host that would come back by itself."""
     seconds_to_leave(trio, "laptop")
-    trio.wait_for("desktop", "attic")
-    trio.played("nanochat.ddp.join", target="laptop")
-    trio.wait_for(*ALL)
-    trio.played("nanochat.ddp.leave", target="laptop")
-    on("laptop", NEEDS["laptop"][1])
-    trio.wait_for("desktop", "attic")
-    trio.played("nanochat.ddp.join", target="laptop")
-    trio.wait_for(*ALL)
+    trio.train_together("desktop", "attic")
+    trio.play(playbook="join", target="laptop")
+    trio.train_together(*ALL)
+    trio.play(playbook="leave", target="laptop")
+    trio.on("laptop", NEEDS["laptop"][1])
+    trio.train_together("desktop", "attic")
+    trio.play(playbook="join", target="laptop")
+    trio.train_together(*ALL)

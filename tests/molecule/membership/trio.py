@@ -1,13 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The three containers of the scenarios membership and evening: changes to them, and the files of their run."""
+"""The three hosts of the scenarios membership and evening, which their owners freeze, cut off, and switch off and on."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,31 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-sys.path.insert(0, str(ROOT / ".ansible" / "collections"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "testinfra"))
 
-from ansible_collections.nanochat.ddp.tests.integration.lan import json_of
+from lab import Lab, wait_for
 
-SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "membership")
-SUBNET = {"membership": "10.89.78", "evening": "10.89.85"}[SCENARIO]
 HOSTS = {"desktop": "lzw", "laptop": "xiaoxin", "attic": "lzw"}
-ADDRESS = {host: f"{SUBNET}.{number}" for number, host in enumerate(HOSTS, 11)}
+SUBNET = {"membership": "10.89.78", "evening": "10.89.85"}
 RUN = "d2"
 PATIENCE = 300
-
-
-def name(host: str) -> str:
-    """The container of a host."""
-    return f"ddp-{SCENARIO}-{host}"
-
-
-def on(host: str, script: str, check: bool = True) -> str:
-    """A shell script as root on a host, past ssh and whatever fault is on the network."""
-    argv = ["podman", "exec", "-i", "--user", "root", name(host), "sh", "-c", script]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 or not check, f"{host}: {script}: {done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def podman(*argv: str) -> None:
@@ -49,104 +31,67 @@ def podman(*argv: str) -> None:
     assert done.returncode == 0, f"podman {' '.join(argv)}: {done.stderr}"
 
 
-def until(what: str, true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Poll until something is true; returns it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
-
-
-def cut(host: str, *sources: str) -> None:
-    """From now on a host gets nothing from the others; what it sends still arrives there."""
-    rules = " ".join(f"ip saddr {ADDRESS[source]} drop;" for source in sources)
-    on(host, f"nft 'table inet cut {{ chain i {{ type filter hook input priority -10; {rules} }}; }}'")
-
-
-def mend(host: str) -> None:
-    on(host, "nft delete table inet cut")
-
-
-def boot(host: str) -> None:
-    """Switch a host on, and wait until it can be reached over ssh: it comes back with another MAC address."""
-    podman("start", name(host))
-
-    def answers() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((ADDRESS[host], 22), 2):
-            return True
-        return False
-
-    until(f"{host} to be reached over ssh", answers, PATIENCE)
-
-
-def shut_down(host: str) -> None:
-    """Shut a host down as its owner does: systemd ends all that runs, in its order, and then itself."""
-    # It is gone before the command has an answer.
-    on(host, "systemctl poweroff", check=False)
-    podman("wait", name(host))
-
-
-def prepare(host: str) -> None:
-    """Act as the owner: /opt is open to the trainer, and the attic's systemd serves root only, so that its keeper starts by crontab."""
-    on(host, "chmod 1777 /opt")
-    if host == "attic":
-        on(host, "systemctl mask user@.service")
-
-
-class Played:
-    """A playbook's exit code and output."""
-
-    def __init__(self, code: int, output: str) -> None:
-        self.code, self.output = code, output
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document that it printed."""
-        return json_of(self.output)
-
-
-class Trio:
-    """The inventory of the scenario, a folder for results, and the run."""
+class Trio(Lab):
+    """Three hosts, changes to them, and the files of their run."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__("default")
         self.folder = folder
         self.table: list[dict[str, Any]] = []
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "MOLECULE_"))}
-        self.env |= {
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
-            "ANSIBLE_SSH_ARGS": f"-F {os.environ['TEST_SSH_CONFIG']} -o ControlMaster=auto -o ControlPersist=60s",
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_FORKS": "8",
-            "ANSIBLE_STDOUT_CALLBACK": "default",
-            "ANSIBLE_INTERPRETER_PYTHON": "auto_silent",
-            "NO_COLOR": "1",
-        }
+        for host in HOSTS:
+            self.prepare(host)
 
-    def argv(self, playbook: str, *words: str, **settings: Any) -> list[str]:
-        given = json.dumps({"ddp_results_dir": str(self.folder), **settings})
-        return ["ansible-playbook", playbook, "-i", str(HERE.parent / SCENARIO / "inventory"), "-e", given, *words]
+    def prepare(self, host: str) -> None:
+        """Act as the owner: /opt is open to the trainer, and the attic's systemd serves root only, so that its keeper starts by crontab."""
+        self.on(host, "chmod 1777 /opt")
+        if host == "attic":
+            self.on(host, "systemctl mask user@.service")
 
-    def play(self, playbook: str, *words: str, **settings: Any) -> Played:
-        """A playbook to its end."""
-        done = subprocess.run(
-            self.argv(playbook, *words, **settings),
-            env=self.env, cwd=self.folder, capture_output=True, text=True, check=False, timeout=900,
-        )  # fmt: skip
-        return Played(done.returncode, done.stdout + done.stderr)
+    def argv(self, playbook: str, *arguments: str, **settings: Any) -> list[str]:
+        return super().argv(playbook, *arguments, **{"ddp_results_dir": str(self.folder), **settings})
 
-    def played(self, playbook: str, *words: str, **settings: Any) -> str:
-        """The output of a playbook, which must succeed."""
-        done = self.play(playbook, *words, **settings)
-        assert done.code == 0, done.output
-        return done.output
+    def address(self, host: str) -> str:
+        return f"{SUBNET[self.scenario.name]}.{11 + list(HOSTS).index(host)}"
+
+    def cut(self, host: str, *sources: str) -> None:
+        """From now on a host gets nothing from the others; what it sends still arrives there."""
+        rules = " ".join(f"ip saddr {self.address(source)} drop;" for source in sources)
+        self.on(host, f"nft 'table inet cut {{ chain i {{ type filter hook input priority -10; {rules} }}; }}'")
+
+    def repair(self, host: str) -> None:
+        self.on(host, "nft delete table inet cut")
+
+    def freeze(self, host: str) -> None:
+        podman("pause", self.container(host))
+
+    def wake(self, host: str) -> None:
+        podman("unpause", self.container(host))
+
+    def power_off(self, host: str) -> None:
+        podman("stop", "-t", "0", self.container(host))
+
+    def boot(self, host: str) -> None:
+        """Switch a host on, and wait until it can be reached over ssh: it comes back with another MAC address."""
+        podman("start", self.container(host))
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection((self.address(host), 22), 2):
+                return True
+            return False
+
+        wait_for(f"{host} to be reached over ssh", answers, PATIENCE)
+
+    def shut_down(self, host: str) -> None:
+        """Shut a host down as its owner does: systemd ends all that runs, in its order, and then itself."""
+        # It is gone before the command has an answer.
+        self.on(host, "systemctl poweroff", code=None)
+        podman("wait", self.container(host))
 
     def folder_of(self, host: str, run: str = RUN) -> str:
         return f"/home/{HOSTS[host]}/nanochat/runs/{run}"
 
     def read(self, host: str, file: str, run: str = RUN) -> str:
-        return on(host, f"cat {self.folder_of(host, run)}/{file} 2>/dev/null", check=False)
+        return self.on(host, f"cat {self.folder_of(host, run)}/{file} 2>/dev/null", code=None)
 
     def events(self, host: str, kind: str, run: str = RUN) -> list[dict[str, Any]]:
         """Of the rank's metrics."""
@@ -169,15 +114,15 @@ class Trio:
         rank = list(HOSTS).index(host)
         return int(json.loads(self.read(host, f"heartbeat-rank{rank}.json", run))["pid"])
 
-    def wait_for(self, *members: str, run: str = RUN) -> None:
-        """Until these train together and have made steps."""
+    def train_together(self, *members: str, run: str = RUN) -> None:
+        """Wait until these train together and have made steps."""
 
         def together() -> bool:
             return all(self.members(host) == ("training", list(members)) for host in members)
 
-        until(f"{members} to train; {[self.members(host) for host in members]}", together, PATIENCE)
+        wait_for(f"{members} to train; {[self.members(host) for host in members]}", together, PATIENCE)
         since = time.time()
-        until(f"a step of {members}", lambda: self.events(members[0], "step", run)[-1]["time"] > since, PATIENCE)
+        wait_for(f"a step of {members}", lambda: self.events(members[0], "step", run)[-1]["time"] > since, PATIENCE)
         assert together(), [self.members(host) for host in members]
 
     def wait_for_step(self, run: str, step: int) -> None:
@@ -185,13 +130,13 @@ class Trio:
             events = self.events("desktop", "step", run)
             return bool(events) and events[-1]["step"] >= step
 
-        until(f"step {step} of {run}", made, 2 * PATIENCE)
+        wait_for(f"step {step} of {run}", made, 2 * PATIENCE)
 
     def happen(self, what: str, do: Callable[[], object], *members: str, witness: str = "desktop") -> None:
         """Do something, wait until these train together, and note what it cost."""
         begun = time.time()
         do()
-        self.wait_for(*members)
+        self.train_together(*members)
         self.note(what, begun, witness)
 
     def note(self, what: str, begun: float, witness: str) -> None:

@@ -10,25 +10,7 @@ from ansible_collections.nanochat.ddp.tools import check_words
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "The network card eth0 of laptop is down",
-        "A host takes part by radio",
-        "was killed for want of memory",
-        "No sign of life for 45 s",
-        "the session is gone without a word",
-        "The run stands still in phase sync",
-        "-e ddp_fresh=true trains it anew",
-        "it must be even; 66 would do.",
-        "what is broken is mended on the next run",
-        "a firewall that is in force",
-        "it would wait for ever",
-        "once the ways are open",
-        "the run of which the plan is missing",
-        "The host gave no answer",
-        "training goes on from step 5",
-        "a folder is told in one sentence",
-    ],
+    "line", ["The network card eth0 of laptop is down", "it must be even; 66 would do.", "The host gave no answer"]
 )
 def test_a_word_of_the_private_register_is_found(line):
     assert [number for number, dummy_found, dummy_usual in check_words.problems(f"good\n{line}\n")] == [2]
@@ -45,15 +27,6 @@ def test_a_word_of_the_private_register_is_found(line):
 )
 def test_usual_words_are_left_alone(line):
     assert list(check_words.problems(line)) == []
-
-
-def test_the_tool_names_file_and_line(tmp_path, capsys):
-    bad = tmp_path / "page.md"
-    bad.write_text("fine\nmade anew\n")
-    assert check_words.main([str(bad)]) == 1
-    assert capsys.readouterr().out == f"{bad}:2: 'anew'; say: again, from scratch\n"
-    bad.write_text("fine\n")
-    assert check_words.main([str(bad)]) == 0
 
 
 def test_a_docstring_that_begins_with_a_clause_is_found():
@@ -81,4 +54,4 @@ def test_a_class_name_that_stands_for_two_things_is_found(tmp_path):
 
 
 def test_the_tree_has_none_of_them(capsys):
-    assert check_words.main([]) == 0, capsys.readouterr().out
+    assert check_words.main() == 0, capsys.readouterr().out

@@ -25,6 +25,10 @@ def test_the_page_is_in_step_with_the_code(name):
     assert (ROOT / name).read_text(encoding="utf-8") == generate_docs.PAGES[name](), "run tools/generate_docs.py"
 
 
+def test_the_page_of_playbooks_has_all():
+    assert set(generate_docs.PLAYBOOKS) == {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
+
+
 def test_the_list_of_settings_beside_the_inventory_shows_all_and_sets_none():
     text = (ROOT / "inventory/group_vars/trainers.yml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) is None, "it would win over hosts.yml"

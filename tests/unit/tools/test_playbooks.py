@@ -68,11 +68,6 @@ def test_no_play_makes_everything_root():
     assert {name for name, play in plays() if play["vars"]["ansible_become"] is not False} == set()
 
 
-def test_no_role_has_its_arguments_checked_for_every_host():
-    """Only this collection's playbooks play the roles, whose arguments come from the plan: checking them would template all of it again."""
-    assert list((ROOT / "roles").glob("*/meta/argument_specs.yml")) == []
-
-
 def test_a_task_that_needs_root_says_so_by_the_variable_that_wins():
     """`become: true` of a task is beaten by the play's variable."""
     assert [(path, task["name"]) for path, task in tasks() if task.get("become")] == []
@@ -100,14 +95,6 @@ def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):
     )  # fmt: skip
     assert done.returncode != 0
     assert "desk" not in done.stdout
-
-
-def test_the_demo_uses_the_configuration_of_the_checkout_wherever_it_lies():
-    """Ansible ignores an ansible.cfg in a folder that everybody may write to, unless it is named."""
-    without = "need_packages() { :; }; need_python() { :; }; need_venv() { VENV=/none; }"
-    script = f". tools/bootstrap.sh; {without}; need_controller; echo $ANSIBLE_CONFIG"
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.split()[-1]).samefile(ROOT / "ansible.cfg")
 
 
 def test_packages_and_python_that_are_missing_are_named_in_one_sentence():

@@ -1,43 +1,22 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A release is built the same everywhere, and what does not belong together is named."""
+"""A commit that is no release is refused with the reasons, and the pages of the repository belong together."""
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.tools import release, site_links
-
-
-def members(packed: bytes) -> list[tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        return archive.getmembers()
-
-
-def test_the_order_of_files_does_not_change_the_bytes() -> None:
-    files = {"FILES.json": b"{}", "MANIFEST.json": b"{}", "a/b.py": b"1", "a.sh": b"2"}
-    packed = release.pack(files, {"a.sh"}, 1_700_000_000)
-    assert packed == release.pack(dict(reversed(list(files.items()))), {"a.sh"}, 1_700_000_000)
-    assert packed != release.pack({**files, "a.sh": b"3"}, {"a.sh"}, 1_700_000_000)
-
-
-def test_nothing_of_the_machine_is_in_the_artifact() -> None:
-    packed = release.pack({"FILES.json": b"", "MANIFEST.json": b"", "a/b.sh": b"1"}, {"a/b.sh"}, 5)
-    found = {one.name: one for one in members(packed)}
-    assert all((one.uid, one.gid, one.uname, one.gname, one.mtime) == (0, 0, "", "", 5) for one in found.values())
-    assert (found["a"].mode, found["a/b.sh"].mode, found["FILES.json"].mode) == (0o755, 0o755, 0o644)
+from ansible_collections.nanochat.ddp.tools import release
 
 
 def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "galaxy.yml").write_text("name: ddp\nversion: 1.2.3\n")
-    (tmp_path / "CHANGELOG.md").write_text("# Notes\n\n## v1.2.3\n")
     fragments = tmp_path / "changelogs" / "fragments"
     fragments.mkdir(parents=True)
+    (tmp_path / "changelogs" / "changelog.yaml").write_text("---\nreleases:\n  1.2.3:\n    changes: {}\n")
     said = {
         ("tag", "--list", "v1.2.3"): "v1.2.3",
         ("rev-list", "-n", "1", "v1.2.3"): "abc",
@@ -50,7 +29,7 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
     said[("rev-list", "-n", "1", "v1.2.3")] = "another"
     said[("status", "--porcelain")] = " M README.md"
     (fragments / "new.yml").write_text("---\n")
-    (tmp_path / "CHANGELOG.md").write_text("# Notes\n")
+    (tmp_path / "changelogs" / "changelog.yaml").write_text("---\nreleases:\n")
     (tmp_path / "galaxy.yml").write_text("version: 1.2.2\n")
     assert [
         len([one for one in release.problems("1.2.3") if word in one])
@@ -58,25 +37,29 @@ def test_what_keeps_a_commit_from_being_a_release_is_named(tmp_path: Path, monke
     ] == [1] * 5
 
 
-def test_links_of_the_repository_lead_somewhere_on_the_site() -> None:
-    fitted = site_links.fitted(
-        "[a](docs/settings.md#x) [b](CHANGELOG.md) [c](trainer) [d](https://example.com) [e](#here)", "README.md"
-    )
-    assert fitted == (
-        f"[a](settings.md#x) [b](changelog.md) [c]({site_links.repository()}/tree/main/trainer) [d](https://example.com) [e](#here)"
-    )
-    with pytest.raises(SystemExit, match="leads nowhere"):
-        site_links.fitted("[a](no/such/page.md)", "README.md")
+PAGES = [page for pattern in ("*.md", "docs/**/*.md", "lab/*.md") for page in release.ROOT.glob(pattern)]
+
+
+def test_this_version_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "git", lambda *words: "")
+    assert not [one for one in release.problems(release.version()) if "section" in one]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [
+        (page.relative_to(release.ROOT).as_posix(), link)
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)\s:#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if "{toctree}" not in link and not (page.parent / link).exists()
+    ]
+    assert not links
 
 
 def test_every_page_names_the_repository_as_galaxy_yml_does() -> None:
-    root = release.ROOT
-    address = site_links.repository()
-    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob(".github/**/*.yml"), root / "galaxy.yml"]
+    files = [*PAGES, *release.ROOT.glob(".github/**/*.yml"), release.ROOT / "galaxy.yml"]
     named = {
-        f"{page.relative_to(root)}: {found}"
-        for page in pages
-        for found in re.findall(r"https?://[\w.-]+/[\w-]+/nanochat\.ddp", page.read_text(encoding="utf-8"))
-        if found != address
+        found
+        for file in files
+        for found in re.findall(r"https?://[\w.-]+/[\w-]+/nanochat\.ddp", file.read_text("utf-8"))
     }
-    assert not named, f"galaxy.yml says {address}; named otherwise in {named}"
+    assert named == set(re.findall(r"^repository: (\S+)$", (release.ROOT / "galaxy.yml").read_text("utf-8"), re.M))

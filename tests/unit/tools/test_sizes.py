@@ -43,19 +43,3 @@ def test_every_part_of_the_repository_keeps_to_its_size() -> None:
         if seen > most:
             too_many[name] = seen
     assert not too_many, "more than CONTRIBUTING.md allows; take something away, or say there why it needs more"
-
-
-def test_the_table_names_all_folders_with_code() -> None:
-    named = " ".join(limits())
-    for folder in (
-        "plugins/module_utils",
-        "plugins/plugin_utils",
-        "roles",
-        "playbooks",
-        "trainer/nanochat",
-        "trainer/scripts",
-        "tests",
-        "bench",
-        "tools",
-    ):
-        assert f"`{folder}" in named, folder

@@ -34,10 +34,3 @@ def test_hosts_eight_times_as_fast_are_a_link_eight_times_as_slow_in_an_eighth_o
     speed, steps = two_nodes.sped_up(told, 8)
     assert (speed["pass_seconds"], speed["tokens_per_second"]) == (0.2 / 8, 3)
     assert steps == {"exact": [{"seconds": 0.5, "cpu": 0.25, "waited": 0.125, "bytes": 7}]}
-
-
-def test_the_prediction_for_faster_hosts_is_that_of_the_slowed_link():
-    fast, slow = ([{"sync": "int8+head"}] for dummy in range(2))
-    two_nodes.add_expected(fast, two_nodes.MODELS["d4"], "100mbit", 0.002, [two_nodes.sped_up(SPEED, 8)] * 2, 8)
-    two_nodes.add_expected(slow, two_nodes.MODELS["d4"], "12.5mbit", 0.016, [SPEED, SPEED])
-    assert abs(8 * fast[0]["expected"] / slow[0]["expected"] - 1) < 1e-9

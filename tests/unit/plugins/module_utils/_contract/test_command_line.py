@@ -6,23 +6,10 @@
 from __future__ import annotations
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import (
-    flag_words,
     rank_environ,
     torchrun_argv,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import planned
-
-
-def test_flags_become_words():
-    flags = {"depth": 4, "resume": True, "rank-rows": [3, 1], "base-checkpoints": ["/a", "/b"], "lr": "0.1"}
-    assert flag_words(flags) == [
-        "--depth=4",
-        "--resume",
-        "--rank-rows=3,1",
-        "--base-checkpoints=/a",
-        "--base-checkpoints=/b",
-        "--lr=0.1",
-    ]
 
 
 def test_torchrun_starts_the_same_rank_by_hand():

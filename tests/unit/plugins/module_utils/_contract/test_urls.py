@@ -20,18 +20,9 @@ WITHOUT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", WITH)
-def test_what_tells_who_asks_is_seen_and_masked(text):
-    assert (
-        has_credentials(text)
-        and "secret" not in masked(text)
-        and not has_credentials(masked(text).replace("********@", ""))
-    )
-
-
-@pytest.mark.parametrize("text", WITHOUT)
-def test_other_urls_are_left_alone(text):
-    assert not has_credentials(text) and masked(text) == text
+def test_what_tells_who_asks_is_seen_and_masked():
+    assert [text for text in WITH if not has_credentials(text) or "secret" in masked(text)] == []
+    assert [text for text in WITHOUT if has_credentials(text) or masked(text) != text] == []
 
 
 SETTINGS = {

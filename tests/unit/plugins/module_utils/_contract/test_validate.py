@@ -27,9 +27,8 @@ UNTRUE: dict[Callable[[Any], object], list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "value"), TRUE)
-def test_what_can_be_is_taken(check, value):
-    assert check(value) == value
+def test_what_can_be_is_taken():
+    assert [check(value) for check, value in TRUE] == [value for dummy, value in TRUE]
 
 
 @pytest.mark.parametrize(("check", "value"), [(check, value) for check, values in UNTRUE.items() for value in values])
