@@ -53,7 +53,6 @@ HOST_VERBS = {
     "env_file": HostVerb("_kit.env_state", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
     "doctor_info": HostVerb("_doctor.gather"),
-    "setup_info": HostVerb("_preflight.setup_look", host=True),
     "peer_check": HostVerb("_preflight.peer_check"),
     "start_responder": HostVerb("_preflight.peer_responder"),
     "stop_responder": HostVerb("_preflight.peer_responder"),

@@ -24,7 +24,6 @@ JUDGEMENTS = {
     "read_settings": ("plan", "judge_settings", "HOSTS"),
     "read_questions": ("plan", "judge_questions", "TOLERANT"),
     "make_plan": ("plan", "judge_plan", "OPTIONS"),
-    "judge_setup": ("hosts", "judge_setup", "OF_PLAN"),
     "judge_sameness": ("hosts", "judge_sameness", "SAMENESS"),
     "judge_launch": ("hosts", "judge_launch", "LAUNCH"),
     "judge_preflight": ("preflight", "judge_preflight", "OPTIONS"),
@@ -35,7 +34,7 @@ FILES = {
     "run_watch": "watch",
     "run_files": "run_files",
     "chat": "chat",
-    **dict.fromkeys(["setup_info", "check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
+    **dict.fromkeys(["check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
 }
 read_sources()
 

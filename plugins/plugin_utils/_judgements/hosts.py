@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...module_utils._preflight.setup import disagreements, what_is_there
+from ...module_utils._preflight.setup import disagreements
 from .evidence import OF_PLAN, JudgeTask, Options, evidence_of
 
 LAUNCH: Options = {
@@ -26,13 +26,6 @@ SAMENESS: Options = {
     "master": {"type": "str"},
     **{part: {"type": "dict"} for part in KEYS},
 }
-
-
-def judge_setup(task: JudgeTask) -> dict[str, object]:
-    """Which steps have nothing to copy."""
-    plan = task.options["plan"]
-    hosts = [node["host"] for node in plan["nodes"]]
-    return {**what_is_there(plan, evidence_of(hosts, task.options["evidence"], "files", "venv", "data"))}
 
 
 def judge_launch(task: JudgeTask) -> dict[str, object]:
