@@ -86,8 +86,8 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
     said = "sync {{ ddp_plan.training.sync }}, probe {{ ddp_probe.measured | default('empty', true) }}"
     tasks: list[dict] = [
         {"import_role": {"name": "nanochat.ddp.plan"}},
-        {"set_fact": {"__preflight_measured": measured}},
-        {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
+        {"set_fact": {"__preflight_step": {"measured": measured, "is_new": True}}},
+        {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "by_measurements"}},
         {"debug": {"msg": said}},
     ]
     done = plan(hosts, playbook=write_play(tmp_path, tasks))

@@ -218,19 +218,33 @@ def plans(cases: Cases) -> dict[str, Any]:
 # -- findings of preflight ------------------------------------------------------------------------------------------------
 
 
-def evidence_of(case: Case) -> dict[str, Any]:
+# The names under which the tasks of preflight register their results.
+_REGISTERED = {
+    "answering": "__preflight_answering", "links": "ddp_links", "firewall": "__network_firewall", "gloo": "__preflight_gloo",
+    "manifest": "__preflight_manifest", "files": "__preflight_files", "step": "__preflight_step",
+}  # fmt: skip
+
+
+def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
     """The results that the tasks of preflight would leave on each host."""
+    hosts = {node["address"]: node["host"] for node in plan["nodes"]}
     seen = changed(given("evidence"), case.get("evidence", {}))
     for pieces in seen.values():
         if "gloo" in pieces:
             pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
-        if "step" in pieces:  # one process measures all
-            pieces["step"] = next(iter(pieces["step"].get("results") or [{}]))
+        measured, steps = pieces.pop("measured", None), pieces.pop("step", {}).get("results")
+        if measured is not None:
+            error = json.loads(steps[0]["stdout"])["error"] if steps else ""
+            pieces["step"] = {"measured": measured, "error": error}
         if "manifest" in pieces:
             pieces["manifest"] = {"content": pieces["manifest"]}
         for piece in [name for name, value in pieces.items() if value == "no answer"]:
             del pieces[piece]
-    return seen
+        for holder in pieces.get("answering", {}).get("holders", []):
+            holder["session"] = holder.pop("marker")
+        for link in pieces.get("links", {}).get("links", []):
+            link["host"] = hosts[link["address"]]
+    return {host: {_REGISTERED[name]: piece for name, piece in pieces.items()} for host, pieces in seen.items()}
 
 
 def findings(cases: Cases) -> dict[str, Any]:
@@ -239,16 +253,10 @@ def findings(cases: Cases) -> dict[str, Any]:
     for name, case in cases.items():
         inventory = merged(given("plans")[case["like"]], case.get("inventory", {}))
         made = planned(inventory, tolerant=True)
-        probes = {host: known.get("ddp_probe") or {} for host, known in machines(inventory).items()}
+        known, seen = machines(inventory), evidence_of(case, made["plan"])
+        variables = {"hostvars": {host: {**known[host], **seen.get(host, {})} for host in known}}
         options = {"rehearsal": True, "show": "none", **case.get("options", {})}
-        judged = judge(
-            "judge_preflight",
-            plan=made["plan"],
-            evidence=evidence_of(case),
-            probes=probes,
-            plan_findings=made["findings"],
-            **options,
-        )
+        judged = judge("judge_preflight", variables, plan=made["plan"], plan_findings=made["findings"], **options)
         found = findings_of(judged["findings"])
         told[name] = {
             "facts": {

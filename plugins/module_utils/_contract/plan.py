@@ -244,6 +244,11 @@ class Plan(_Last):
     nodes: List[Node]  # by rank
 
 
+def open_ports(plan: Plan, node: Node) -> List[int]:
+    """The ports that a host opens besides its data ports: the rendezvous port on the master only, unless there are keepers."""
+    return node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
+
+
 class Controller(TypedDict):
     """Settings of the controller's own work; not part of the document."""
 

@@ -138,7 +138,7 @@ def decide(
     min_hosts, survive_reboot, may_lose_hosts = decide_keepers(asked, restarts, world)
     iterations = as_set(asked, "sft_iterations" if run.stage == stages.SFT else "iterations")
     names, model = tuple(host.name for host in by_rank), describe(shape)
-    job = StepJob(names, rows, model, batch.total_batch, batch.device_batch, iterations.value, run.sync == AUTO)
+    job = StepJob(names, rows, model, batch.total_batch, batch.device_batch, run.sync == AUTO)
     sync, head, head_open = decide_sync_and_head(asked, job, by_rank, may_lose_hosts)
     return Decided(
         name=stages.run_name(run),

@@ -11,7 +11,7 @@ from typing import Iterator, Mapping, Sequence
 from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
-from .._contract.plan import Node, Plan
+from .._contract.plan import Node, Plan, open_ports
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
@@ -177,7 +177,7 @@ def shares_folder(host: Host, other: Host) -> bool:
 
 def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
-    wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
+    wanted = open_ports(plan, node)
     for holder in host.fact("ports") or []:
         is_own = holder.get("session") and holder["session"] == host.fact("run", "session", "id")
         # A start waits for tests of this user that still run there, or ends them.

@@ -15,7 +15,7 @@ import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.document import digest_of
-from .._contract.plan import Model
+from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
 from .model_size import head_work
@@ -88,7 +88,6 @@ class StepJob:
     model: Model
     total_batch: int
     device_batch: int
-    iterations: int
     sync_open: bool  # whether the plan chooses ddp_sync
     sync: str = "exact"
     head: str = "whole"
@@ -105,23 +104,21 @@ class StepJob:
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
-def job_of(plan: Mapping[str, Any]) -> StepJob:
-    """The job of a plan document, which may be from an older version with fewer fields."""
+def job_of(plan: Plan) -> StepJob:
+    """The job of a plan."""
     training, nodes = plan["training"], plan["nodes"]
-    asked = {name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head")}
     return StepJob(
         hosts=tuple(node["host"] for node in nodes),
-        rows=tuple(node.get("rows") or 0 for node in nodes),
+        rows=tuple(node["rows"] for node in nodes),
         model=plan["model"],
         total_batch=training["total_batch"],
         device_batch=training["device_batch"],
-        iterations=training.get("iterations") or 1,
-        # An older plan may have another one.
-        sync=training["sync"] if training.get("sync") in WAYS else "exact",
-        sync_open=asked["sync"] == AUTO,
-        head=str(training.get("head") or "whole"),
-        head_open=bool(training.get("head_open", asked["head"] == AUTO)),
-        head_shares=tuple(training.get("head_shares") or ()),
+        # Another trainer has none of these.
+        sync=training["sync"] if training["sync"] in WAYS else "exact",
+        sync_open=training["asked"]["sync"] == AUTO,
+        head=training["head"],
+        head_open=training["head_open"],
+        head_shares=tuple(training.get("head_shares", ())),
     )
 
 

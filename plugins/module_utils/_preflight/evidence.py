@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from .._contract import validate
-from .._contract.document import items, section
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
 
@@ -55,29 +52,14 @@ class PreflightEvidence(NamedTuple):
                 yield host, link
 
 
-def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """The targets of a host: the others' responders that started, at their planned addresses."""
-    addresses = {node["host"]: node["address"] for node in plan["nodes"]}
-    return [{"address": addresses[other], **found} for other, found in responders(plan, tries, host)]
-
-
-def responders(
-    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The other hosts with a working responder, from the next rank on: at any moment all hosts measure towards different ones."""
-    hosts = [node["host"] for node in plan["nodes"]]
-    at = hosts.index(host)
-    for other in hosts[at + 1 :] + hosts[:at]:
-        found = section(tries.get(other), "responder")
-        ports, token = found.get("ports"), found.get("token")
-        with contextlib.suppress(validate.InvalidHostData):
-            if isinstance(ports, list) and isinstance(token, str):
-                yield other, {"ports": [validate.port(port) for port in ports], "token": token}
-
-
-def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """A host's measured links, with their peers' names."""
-    return [
-        dict(link, host=name)
-        for (name, dummy), link in zip(responders(plan, tries, host), items(tries.get(host), "links"))
-    ]
+def peers_of(plan: Plan, answering: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, dict[str, object]]:
+    """The other hosts whose responder started, with its ports at their planned address, from the next rank on: at any moment all hosts
+    measure towards different ones."""
+    nodes = plan["nodes"]
+    at = [node["host"] for node in nodes].index(host)
+    others = [(node, answering[node["host"]].get("responder")) for node in nodes[at + 1 :] + nodes[:at]]
+    return {
+        node["host"]: {"address": node["address"], "ports": found["ports"], "token": found["token"]}
+        for node, found in others
+        if found
+    }

@@ -168,9 +168,8 @@ def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Foreign processes on the rendezvous port."""
     master = evidence.plan["master"]
     for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
-        if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
-            continue
-        yield port_held(master["host"], "ddp_port", {**holder, "session": holder.get("marker")})
+        if not holder.get("session") or holder["session"] != own_session(evidence, master["host"]):
+            yield port_held(master["host"], "ddp_port", holder)
 
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:

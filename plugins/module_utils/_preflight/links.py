@@ -11,7 +11,7 @@ from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
-from .peer_check import closed_ports
+from .peer_check import LinkTry, PortTry, closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -31,11 +31,11 @@ class Pair(NamedTuple):
 
     host: str
     peer: str
-    link: Mapping[str, Any]
+    link: LinkTry
 
     @property
-    def closed(self) -> list[Mapping[str, Any]]:
-        return closed_ports(self.link["ports"])
+    def closed(self) -> list[PortTry]:
+        return closed_ports(self.link)
 
 
 def judge_links(evidence: PreflightEvidence) -> list[Finding]:

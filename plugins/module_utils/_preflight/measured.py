@@ -31,6 +31,12 @@ def last_object(result: Mapping[str, Any]) -> Document:
     return found if isinstance(found, dict) else {}
 
 
+def program_answer(result: Mapping[str, Any]) -> Document:
+    """The JSON object printed by a trainer program, or its last output if there is none."""
+    words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
+    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+
+
 def measured_step(result: Mapping[str, Any], key: str) -> Document:
     """The result of scripts.measure_step with what was measured; empty if it failed."""
     found = last_object(result) if result.get("rc") == 0 else {}

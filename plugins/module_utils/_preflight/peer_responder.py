@@ -21,11 +21,14 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Sequence, TypedDict
 
-from .._contract.document import Document
+from .._contract.probe import PortHolder
 from .._kit import background
-from .._kit.processes import PORT_CHECK, ListeningSocket, is_check, port_holders
+from .._kit.processes import PORT_CHECK, is_check, port_holders
+
+if TYPE_CHECKING:
+    from .._contract.decode import Port
 
 GREETING = "NANOCHAT-DDP-CHECK"
 ANSWER = b"OK\n"
@@ -39,33 +42,71 @@ class PeerCheckError(Exception):
     """The check could not run; the text says what was tried and what was seen."""
 
 
-class Ask(NamedTuple):
-    """Where a host should answer, and for how long."""
+class Responder(TypedDict):
+    """Data for the peers and for stopping."""
 
-    address: str
-    rendezvous_port: int  # 0 if this host is not the master
-    others: Sequence[int]  # where the job will listen, too, such as the keeper's port
-    low: int
-    high: int
-    data_count: int
-    seconds: int
-
-
-class Responder(TypedDict, total=False):
-    """Data for the peers and for stopping; empty if it did not start."""
-
-    ports: list[int]
+    ports: list[Port]
     token: str
     pid: int
     started: int
 
 
 class Started(TypedDict):
-    """The result of a start."""
+    """The result of a start: the responder, or why there is none; and who holds the rendezvous port."""
 
-    responder: Responder
-    holders: list[Document]
+    responder: Responder | None
+    holders: list[PortHolder]
     error: str
+
+
+def start_responder(
+    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
+) -> Started:
+    """Start answering at an address for so many seconds, on the rendezvous port (0 if this host is not the master), others where the
+    job will listen, such as the keeper's port, and some of the data ports from low to high.
+
+    That it cannot be started is a result, for the judgement of all hosts.
+    """
+    holders: list[PortHolder] = []
+    sockets: list[socket.socket] = []
+    try:
+        if rendezvous_port:
+            holders = holders_after_checks(rendezvous_port)
+            sockets += _try_bind(address, rendezvous_port)
+            if not sockets and not holders:
+                # One that /proc does not show, for instance in another network namespace behind a forwarder.
+                unknown: PortHolder = {
+                    "port": rendezvous_port, "pid": None, "user": "", "command": None, "session": None, "run": None,
+                }  # fmt: skip
+                holders = [unknown]
+        for port in others:
+            sockets += _try_bind(address, port)
+        wanted = len(sockets) + data_count
+        # Both ends of the range and random ports between them, more than needed because some may be taken.
+        ends = [low, high] if data_count > 1 else []
+        for port in dict.fromkeys([*ends, *(random.randint(low, high) for dummy in range(data_count * 20))]):
+            if len(sockets) < wanted and port not in (rendezvous_port, *others):
+                sockets += _try_bind(address, port)
+    except PeerCheckError as error:
+        return {"responder": None, "holders": [], "error": str(error)}
+    token = secrets.token_hex(16)
+    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, seconds))
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return {
+        "responder": {"ports": ports, "token": token, "pid": pid, "started": started},
+        "holders": holders,
+        "error": "",
+    }
+
+
+def stop_responder(pid: int, started: int) -> dict[str, bool]:
+    """Stop the responder that is this process and started at that clock tick; whether it ran."""
+    try:
+        return {"stopped": background.end(pid, started)}
+    except PermissionError as error:
+        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
 
 
 def sockaddr(address: str, port: int) -> tuple[int, Any]:
@@ -91,45 +132,6 @@ def bound(address: str, port: int) -> socket.socket:
     return listener
 
 
-def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
-    """Sockets on the ports named and on some data ports, and who holds the rendezvous port if somebody does."""
-    holders: list[Document] = []
-    sockets: list[socket.socket] = []
-    if ask.rendezvous_port:
-        found = [one._asdict() for one in holders_after_checks(ask.rendezvous_port)]
-        holders = [{key: value for key, value in one.items() if key != "uid"} for one in found]
-        sockets += _try_bind(ask.address, ask.rendezvous_port)
-        if not sockets and not holders:
-            # One that /proc does not show, for instance in another network namespace behind a forwarder.
-            unknown: Document = dict.fromkeys(("user", "pid", "command", "marker", "run"))
-            holders = [{"port": ask.rendezvous_port, "address": ask.address, **unknown}]
-    for port in ask.others:
-        sockets += _try_bind(ask.address, port)
-    wanted = len(sockets) + ask.data_count
-    # Both ends of the range and random ports between them, more than needed because some may be taken.
-    ends = [ask.low, ask.high] if ask.data_count > 1 else []
-    for port in dict.fromkeys([*ends, *(random.randint(ask.low, ask.high) for dummy in range(ask.data_count * 20))]):
-        if len(sockets) < wanted and port not in (ask.rendezvous_port, *ask.others):
-            sockets += _try_bind(ask.address, port)
-    return sockets, holders
-
-
-def holders_after_checks(port: int, patience: float = 20.0) -> list[ListeningSocket]:
-    """Who holds the port once our own checks there are over: another controller's takes seconds, and one that an
-    interrupted play left behind ends when it is asked, since it is unused."""
-    end = time.monotonic() + patience
-    while True:
-        found = port_holders([port])
-        checks = [one for one in found if is_check(one.command) and one.uid == os.getuid() and one.pid]
-        if not checks or time.monotonic() > end:
-            return found
-        for one in checks:
-            if one.command == PORT_CHECK:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid or 0, signal.SIGUSR1)
-        time.sleep(0.1)
-
-
 def _try_bind(address: str, port: int) -> list[socket.socket]:
     try:
         return [bound(address, port)]
@@ -140,16 +142,30 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 
 
-def start(ask: Ask) -> Started:
-    """Start the responder in a separate process; returns what the peers and the stop need."""
-    sockets, holders = listeners(ask)
-    token = secrets.token_hex(16)
-    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, ask.seconds))
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
-    return {"responder": responder, "holders": holders, "error": ""}
+def holders_after_checks(port: int, patience: float = 20.0) -> list[PortHolder]:
+    """Who holds the port once our own checks there are over: another controller's takes seconds, and one that an
+    interrupted play left behind ends when it is asked, since it is unused."""
+    end = time.monotonic() + patience
+    while True:
+        found = port_holders([port])
+        checks = [one for one in found if is_check(one.command) and one.uid == os.getuid() and one.pid]
+        if not checks or time.monotonic() > end:
+            return [
+                {
+                    "port": port,
+                    "pid": one.pid,
+                    "user": one.user,
+                    "command": one.command,
+                    "session": one.marker,
+                    "run": one.run,
+                }
+                for one in found
+            ]
+        for one in checks:
+            if one.command == PORT_CHECK:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid or 0, signal.SIGUSR1)
+        time.sleep(0.1)
 
 
 class Clients:
@@ -246,26 +262,3 @@ def _both(connection: socket.socket) -> None:
     finally:
         done.set()
         sender.join(PATIENCE)
-
-
-def start_responder(
-    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
-) -> Started:
-    """Start answering (see Ask); that it cannot be started is a result, for the judgement of all hosts."""
-    try:
-        return start(Ask(address, rendezvous_port, others, low, high, data_count, seconds))
-    except PeerCheckError as error:
-        return {"responder": {}, "holders": [], "error": str(error)}
-
-
-def stop_responder(pid: int, started: int) -> dict[str, bool]:
-    """Stop the responder that is this process and started at that clock tick."""
-    return {"stopped": stop(pid, started)}
-
-
-def stop(pid: int, started: int) -> bool:
-    """Stop the responder if its process still runs; True if it did."""
-    try:
-        return background.end(pid, started)
-    except PermissionError as error:
-        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 from .._contract.findings import Finding
 from .._kit.words import DASH, plural, table
 from .evidence import PreflightEvidence
-from .peer_check import closed_ports
+from .peer_check import LinkTry, closed_ports
 
 # With more directions than this, nobody reads a line for each.
 MANY_LINKS = 12
@@ -27,24 +27,24 @@ def links_text(evidence: PreflightEvidence) -> str:
     return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
 
 
-def worst_values(links: Sequence[Mapping[str, Any]]) -> list[str]:
+def worst_values(links: Sequence[LinkTry]) -> list[str]:
     """A row for one link, or the worst values of several."""
     return [
         ", ".join(dict.fromkeys(link.get("nic") or DASH for link in links)),
-        ports_text([port for link in links for port in link["ports"]]),
+        ports_text(links),
         number(max(known_values(links, "latency_ms"), default=None), "ms", 2),
         number(min(known_values(links, "bandwidth_mbit"), default=None), "Mbit/s", 0),
         str(min(known_values(links, "mtu"), default=None) or DASH),
     ]
 
 
-def known_values(links: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def known_values(links: Sequence[LinkTry], name: str) -> list[Any]:
     return [link[name] for link in links if link.get(name) is not None]
 
 
-def ports_text(ports: Sequence[Mapping[str, Any]]) -> str:
-    closed = closed_ports(ports)
-    return f"{len(closed)} of {len(ports)} closed" if closed else "open"
+def ports_text(links: Sequence[LinkTry]) -> str:
+    closed = sum(len(closed_ports(link)) for link in links)
+    return f"{closed} of {sum(len(link['ports']) for link in links)} closed" if closed else "open"
 
 
 def number(value: Any, unit: str, digits: int) -> str:

@@ -56,8 +56,10 @@ HOST_VERBS = {
     "peer_check": HostVerb("_preflight.peer_check"),
     "start_responder": HostVerb("_preflight.peer_responder"),
     "stop_responder": HostVerb("_preflight.peer_responder"),
-    "start_all_reduce": HostVerb("_preflight.all_reduce"),
-    "end_all_reduce": HostVerb("_preflight.all_reduce"),
+    "run_program": HostVerb("_preflight.programs"),
+    "start_program": HostVerb("_preflight.programs"),
+    "end_program": HostVerb("_preflight.programs"),
+    "keep_measured": HostVerb("_preflight.programs"),
     "trainer_files": HostVerb("_trainer.files", check=True, host=True),
     "trainer_venv": HostVerb("_trainer.environment", check=True, host=True),
 }

@@ -26,6 +26,7 @@ JUDGEMENTS = {
     "make_plan": ("plan", "judge_plan", "OPTIONS"),
     "judge_sameness": ("hosts", "judge_sameness", "SAMENESS"),
     "judge_launch": ("hosts", "judge_launch", "LAUNCH"),
+    "judge_links": ("preflight", "judge_links", "LINKS"),
     "judge_preflight": ("preflight", "judge_preflight", "OPTIONS"),
     "judge_verdict": ("verdict", "judge_verdict", "OPTIONS"),
 }
@@ -34,6 +35,9 @@ FILES = {
     "run_watch": "watch",
     "run_files": "run_files",
     "chat": "chat",
+    **dict.fromkeys(
+        ["start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"], "preflight"
+    ),
     **dict.fromkeys(["check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
 }
 read_sources()

@@ -25,11 +25,12 @@ from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget
 from ...module_utils._plan.planner import make_plan
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions
-from ...module_utils._plan.text import by_hand, render, render_findings
+from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
 from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
+from .._display.texts import finding_text
 from .evidence import SHOWN, JudgeTask, Options
 
 display = Display()
@@ -69,7 +70,8 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
-    outcome = make_plan(hosts, tolerant, here, task.options["measured"], clock)
+    measured = {host: kept["measured"] for host, kept in task.options["measured"].items()}
+    outcome = make_plan(hosts, tolerant, here, measured, clock)
     plan, training = outcome.plan, outcome.training
     fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
     whole, brief = (
@@ -115,7 +117,7 @@ def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
         display.display(printable(f"\n{text}\n"))
         # The collection's display shows findings by itself.
         if findings and not _configuration.display_is_ours():
-            display.display(printable(render_findings(findings)) + "\n")
+            display.display(printable("\n".join(map(finding_text, findings))) + "\n")
 
 
 def write(path: str | None, document: str, check: bool) -> bool:

@@ -5,89 +5,78 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import program_answer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, laptop
-
-OK = {"ok": True, "torch": "2.13.0", "bandwidth_mbit": 900.0}
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ({}, {}),
-        ({"skipped": True}, {}),
         ({"stdout": 'noise\n{"ok": true}\n', "rc": 0}, {"ok": True}),
         ({"stdout": "", "stderr": "Traceback\nImportError: no torch", "rc": 1}, "ImportError: no torch"),
         ({"stdout": '{"ok": tr', "stderr": "", "rc": -9}, "no output"),
-        ({"msg": "async task did not complete"}, "async task did not complete"),
+        ({"msg": "task did not complete"}, "task did not complete"),
     ],
 )
 def test_a_program_is_taken_at_its_json_or_its_last_words(result, said):
     expected = said if isinstance(said, dict) else {"ok": False, "phase": "start", "error": said}
-    assert preflight.program_answer(result) == expected
+    assert program_answer(result) == expected
 
 
-def test_a_failed_module_is_an_error_of_its_host():
-    assert preflight.host_tries({"failed": True, "msg": "no Python"}, {})["error"] == "no Python"
-    assert preflight.host_tries({"skipped": True}, {"skipped": True}) == {}
-
-
-def options(known, seen, **changes):
+def judged(known, change):
+    """The judgement of these hosts, once change has changed what their tasks registered."""
     outcome = make_plan(known, tolerant=True)
-    return {
-        "plan": outcome.plan,
-        "evidence": seen,
-        "probes": {host["name"]: host["probe"] for host in known},
-        "plan_findings": [],
-        "before_network": False,
-        "rehearsal": True,
-        "running": False,
-        **changes,
-    }
-
-
-def seen_of(known):
     link = {"address": "x", "ports": [], "bandwidth_mbit": 800.0, "latency_ms": 0.3, "nic": None, "error": ""}
-    step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
-    return {
+    step = {"measured": {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}, "error": ""}
+    names = [host["name"] for host in known]
+    hostvars = {
         host["name"]: {
-            "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
-            "links": {"links": [dict(link)]},
-            "firewall": {"backend": "none", "commands": [], "rules": []},
-            "gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
-            "manifest": {"content": "YWJj"},
-            "measured": step,
+            "ddp_probe": host["probe"],
+            "__preflight_answering": {"responder": {"pid": 1}, "holders": [], "error": ""},
+            "ddp_links": {"links": [{**link, "host": peer}]},
+            "__preflight_gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
+            "__preflight_step": copy.deepcopy(step),
         }
-        for host in known
+        for host, peer in zip(known, reversed(names), strict=True)
     }
+    change(hostvars)
+    options = {"plan": outcome.plan, "plan_findings": [], "before_network": False, "rehearsal": True}
+    task = JudgeTask({**options, "running": False, "show": "none", "file": None}, {"hostvars": hostvars}, False)
+    return preflight.judge_preflight(task)
 
 
-def test_a_host_that_was_lost_meanwhile_is_told_and_the_rest_is_judged():
-    known = hosts()
-    seen = seen_of(known)
-    del seen["laptop"]
-    evidence = preflight.gather(options(known, seen))
-    assert evidence.tries["desktop"]["links"] == []
-    assert preflight.predicted_by(evidence, seen) is None
-    assert [one["host"] for one in preflight.missing(evidence.plan, seen)] == ["laptop"]
+def sentences(told):
+    return [f"{one['host']}: {one['seen']}" for one in told["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda hosts: hosts["laptop"].pop("ddp_links"), "laptop: laptop returned nothing about: links"),
+        (lambda hosts: hosts["laptop"].update(ddp_links={"msg": "no Python"}), "laptop: no Python"),
+        (
+            lambda hosts: hosts["laptop"].update(__preflight_answering={"msg": "no Python"}, ddp_links={"msg": "x"}),
+            "laptop: no Python",
+        ),
+    ],
+)
+def test_a_host_that_failed_meanwhile_is_told_and_the_rest_is_judged(change, sentence):
+    assert sentence in sentences(judged(hosts(), change))
+    assert sentences(judged(hosts(), lambda known: None)) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "compiler", "found"),
-    [("auto", True, ["laptop"]), ("auto", False, []), ("zig", False, ["laptop"]), ("torch", True, [])],
+    [("auto", True, True), ("auto", False, False), ("zig", False, True), ("torch", True, False)],
 )
 def test_kernels_that_could_not_be_built_are_one_finding(setting, compiler, found):
     known = hosts({"ddp_kernels": setting}, two={"cpu": {**laptop()["cpu"], "compiler": compiler}})
-    seen = seen_of(known)
-    seen["laptop"]["measured"] = {"no_kernels_because": "the build was ended by signal 4"}
-    unbuilt = preflight.unbuilt(preflight.gather(options(known, seen)), seen)
-    assert [one["host"] for one in unbuilt] == found
-    assert all(one["seen"] == "the C kernels could not be built: the build was ended by signal 4" for one in unbuilt)
-
-
-def test_an_impossible_link_is_its_hosts_error():
-    links = {"links": [{"address": "x", "ports": [], "bandwidth_mbit": "fast"}]}
-    entry = preflight.host_tries({"responder": None, "holders": [], "error": ""}, links)
-    assert entry["links"] == [] and str(entry["error"]).startswith("sent an invalid answer: its *.bandwidth_mbit: ")
+    measured = {"measured": {"no_kernels_because": "the build was ended by signal 4"}, "error": ""}
+    told = sentences(judged(known, lambda seen: seen["laptop"].update(__preflight_step=measured)))
+    assert told == ["laptop: the C kernels could not be built: the build was ended by signal 4"] * found

@@ -11,11 +11,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import judge
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import text as text_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import (
-    PreflightEvidence,
-    named_links,
-    peers_of,
-)
+from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.evidence import PreflightEvidence, peers_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.links import ways_to
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, nic
 
@@ -190,12 +186,12 @@ def test_field_05_the_interface_that_really_carries_the_route():
 # Who is there already
 
 
-HOLDER = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "marker": None}
+HOLDER = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "session": None}
 
 
 def test_field_06_the_run_itself_is_no_stranger():
     run = {"exists": True, "session": {"id": "s1", "ended": None}, "checkpoints": []}
-    tried = {"desktop": {"holders": [{**HOLDER, "marker": "s1"}]}}
+    tried = {"desktop": {"holders": [{**HOLDER, "session": "s1"}]}}
     assert judge.judge(evidence({"run": run}, tried=tried)) == []
 
 
@@ -251,24 +247,14 @@ def test_errors_come_first_and_each_finding_once():
     assert judge.in_order(findings + findings) == findings
 
 
-def test_links_are_told_of_the_host_they_lead_to_when_one_does_not_answer():
+def test_who_answers_is_tried_from_the_next_rank_on_at_the_address_of_the_plan():
     plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abcd"]}
-    # The plan, not the host, determines the address of a responder.
-    answering = {"ports": [40000], "token": "x"}
-    tries = {
-        "a": {"responder": {**answering, "pid": 1}, "links": [{"address": "third"}]},
-        "b": {"responder": {}, "links": []},
-        "c": {"responder": {**answering, "pid": 3}, "links": []},
-    }
-    assert peers_of(plan, tries, "a") == [{**answering, "address": "address of c"}]
-    assert named_links(plan, tries, "a") == [{"address": "third", "host": "c"}]
-    tries["d"] = {"responder": answering}
-    # From the next rank on, so that in each moment every host measures towards a different one.
-    assert [one["address"] for one in peers_of(plan, tries, "c")] == ["address of d", "address of a"]
-    del tries["d"]
-    for wrong in ([22], ["40000"], "40000", [70000], None):
-        tries["c"]["responder"]["ports"] = wrong
-        assert peers_of(plan, tries, "a") == named_links(plan, tries, "a") == []
+    answering = {"responder": {"ports": [40000], "token": "x", "pid": 1, "started": 2}}
+    tries = {"a": answering, "b": {"responder": None}, "c": answering, "d": {}}
+    wanted = {"ports": [40000], "token": "x"}
+    assert peers_of(plan, tries, "a") == {"c": {**wanted, "address": "address of c"}}
+    # So that in each moment every host measures towards a different one.
+    assert list(peers_of(plan, {**tries, "d": answering}, "c")) == ["d", "a"]
 
 
 def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
