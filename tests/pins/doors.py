@@ -191,7 +191,6 @@ def plan_of(inventory: Case) -> dict[str, Any]:
         return {"refused": findings_of(told["problems"])}
     plan, found = told["plan"], findings_of(told["findings"])
     nodes = {node["host"]: node_of(node, plan["nodes"][0]) for node in plan["nodes"]}
-    decided = {name: f"{json.dumps(one['value'])} by {one['by']}" for name, one in told["decided"].items()}
     facts = {
         **picked(plan, _PLAN),
         "model": {
@@ -203,10 +202,8 @@ def plan_of(inventory: Case) -> dict[str, Any]:
         "trainer": picked(plan["trainer"], "source script joined url torch offline"),
         "nodes": nodes,
         "findings": found["facts"],
-        "decided": decided,
     }
-    why = {name: one["why"] for name, one in told["decided"].items() if one["why"]}
-    said = {"plan": told["text"].splitlines(), "findings": found["sentences"], "decided": why}
+    said = {"plan": told["text"].splitlines(), "findings": found["sentences"]}
     return {"facts": json.loads(json.dumps(facts).replace(str(ROOT), "CHECKOUT")), "sentences": steadied(said)}
 
 

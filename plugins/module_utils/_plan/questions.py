@@ -31,7 +31,7 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
     run, each = asked.run, asked.hosts
     known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked).value else [])]
+    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked) else [])]
     return {
         name: {
             "base_dir": own.base_dir,

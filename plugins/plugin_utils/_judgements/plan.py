@@ -77,7 +77,7 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     whole, brief = (
         "\n\n".join(filter(None, [render(plan, outcome.text_bytes, details), fit])) for details in (True, False)
     )
-    told = {"plan": plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
+    told = {"plan": plan, "findings": outcome.findings}
     document = json.dumps(told, indent=2) + "\n"
     if task.options["show"] == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))

@@ -77,12 +77,6 @@ def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     assert not findings_with(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)), "no-compiler")
 
 
-@pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
-def test_threads_are_held_against_cores_and_processors(threads, severity):
-    told = findings_with(make_plan(hosts(two={"ddp_threads": threads})), "threads-over-cores")
-    assert [one["severity"] for one in told] == ([severity] if severity else [])
-
-
 def test_nobody_is_told_to_leave_threads_empty_who_did():
     """Each node has a thread at least; on a machine with fewer processors than nodes that is too many."""
     crowd = one_machine(3)

@@ -12,7 +12,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     BatchError,
     BatchRequest,
-    SharedBatch,
     plan_batch,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
@@ -151,12 +150,6 @@ def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
         assert "rebalance" not in planned({"ddp_batch_split": fixed})["nodes"][0]["flags"]
 
 
-def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
-    outcome = make_plan(hosts({"ddp_total_batch": 6144, "ddp_batch_split": "threads"}, two={"ddp_rank": 0}))
-    assert [(entry["host"], entry["rows"]) for entry in outcome.plan["nodes"]] == [("laptop", 4), ("desktop", 8)]
-    assert flag(outcome.plan["nodes"][0], "rank-rows") == [4, 8]
-
-
 # The sharing out of a batch
 
 SMOKE = BatchRequest(512, 2048, 2, False, False)
@@ -164,14 +157,6 @@ SMOKE = BatchRequest(512, 2048, 2, False, False)
 
 def told(total=None, device=None):
     return BatchRequest(512, total or 2048, device or 2, total is not None, device is not None)
-
-
-@pytest.mark.parametrize(
-    ("world", "rows", "device"),
-    [(1, 4, 2), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 1), (12, 1, 1)],
-)
-def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
-    assert plan_batch(SMOKE, [1.0] * world, True) == SharedBatch([rows] * world, device, rows * world * 512)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +172,6 @@ def test_passes_of_unequal_hosts_have_a_limit():
     found = plan_batch(BatchRequest(512, 512 * 64, 8, True, False), [3.0, 1.0])
     assert (found.rows, found.device_batch) == ([48, 16], 16)
     assert plan_batch(BatchRequest(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
-
-
-def test_a_run_keeps_the_shares_that_it_has_had():
-    assert plan_batch(SMOKE, [1.0, 1.0], kept=[3, 1]).rows == [3, 1]
-    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == SharedBatch([2, 2], 2, 2048)
-    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == SharedBatch([3, 1], 2, 2048)
-    assert plan_batch(told(total=4096), [3.0, 1.0], kept=[3, 1]).rows == [6, 2]
 
 
 @given(

@@ -157,20 +157,6 @@ def test_a_way_that_stays_closed_names_what_can_be_the_cause(how, firewall, seen
     assert seen in way["text"]
 
 
-def tried_ports(*ports: dict[str, Any]) -> dict[str, Any]:
-    """The laptop's tests of these ports of the desktop."""
-    return {"laptop": {"links": [link("laptop", "desktop", ports=list(ports))]}}
-
-
-def test_field_02_a_firewall_that_shows_no_sign_of_itself_may_be_what_closes_them():
-    wall = {"backend": "none", "commands": [], "if_closed": ["sudo nft insert rule x"], "needs_root": False}
-    tried = tried_ports(port(29500, "dropped"), port(32768, "dropped"))
-    one = only(evidence(tried=tried, firewalls={"desktop": wall}))
-    assert one["code"] == "peer-unreachable" and "a firewall on desktop cannot be seen without root" in one["seen"]
-    assert one["remedy"].startswith("Add -K") and "check the cable" in one["remedy"]
-    assert "its owner can open them on desktop: sudo nft insert rule x" in one["remedy"]
-
-
 # Routes
 
 
@@ -241,12 +227,6 @@ def test_field_09_a_build_for_cuda_computes_the_same_on_cpus():
 # Order, pairs, text
 
 
-def test_errors_come_first_and_each_finding_once():
-    findings = judge.judge(evidence({"processes": [orphan()]}, tried=BLOCKED))
-    assert [one["severity"] for one in findings] == ["error", "warning"]
-    assert judge.in_order(findings + findings) == findings
-
-
 def test_who_answers_is_tried_from_the_next_rank_on_at_the_address_of_the_plan():
     plan = {"nodes": [{"host": name, "address": f"address of {name}"} for name in "abcd"]}
     answering = {"responder": {"ports": [40000], "token": "x", "pid": 1, "started": 2}}
@@ -273,11 +253,3 @@ def test_the_links_of_many_hosts_have_a_line_for_each_host_with_the_worst():
     assert lines[0].split() == ["from", "to", "nic", "ports", "longest", "round", "trip", "lowest", "rate", "MTU"]
     assert lines[1].split() == ["h0", "4", "hosts", "enp4s0", "open", "0.20", "ms", "902", "Mbit/s", "1500"]
     assert "1 of 11 closed  7.50 ms             94 Mbit/s" in lines[2]
-
-
-def test_the_texts_hold_what_a_person_needs():
-    known = evidence(tried=BLOCKED, firewalls={"laptop": WALL})
-    findings = judge.judge(known)
-    assert "desktop -> laptop" in text_utils.links_text(known)
-    assert "2 of 3 closed" in text_utils.links_text(known)
-    assert "1 error" in text_utils.summary(findings)
