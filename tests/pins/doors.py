@@ -241,6 +241,9 @@ def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
             holder["session"] = holder.pop("marker")
         for link in pieces.get("links", {}).get("links", []):
             link["host"] = hosts[link["address"]]
+            # The rate is that while both send.
+            if link["bandwidth_mbit"]:
+                link["bandwidth_mbit"] = min(link["bandwidth_mbit"], link["duplex_mbit"])
     return {host: {_REGISTERED[name]: piece for name, piece in pieces.items()} for host, pieces in seen.items()}
 
 

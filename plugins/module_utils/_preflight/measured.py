@@ -72,15 +72,9 @@ def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str,
         return None
     rates = [rate for one in reduced if (rate := finite(one.get("bandwidth_mbit"))) and rate > 0]
     by_gloo = min(rates, default=0.0) / WIRE_SHARE
-    rate = min(rate_of(link, by_gloo) for link in known)
+    # Both ends also send in an all-reduce; a busy CPU lowers either measurement, so the better one counts.
+    rate = min(max(link["bandwidth_mbit"], by_gloo) for link in known)
     if by_gloo and rate > FAST_LINE:
         rate = min(rate, by_gloo)
     message = max([0.0, *(finite(one.get("message_ms")) or 0.0 for one in reduced)])
     return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in known), message)
-
-
-def rate_of(link: Mapping[str, Any], by_gloo: float) -> float:
-    """The rate while both ends send, as in a step: half of it on a shared Wi-Fi channel. Both ends also send in an
-    all-reduce; a busy CPU lowers either measurement, so the better one counts."""
-    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
-    return min(one_way, max(both_ways, by_gloo)) if both_ways else one_way

@@ -28,7 +28,6 @@ PINGS = 15
 PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
-BANDWIDTH_BYTES = 1 << 24  # sent at most, for the rate
 RATE_SECONDS = 0.5  # of sending, for the rate
 DEADLINE = 60.0  # seconds after which no further peer's rate is measured
 
@@ -70,8 +69,7 @@ class LinkTry(_Named):
     address: str
     ports: list[PortTry]
     latency_ms: Duration | None  # median round trip
-    bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
-    duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
+    bandwidth_mbit: Rate | None  # rate while both send, as in a training step; on a shared Wi-Fi channel half of it
     mtu: int | None  # the path MTU according to the kernel
     passing_size: int | None  # of packets that arrive, where those of that size do not
     error: str  # what went wrong in the measurements
@@ -114,9 +112,9 @@ def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0)
     return sock
 
 
-def ask(sock: socket.socket, token: str, service: str) -> None:
-    """Request a service. Any other answer comes from a stranger."""
-    sock.sendall(f"{GREETING} {token} {service}\n".encode())
+def ask(sock: socket.socket, token: str) -> None:
+    """Show the token. Any other answer comes from a stranger."""
+    sock.sendall(f"{GREETING} {token}\n".encode())
     if _exactly(sock, len(ANSWER)) != ANSWER:
         raise Stranger(0, "another program answers there")
 
@@ -135,7 +133,7 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
     """Whether a port of a peer is reachable, or how it fails."""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            ask(sock, peer.token, "echo")
+            ask(sock, peer.token)
     except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
         return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
@@ -145,7 +143,7 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     """The median round trip in milliseconds."""
     with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token, "echo")
+        ask(sock, peer.token)
         trips = []
         for number in range(PINGS):
             begin = time.monotonic()
@@ -156,51 +154,30 @@ def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     return round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0
 
 
-def send_bulk(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, int]:
-    """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
+def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, int]:
+    """(Mbit/s that come back while as much is sent, path MTU known to the kernel by then)."""
     with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token, "sink")
+        ask(sock, peer.token)
         sock.settimeout(max(PATIENCE, timeout))
-        block = bytes(CHUNK)
-        sent = 0
-        end = time.monotonic() + RATE_SECONDS
-        while sent < BANDWIDTH_BYTES and (time.monotonic() < end or not sent):
-            sock.sendall(block)
-            sent += len(block)
-        sock.shutdown(socket.SHUT_WR)
-        words = sock.makefile("rb").readline().split()
-        mtu = path_mtu(sock)
-    if len(words) != 3:
-        raise ConnectionResetError(errno.ECONNRESET, "the connection closed before the receiver answered")
-    count, seconds = int(words[1]), float(words[2])
-    return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
-
-
-def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
-    """Mbit/s received while sending at full rate, as in a training step; half on a shared Wi-Fi channel."""
-    with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token, "both")
-        sock.settimeout(max(PATIENCE, timeout))
-        end = time.monotonic() + RATE_SECONDS
-        sender = threading.Thread(target=_send_until, args=(sock, end), daemon=True)
-        sender.start()
-        # Packets in flight at the start were sent before: skip a fifth of the time.
-        begin, count, total = time.monotonic() + RATE_SECONDS / 5, 1, 0
-        buffer, last = bytearray(CHUNK), begin
-        while count and time.monotonic() < end:
+        threading.Thread(target=_send_until_closed, args=(sock,), daemon=True).start()
+        buffer, total = bytearray(CHUNK), 0
+        count, first = sock.recv_into(buffer), time.monotonic()
+        last = begin = first + RATE_SECONDS / 5  # the first packets met no others
+        while count and last < first + RATE_SECONDS:
             count = sock.recv_into(buffer)
             if time.monotonic() >= begin:
                 total, last = total + count, time.monotonic()
-        sender.join(max(PATIENCE, timeout))
-    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1)
+        mtu = path_mtu(sock)
+        sock.shutdown(socket.SHUT_RDWR)
+    if not count:
+        raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1), mtu
 
 
-def _send_until(sock: socket.socket, end: float) -> None:
-    try:
-        while time.monotonic() < end:
+def _send_until_closed(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
             sock.sendall(bytes(CHUNK))
-    except OSError:
-        return
 
 
 def path_mtu(sock: socket.socket) -> int:
@@ -222,10 +199,9 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
     """Whether data in TCP segments of this size arrive."""
     try:
         with connect(source, peer.address, port, timeout, segment) as sock:
-            ask(sock, peer.token, "sink")
+            ask(sock, peer.token)
             sock.sendall(bytes(CHUNK))
-            sock.shutdown(socket.SHUT_WR)
-            return len(sock.makefile("rb").readline().split()) == 3
+            return len(_exactly(sock, CHUNK)) == CHUNK
     except OSError:
         return False
 
@@ -243,7 +219,7 @@ def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer.ports))
     link: LinkTry = {
-        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "duplex_mbit": None, "mtu": None,
+        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None,  "mtu": None,
         "passing_size": None, "error": "", "nic": nic_towards(source, peer.address),
     }  # fmt: skip
     usable = usable_port(link)
@@ -271,14 +247,10 @@ def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, timeout: float) 
     if port is None or link["latency_ms"] is None:
         return
     try:
-        link["bandwidth_mbit"], link["mtu"] = send_bulk(source, peer, port, timeout)
+        link["bandwidth_mbit"], link["mtu"] = both_ways(source, peer, port, timeout)
     except OSError as error:
         link["passing_size"] = passing_size(source, peer, port, timeout)
         link["error"] = f"bulk data: {error.strerror or error}"
-        return
-    # This adds to a known rate, and adds nothing if it fails.
-    with contextlib.suppress(OSError):
-        link["duplex_mbit"] = both_ways(source, peer, port, timeout)
 
 
 def peer_check(

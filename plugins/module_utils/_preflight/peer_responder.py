@@ -4,9 +4,8 @@
 """A short-lived process that answers the job's other hosts on the ports that the job will use.
 
 It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the controller;
-one that an interrupted play left behind makes way for the next (SIGUSR1). A line requests a service: `echo` returns the
-data (latency), `sink` discards it until the sender is done and returns the amount and time (bandwidth), `both` also sends,
-for as long as data arrives.
+one that an interrupted play left behind makes way for the next (SIGUSR1). It returns what it gets, so that a client sees
+delay and rate.
 """
 
 from __future__ import annotations
@@ -207,58 +206,11 @@ def answer(connection: socket.socket, token: str) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Unbuffered, so that the bytes after the line stay in the socket.
             words = connection.makefile("rb", buffering=0).readline(LINE).decode("ascii").split()
-            if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
+            if len(words) != 2 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
             Clients.last = time.monotonic()
             connection.sendall(ANSWER)
-            if words[2] == "echo":
-                _echo(connection)
-            elif words[2] == "sink":
-                connection.sendall(_sink(connection))
-            elif words[2] == "both":
-                _both(connection)
+            while part := connection.recv(CHUNK):
+                connection.sendall(part)
         except (OSError, UnicodeError):
             return
-
-
-def _echo(connection: socket.socket) -> None:
-    while True:
-        part = connection.recv(CHUNK)
-        if not part:
-            return
-        connection.sendall(part)
-
-
-def _sink(connection: socket.socket) -> bytes:
-    """Bytes after the first read, and the seconds they took."""
-    buffer = bytearray(CHUNK)
-    first = connection.recv_into(buffer)
-    begin = time.monotonic()
-    total = 0
-    count = first
-    while count:
-        count = connection.recv_into(buffer)
-        total += count
-    return f"{first} {total} {time.monotonic() - begin:.9f}\n".encode()
-
-
-def _both(connection: socket.socket) -> None:
-    """Send while receiving; our end closes when the other's has, and neither side reports the bytes."""
-    done = threading.Event()
-
-    def send() -> None:
-        block = bytes(CHUNK)
-        try:
-            while not done.is_set():
-                connection.sendall(block)
-            connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    try:
-        _sink(connection)
-    finally:
-        done.set()
-        sender.join(PATIENCE)

@@ -238,7 +238,7 @@ def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
 
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu")
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu")
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]

@@ -57,7 +57,6 @@ def test_a_way_that_is_open_is_measured(call, listening, address):
     assert result["changed"] is False
     assert [port["error"] for port in link["ports"]] == [""] * 3
     assert link["bandwidth_mbit"] > 1
-    assert link["duplex_mbit"] > 1
     assert 0 < link["latency_ms"] < 1000
     assert link["mtu"] >= 1280 and link["passing_size"] is None
 
@@ -104,7 +103,7 @@ def test_a_stranger_on_the_port_is_told_from_a_closed_way(call):
 def test_who_does_not_know_the_token_gets_nothing(listening):
     responder = listening()["responder"]
     with socket.create_connection((HOST, responder["ports"][0]), 5) as connection:
-        connection.sendall(f"NANOCHAT-DDP-CHECK {'0' * 32} echo\n".encode())
+        connection.sendall(f"NANOCHAT-DDP-CHECK {'0' * 32}\n".encode())
         assert connection.recv(100) == b""
 
 
