@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import re
@@ -218,7 +219,7 @@ def plans(cases: Cases) -> dict[str, Any]:
 # The names under which the tasks of preflight register their results.
 _REGISTERED = {
     "answering": "__preflight_answering", "links": "ddp_links", "firewall": "__network_firewall", "gloo": "__preflight_gloo",
-    "manifest": "__preflight_manifest", "files": "__preflight_files", "step": "__preflight_step",
+    "step": "__preflight_step",
 }  # fmt: skip
 
 
@@ -233,8 +234,10 @@ def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
         if measured is not None:
             error = json.loads(steps[0]["stdout"])["error"] if steps else ""
             pieces["step"] = {"measured": measured, "error": error}
-        if "manifest" in pieces:
-            pieces["manifest"] = {"content": pieces["manifest"]}
+        manifest, files = pieces.pop("manifest", "no answer"), pieces.pop("files", {})
+        if manifest != "no answer":
+            digest = hashlib.sha256(manifest.encode()).hexdigest()[:12]
+            pieces["data"] = [{"id": plan["data"]["id"], "digest": digest, "lacking": files.get("moved", [])}]
         for piece in [name for name, value in pieces.items() if value == "no answer"]:
             del pieces[piece]
         for holder in pieces.get("answering", {}).get("holders", []):
@@ -244,7 +247,7 @@ def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
             # The rate is that while both send.
             if link["bandwidth_mbit"]:
                 link["bandwidth_mbit"] = min(link["bandwidth_mbit"], link["duplex_mbit"])
-    return {host: {_REGISTERED[name]: piece for name, piece in pieces.items()} for host, pieces in seen.items()}
+    return seen
 
 
 def findings(cases: Cases) -> dict[str, Any]:
@@ -253,10 +256,15 @@ def findings(cases: Cases) -> dict[str, Any]:
     for name, case in cases.items():
         inventory = merged(given("plans")[case["like"]], case.get("inventory", {}))
         made = planned(inventory, tolerant=True)
-        known, seen = machines(inventory), evidence_of(case, made["plan"])
-        variables = {"hostvars": {host: {**known[host], **seen.get(host, {})} for host in known}}
-        options = {"rehearsal": True, "show": "none", **case.get("options", {})}
-        judged = judge("judge_preflight", variables, plan=made["plan"], plan_findings=made["findings"], **options)
+        known = machines(inventory)
+        for host, pieces in evidence_of(case, made["plan"]).items():
+            if "data" in pieces:
+                known[host]["ddp_probe"]["data"] = pieces.pop("data")
+            known[host].update({_REGISTERED[name]: piece for name, piece in pieces.items()})
+        options = {"rehearsal": True, "deployed": True, "show": "none", **case.get("options", {})}
+        judged = judge(
+            "judge_preflight", {"hostvars": known}, plan=made["plan"], plan_findings=made["findings"], **options
+        )
         found = findings_of(judged["findings"])
         told[name] = {
             "facts": {

@@ -60,6 +60,8 @@ class DataSet(TypedDict):
     id: str
     shards: int
     bytes: int
+    digest: str  # of its manifest
+    lacking: List[str]  # files that are not there with the size that the manifest says
 
 
 class Machine(TypedDict):
@@ -253,6 +255,7 @@ class Probe(TypedDict):
     names: Names  # what the own name and the peers' names resolve to on this host
     sudo: Rights  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path of tmux, or `null`
+    trainer: bool  # whether this collection's trainer is there, which has the test programs
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none

@@ -13,21 +13,18 @@ from .._contract.plan import Node, Plan
 
 class PreflightEvidence(NamedTuple):
     """Everything known by host: probes, tries (from peer_responder and peer_check), firewalls (predicted by
-    peer_firewall), gloo (the all-reduce), manifests (digest of each host's data), files (those that do not
-    match the manifest, and how).
-    Hosts may be missing and mappings empty."""
+    peer_firewall), gloo (the all-reduce). Hosts may be missing and mappings empty."""
 
     plan: Plan
     probes: Mapping[str, Mapping[str, Any]]
     tries: Mapping[str, Mapping[str, Any]] = {}
     firewalls: Mapping[str, Mapping[str, Any]] = {}
     gloo: Mapping[str, Mapping[str, Any]] = {}
-    manifests: Mapping[str, str] = {}
-    files: Mapping[str, Mapping[str, str]] = {}
     plan_findings: Sequence[Finding] = ()
     # Whether the network step still comes, which opens closed ports.
     before_network: bool = False
     rehearsal: bool = False
+    deployed: bool = False  # whether what an earlier start left is judged
     running: bool = False
 
     def fact(self, host: str, *keys: str) -> Any:

@@ -201,14 +201,15 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:
-    yield from differs_from_master("data-differs", evidence.manifests, evidence)
-    for host, wrong in evidence.files.items():
-        named = [f"{path} {state}" for path, state in wrong.items()]
-        if named:
+    """The data sets as they were when the hosts were probed, for who does not bring them now."""
+    sets = {host: evidence.fact(host, "data") or [] for host in evidence.probes if evidence.deployed}
+    found = {host: one for host, own in sets.items() for one in own if one["id"] == evidence.plan["data"]["id"]}
+    yield from differs_from_master("data-differs", {host: one["digest"] for host, one in found.items()}, evidence)
+    for host, one in found.items():
+        if named := one["lacking"]:
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            yield finding(
-                "data-differs", host, f"of the data on {host}, against its manifest: {', '.join(named[:3])}{more}"
-            )
+            seen = f"of the data on {host} are {', '.join(named[:3])}{more} missing or cut short"
+            yield finding("data-differs", host, seen)
 
 
 def differs_from_master(

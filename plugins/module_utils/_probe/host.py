@@ -28,6 +28,7 @@ PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.
 VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
+TEST_PROGRAM = os.path.join("scripts", "gloo_check.py")
 # Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
@@ -66,6 +67,7 @@ def probe(
         "names": names,
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
+        "trainer": any(os.path.exists(os.path.join(base, name, TEST_PROGRAM)) for name in ("trainer", "tools")),
         "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -37,8 +36,6 @@ PIECES = {
     "answering": "__preflight_answering",
     "links": "ddp_links",
     "gloo": "__preflight_gloo",
-    "manifest": "__preflight_manifest",
-    "files": "__preflight_files",
     "step": "__preflight_step",
 }
 # Registered only for hosts that a peer could not reach.
@@ -50,6 +47,7 @@ OPTIONS: Options = {
     "before_network": {"type": "bool", "default": False},
     "rehearsal": {"type": "bool", "default": False},
     "running": {"type": "bool", "default": False},
+    "deployed": {"type": "bool", "default": False},
     "show": {"type": "str", "choices": SHOWN, "default": "text"},
     "file": {"type": "path"},
 }
@@ -139,9 +137,7 @@ def gather(task: JudgeTask, seen: Seen) -> PreflightEvidence:
         },
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
         gloo={host: program_answer(result) for host, result in gloo.items()},
-        manifests={host: manifest_digest(pieces.get("manifest") or {}) for host, pieces in seen.items()},
-        files={host: wrong_files(pieces.get("files") or {}) for host, pieces in seen.items()},
-        **{name: options[name] for name in ("plan_findings", "before_network", "rehearsal", "running")},
+        **{name: options[name] for name in ("plan_findings", "before_network", "rehearsal", "running", "deployed")},
     )
 
 
@@ -173,18 +169,6 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[s
         "links": links.get("links") or [],
         "error": error,
     }
-
-
-def manifest_digest(result: Mapping[str, Any]) -> str:
-    """Digest of a host's manifest; equal data have equal manifests."""
-    content = str(result.get("content") or "")
-    return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
-
-
-def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
-    """Data files that need fetching or repair, with the problem of each."""
-    repaired = result.get("repaired") or {}
-    return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:

@@ -455,7 +455,14 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )
-        options = {"plan": plan, "plan_findings": [], "before_network": False, "rehearsal": True, "running": False}
+        options = {
+            "plan": plan,
+            "plan_findings": [],
+            "before_network": False,
+            "rehearsal": True,
+            "running": False,
+            "deployed": False,
+        }
         task = JudgeTask({**options, "show": "none", "file": None}, {"hostvars": hostvars}, True)
         preflight.judge_links(task)
         found: dict[str, Any] = preflight.judge_preflight(task)

@@ -47,7 +47,9 @@ def judged(known, change):
     }
     change(hostvars)
     options = {"plan": outcome.plan, "plan_findings": [], "before_network": False, "rehearsal": True}
-    task = JudgeTask({**options, "running": False, "show": "none", "file": None}, {"hostvars": hostvars}, False)
+    task = JudgeTask(
+        {**options, "running": False, "deployed": False, "show": "none", "file": None}, {"hostvars": hostvars}, False
+    )
     return preflight.judge_preflight(task)
 
 

@@ -57,7 +57,6 @@ def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = Non
         "tries": tries,
         "firewalls": {host: {"backend": "none", "commands": [], "rules": [], "needs_root": False} for host in tries},
         "gloo": {"desktop": GLOO, "laptop": GLOO},
-        "manifests": {"desktop": "aa", "laptop": "aa"},
         "rehearsal": True,
         **changes,
     }
