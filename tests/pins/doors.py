@@ -240,8 +240,8 @@ def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
             pieces["data"] = [{"id": plan["data"]["id"], "digest": digest, "lacking": files.get("moved", [])}]
         for piece in [name for name, value in pieces.items() if value == "no answer"]:
             del pieces[piece]
-        for holder in pieces.get("answering", {}).get("holders", []):
-            holder["session"] = holder.pop("marker")
+        if "answering" in pieces:
+            pieces["answering"]["is_held"] = bool(pieces["answering"].pop("holders"))
         for link in pieces.get("links", {}).get("links", []):
             link["host"] = hosts[link["address"]]
             # The rate is that while both send.

@@ -69,26 +69,14 @@ def connection_remedy(error: str, login: str) -> str:
 
 
 def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
-    """Whether the machine, its programs, its shell and its Python allow training."""
-    arch, stuck = host.fact("host", "arch"), host.fact("transfer")
+    """Whether the machine, its programs and its Python allow training."""
+    arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
         seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
         yield finding("architecture-differs", host.name, seen, remedy="Use a machine of type x86_64 or aarch64.")
     if not host.fact("tmux", "path"):
         remedy = "Ask its owner to run: sudo apt-get install tmux"
         yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs", remedy=remedy)
-    # The play would fail minutes later, at its first copy.
-    if stuck:
-        seen = (
-            f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login "
-            f"shell ({stuck['shell']}) prints something even in non-interactive sessions, so sftp and scp fail"
-        )
-        own = f"/var/tmp/ansible-{host.fact('host', 'user')}"
-        remedy = (
-            f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: {own}, or let the shell's startup file "
-            "print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
-        )
-        yield finding("folder-refused", host.name, seen, remedy=remedy)
     usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"

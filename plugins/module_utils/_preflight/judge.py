@@ -39,9 +39,9 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
             if not any(one["code"] == "host-down" and one["host"] == host for one in found):
                 found.append(finding("host-down", host, f"{host} did not answer"))
             continue
-        for look in (interface, address_names, leftovers, load, limits, folder):
+        for look in (address_names, leftovers, load, limits, folder):
             found += look(evidence, host)
-    for compare in (holders, cpus, software, data, all_reduce):
+    for compare in (held_port, cpus, software, data, all_reduce):
         found += compare(evidence)
     found += judge_links(evidence)
     return in_order(found)
@@ -57,27 +57,14 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The plan's findings, except those examined more closely here."""
-    tried_port = bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         pids = set((entry.get("facts") or {}).get("pids") or [])
-        if entry["code"] == "other-training" and pids and pids <= ours:
-            continue
-        if entry["code"] != "port-held" or not tried_port:
+        if entry["code"] != "other-training" or not pids or not pids <= ours:
             yield entry
 
 
 # One host
-
-
-def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    """The planned NIC as it is now."""
-    name = evidence.node(host)["nic"]
-    nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
-    if name and nics and name not in nics:
-        yield finding("address-refused", host, f"{name} does not exist; {host} has {', '.join(nics)}")
-    elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
-        yield finding("address-refused", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
 
 
 def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
@@ -164,12 +151,12 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Foreign processes on the rendezvous port."""
-    master = evidence.plan["master"]
-    for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
-        if not holder.get("session") or holder["session"] != own_session(evidence, master["host"]):
-            yield port_held(master["host"], "ddp_port", holder)
+def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
+    """Somebody holds the rendezvous port whom the probe, and so the plan, did not see, such as a forwarder's other end."""
+    master, port = evidence.plan["master"]["host"], evidence.plan["master"]["port"]
+    is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
+    if evidence.tries.get(master, {}).get("is_held") and not is_told and not own_session(evidence, master):
+        yield port_held(master, "ddp_port", {"port": port})
 
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:

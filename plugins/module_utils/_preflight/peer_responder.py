@@ -22,7 +22,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Sequence, TypedDict
 
-from .._contract.probe import PortHolder
 from .._kit import background
 from .._kit.processes import PORT_CHECK, is_check, port_holders
 
@@ -51,10 +50,10 @@ class Responder(TypedDict):
 
 
 class Started(TypedDict):
-    """The result of a start: the responder, or why there is none; and who holds the rendezvous port."""
+    """The result of a start: the responder, or why there is none; and whether somebody else holds the rendezvous port."""
 
     responder: Responder | None
-    holders: list[PortHolder]
+    is_held: bool
     error: str
 
 
@@ -66,18 +65,12 @@ def start_responder(
 
     That it cannot be started is a result, for the judgement of all hosts.
     """
-    holders: list[PortHolder] = []
     sockets: list[socket.socket] = []
     try:
         if rendezvous_port:
-            holders = holders_after_checks(rendezvous_port)
+            wait_for_checks(rendezvous_port)
             sockets += _try_bind(address, rendezvous_port)
-            if not sockets and not holders:
-                # One that /proc does not show, for instance in another network namespace behind a forwarder.
-                unknown: PortHolder = {
-                    "port": rendezvous_port, "pid": None, "user": "", "command": None, "session": None, "run": None,
-                }  # fmt: skip
-                holders = [unknown]
+        is_held = bool(rendezvous_port) and not sockets
         for port in others:
             sockets += _try_bind(address, port)
         wanted = len(sockets) + data_count
@@ -87,7 +80,7 @@ def start_responder(
             if len(sockets) < wanted and port not in (rendezvous_port, *others):
                 sockets += _try_bind(address, port)
     except PeerCheckError as error:
-        return {"responder": None, "holders": [], "error": str(error)}
+        return {"responder": None, "is_held": False, "error": str(error)}
     token = secrets.token_hex(16)
     pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, seconds))
     ports = [listener.getsockname()[1] for listener in sockets]
@@ -95,7 +88,7 @@ def start_responder(
         listener.close()
     return {
         "responder": {"ports": ports, "token": token, "pid": pid, "started": started},
-        "holders": holders,
+        "is_held": is_held,
         "error": "",
     }
 
@@ -141,25 +134,14 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 
 
-def holders_after_checks(port: int, patience: float = 20.0) -> list[PortHolder]:
-    """Who holds the port once our own checks there are over: another controller's takes seconds, and one that an
-    interrupted play left behind ends when it is asked, since it is unused."""
+def wait_for_checks(port: int, patience: float = 20.0) -> None:
+    """Wait until our own checks on the port are over: another controller's takes seconds, and one that an interrupted play left
+    behind ends when it is asked, since it is unused."""
     end = time.monotonic() + patience
-    while True:
-        found = port_holders([port])
-        checks = [one for one in found if is_check(one.command) and one.uid == os.getuid() and one.pid]
-        if not checks or time.monotonic() > end:
-            return [
-                {
-                    "port": port,
-                    "pid": one.pid,
-                    "user": one.user,
-                    "command": one.command,
-                    "session": one.marker,
-                    "run": one.run,
-                }
-                for one in found
-            ]
+    while time.monotonic() < end:
+        checks = [one for one in port_holders([port]) if is_check(one.command) and one.uid == os.getuid() and one.pid]
+        if not checks:
+            return
         for one in checks:
             if one.command == PORT_CHECK:
                 with contextlib.suppress(ProcessLookupError):

@@ -82,7 +82,6 @@ def run_facts(folder: str) -> PastRun:
     training = section(plan, "training")
     return {
         "path": folder,
-        "exists": os.path.isdir(folder),
         "plan_digest": text(plan, "digest"),
         "rows": shares_of(plan, "rows"),
         "head_shares": shares_of(plan, "head_share"),

@@ -11,7 +11,6 @@ from typing import Any, Optional
 from ...module_utils._contract.command_line import flag_words, rank_environ
 from ...module_utils._contract.document import digest_of, section
 from ...module_utils._contract.plan import Node, Plan, open_ports
-from ...module_utils._contract.probe import PortHolder
 from ...module_utils._contract.run_folder import MEASURED
 from ...module_utils._preflight.evidence import peers_of
 from ...module_utils._preflight.measured import measured_step, program_answer, with_link
@@ -41,7 +40,7 @@ def start_responder(call: Call) -> dict[str, Any]:
         **node["data_ports"],
         seconds=90 + 10 * min(plan["world"], 16),
     )
-    return decoded(answer, {"responder": Optional[Responder], "holders": list[PortHolder]}, call.host)
+    return decoded(answer, {"responder": Optional[Responder], "is_held": bool}, call.host)
 
 
 def peer_check(call: Call) -> dict[str, Any]:

@@ -81,11 +81,10 @@ def judged(call: Call, options: Mapping[str, Any], judge: Callable[..., Answer])
 
 
 def host_info(call: Call) -> Answer:
-    """The facts of a host that are asked for; Ansible's own folder there is known from the inventory or Ansible's settings."""
+    """The facts of a host that are asked for."""
     from ...module_utils._contract.probe import Probe
 
-    remote_tmp = call.action.get_shell_option("remote_tmp", default="~/.ansible/tmp")
-    return decoded(call.ask("host_info", remote_tmp=remote_tmp, **call.params["asked"]), {"probe": Probe}, call.host)
+    return decoded(call.ask("host_info", **call.params["asked"]), {"probe": Probe}, call.host)
 
 
 def run_info(call: Call) -> Answer:

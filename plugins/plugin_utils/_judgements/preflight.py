@@ -59,7 +59,7 @@ def judge_links(task: JudgeTask) -> dict[str, object]:
     plan, seen = task.options["plan"], seen_on_hosts(task)
     links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
     closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
-    held = any(pieces.get("answering", {}).get("holders") for pieces in seen.values())
+    held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
     return {
         "open": not closed and not held,
         "unreached": [host for host in seen if ways_to(plan, links, host)["unreached"]],
@@ -160,12 +160,12 @@ def missing(seen: Seen) -> list[Finding]:
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
     """A host's results of start_responder and peer_check; what has none is that host's error."""
     failed = next(
-        (str(one.get("msg")) for key, one in (("holders", answering), ("links", links)) if key not in one), ""
+        (str(one.get("msg")) for key, one in (("is_held", answering), ("links", links)) if key not in one), ""
     )
     error = answering.get("error") or ("" if links.get("skipped") else failed)
     return {
         "responder": answering.get("responder"),
-        "holders": answering.get("holders") or [],
+        "is_held": answering.get("is_held"),
         "links": links.get("links") or [],
         "error": error,
     }

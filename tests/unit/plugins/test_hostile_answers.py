@@ -107,7 +107,6 @@ def answer_of(monkeypatch: pytest.MonkeyPatch):
         task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
         made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
         printed = carrier.MARK + json.dumps(document)
-        monkeypatch.setattr(made, "get_shell_option", lambda name, default: default, raising=False)
         monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: {"stdout": printed})
         return dict(made.run(task_vars={"inventory_hostname": host, "hostvars": hostvars}))
 
@@ -231,7 +230,6 @@ MEASURED = {
 }
 PAST = {
     "path": "/r",
-    "exists": True,
     "plan_digest": "0f",
     "rows": {"laptop": 4, "desktop": 4},
     "head_shares": {"laptop": 1},
@@ -286,9 +284,8 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         **whole,
         **more,
         "usage": {"graphical": ["x"], "blind": ["y"]},
-        "transfer": {"folder": "/a b", "shell": "/bin/sh"},
     }
-    resumed = {**used, "transfer": None, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
+    resumed = {**used, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
     documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
     return documents
 
@@ -448,7 +445,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
             task = {"plan": plan, "timeout": 3, "rates": True, "hostvars": hostvars, "host": name}
-            answering = {"responder": one.get("responder"), "holders": [], "error": ""}
+            answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
             hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
             hostvars[name].update(
                 ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, **task),

@@ -38,7 +38,7 @@ def judged(known, change):
     hostvars = {
         host["name"]: {
             "ddp_probe": host["probe"],
-            "__preflight_answering": {"responder": {"pid": 1}, "holders": [], "error": ""},
+            "__preflight_answering": {"responder": {"pid": 1}, "is_held": False, "error": ""},
             "ddp_links": {"links": [{**link, "host": peer}]},
             "__preflight_gloo": {"stdout": '{"ok": true, "bandwidth_mbit": 700.0}', "rc": 0},
             "__preflight_step": copy.deepcopy(step),

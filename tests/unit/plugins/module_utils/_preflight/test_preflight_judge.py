@@ -45,8 +45,8 @@ def evidence(one: dict[str, Any] | None = None, two: dict[str, Any] | None = Non
     known = hosts(changes.pop("run", None), one, two)
     outcome = make_plan(known, tolerant=True)
     tries = {
-        "desktop": {"responder": {"pid": 1}, "holders": [], "error": "", "links": [link("desktop", "laptop")]},
-        "laptop": {"responder": {"pid": 2}, "holders": [], "error": "", "links": [link("laptop", "desktop")]},
+        "desktop": {"responder": {"pid": 1}, "is_held": False, "error": "", "links": [link("desktop", "laptop")]},
+        "laptop": {"responder": {"pid": 2}, "is_held": False, "error": "", "links": [link("laptop", "desktop")]},
     }
     for host, more in changes.pop("tried", {}).items():
         tries[host].update(more)
@@ -171,12 +171,10 @@ def test_field_05_the_interface_that_really_carries_the_route():
 # Who is there already
 
 
-HOLDER = {"port": 29500, "pid": 4711, "user": "lzw", "command": "python -m torch.distributed.run", "session": None}
-
-
-def test_field_06_the_run_itself_is_no_stranger():
-    run = {"exists": True, "session": {"id": "s1", "ended": None}, "checkpoints": []}
-    tried = {"desktop": {"holders": [{**HOLDER, "session": "s1"}]}}
+def test_field_06_a_port_that_only_the_test_finds_taken_is_told_unless_the_run_has_it():
+    tried = {"desktop": {"is_held": True}}
+    assert only(evidence(tried=tried))["code"] == "port-held"
+    run = {"session": {"id": "s1", "ended": None}, "checkpoints": []}
     assert judge.judge(evidence({"run": run}, tried=tried)) == []
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import ownership, processes
@@ -197,31 +196,6 @@ def test_field_06_training_processes_are_found_by_mark_and_by_command():
     finally:
         for child in started:
             child.communicate(timeout=20)
-
-
-@pytest.mark.parametrize(
-    ("folder", "prints", "over_ssh", "stuck"),
-    [
-        ("/home/xiao xin/.ansible/tmp", True, True, True),
-        ("/home/xiao xin/.ansible/tmp", False, True, False),
-        ("/home/xiao xin/.ansible/tmp", True, False, False),
-        ("/home/xiaoxin/.ansible/tmp", True, True, False),
-    ],
-)
-def test_a_blank_in_ansibles_folder_and_a_shell_that_prints_are_found_together(
-    folder, prints, over_ssh, stuck, tmp_path, monkeypatch
-):
-    shell = tmp_path / "shell"
-    # Like bash, which reads its start-up file where no other shell has started it.
-    greeting = "test $SHLVL || echo Welcome" if prints else ""
-    shell.write_text(f"#!/bin/sh\n{greeting}\n")
-    shell.chmod(0o755)
-    monkeypatch.setattr(info.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_shell=str(shell)))
-    monkeypatch.setenv("SHLVL", "2")
-    monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    if over_ssh:
-        monkeypatch.setenv("SSH_CONNECTION", "192.168.1.2 50000 192.168.1.10 22")
-    assert info.transfer(folder) == ({"folder": folder, "shell": str(shell)} if stuck else None)
 
 
 def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
