@@ -102,12 +102,6 @@ def test_hosts_need_the_same_packages(agent, desktop, laptop, message):
     assert told["failed"] == bool(message) and str(told.get("msg", "")).startswith(message)
 
 
-def test_hosts_need_the_same_trainer_files(agent):
-    files = {**FILES, "laptop": {"digest": "g"}}
-    told = agent("judge_sameness", hosts=HOSTS, files=files, venv={host: venv() for host in HOSTS})
-    assert told["failed"] and told["msg"].startswith("laptop has different trainer files from desktop")
-
-
 DIAGNOSED = {
     "run": "d4",
     "master": {"host": "a", "address": "10.0.0.1", "port": 29500},
@@ -134,19 +128,3 @@ def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_pat
 def test_a_verdict_takes_evidence_of_every_host(agent):
     with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
         agent("judge_verdict", plan=DIAGNOSED, evidence={"a": DONE})
-
-
-def test_a_folder_in_which_the_verdict_cannot_be_kept_is_told(agent, tmp_path):
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(AnsibleError, match="could not be written"):
-        agent(
-            "judge_verdict",
-            plan=DIAGNOSED,
-            evidence={"a": DONE, "b": DONE},
-            file=str(tmp_path / "runs" / "doctor.json"),
-        )
-
-
-def test_options_of_another_judgement_are_refused(agent):
-    with pytest.raises(AnsibleError, match=r"restart\. Supported parameters include: hosts, tolerant"):
-        agent("read_questions", hosts=["desktop"], restart=True)

@@ -69,20 +69,6 @@ def test_what_a_data_set_was_made_of_may_be_gone():
     assert refusal(hosts(run, gone))
 
 
-@pytest.mark.parametrize(
-    ("source", "here", "sentence"),
-    [
-        ("/srv/x", {"folders": {"/srv/x": facts(kind="absent")}}, "/srv/x is not a folder on the controller"),
-        ("/srv/x", {"folders": {"/srv/x": facts(trainer=False)}}, "on the controller has no scripts/base_train.py"),
-        ("https://git.example.org/x.git", {"git": "git is not installed on the controller"}, "but git is not installed on"),
-        ("ours", {"results": {"path": "/proc/x", "writable": False}}, "which is not writable on the controller"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_on_the_controller(source, here, sentence):
-    (problem,) = refusal(hosts({"ddp_trainer_source": source}), here=here)
-    assert sentence in problem
-
-
 @pytest.mark.parametrize("torch", ["2.13.0+cpu", None])
 def test_foreign_environment_that_may_have_the_right_torch_will_do(torch):
     venv = {"exists": True, "kind": "foreign", "torch": torch, "disk": {"device": 2, "writable": False}}

@@ -264,24 +264,6 @@ def test_a_measured_step_is_kept_with_its_link_and_model():
     assert "link" not in measured.with_link({}, document, [], {})
 
 
-def test_why_products_were_taken_is_told():
-    document = plan(rows=(4, 4), matmul="fp32")
-    products = {"fp32": 1985.0, "bf16": 1419.0}
-    told = predict.outlook(document, speeds(0.4, 0.4), lambda hosts: Link(94.0, 0.3), products=products)
-    assert (
-        "ddp_matmul auto is fp32: measured without the optimizer, all hosts together: fp32 1985 tok/s, bf16 1419 tok/s"
-        in predict.prediction_text(document, told)
-    )
-    told["products"]["bf16"] = 4000.0
-    assert "ddp_matmul auto keeps fp32, which the run started with" in predict.prediction_text(
-        document, {**told, "began": True}
-    )
-    # A plan of before the measurement is no run.
-    first = predict.prediction_text(document, told)
-    assert "began" not in first and "ddp_matmul auto is fp32 in this plan" in first and "a start uses bf16" in first
-    assert "ddp_matmul" not in predict.prediction_text(document, {**told, "products": {}})
-
-
 # Without one of the hosts
 
 CABLE, RADIO = Link(940.0, 0.2), Link(25.0, 4.0)
