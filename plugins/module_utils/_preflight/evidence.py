@@ -5,10 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
+from .peer_check import LinkTry
+from .peer_responder import Responder
+
+
+class HostTries(TypedDict):
+    """A host's tests with the others; error: why it has none."""
+
+    responder: Responder | None
+    is_held: bool
+    links: list[LinkTry]
+    error: str
 
 
 class PreflightEvidence(NamedTuple):
@@ -17,7 +28,7 @@ class PreflightEvidence(NamedTuple):
 
     plan: Plan
     probes: Mapping[str, Mapping[str, Any]]
-    tries: Mapping[str, Mapping[str, Any]] = {}
+    tries: Mapping[str, HostTries] = {}
     firewalls: Mapping[str, Mapping[str, Any]] = {}
     gloo: Mapping[str, Mapping[str, Any]] = {}
     plan_findings: Sequence[Finding] = ()
@@ -42,11 +53,9 @@ class PreflightEvidence(NamedTuple):
         """A host's network interface; empty if unknown."""
         return next((nic for nic in self.fact(host, "nics") or [] if nic["name"] == name), {})
 
-    def links(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def links(self) -> Iterator[tuple[str, LinkTry]]:
         """Every tested direction: the host, and its link to a peer."""
-        for host, tried in self.tries.items():
-            for link in tried.get("links") or []:
-                yield host, link
+        return ((host, link) for host, tried in self.tries.items() for link in tried["links"])
 
 
 def peers_of(plan: Plan, answering: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, dict[str, object]]:

@@ -155,7 +155,8 @@ def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
     """Somebody holds the rendezvous port whom the probe, and so the plan, did not see, such as a forwarder's other end."""
     master, port = evidence.plan["master"]["host"], evidence.plan["master"]["port"]
     is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
-    if evidence.tries.get(master, {}).get("is_held") and not is_told and not own_session(evidence, master):
+    is_held = master in evidence.tries and evidence.tries[master]["is_held"]
+    if is_held and not is_told and not own_session(evidence, master):
         yield port_held(master, "ddp_port", {"port": port})
 
 

@@ -42,9 +42,9 @@ def judge_links(evidence: PreflightEvidence) -> list[Finding]:
     """All findings from the tests."""
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
-        if tried.get("error"):
-            found.append(finding("address-refused", host, str(tried["error"])))
-        for link in tried.get("links") or []:
+        if tried["error"]:
+            found.append(finding("address-refused", host, tried["error"]))
+        for link in tried["links"]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):

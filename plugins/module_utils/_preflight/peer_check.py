@@ -59,11 +59,11 @@ class PortTry(TypedDict):
     words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
 
 
-class _Named(TypedDict, total=False):
+class _PeerName(TypedDict, total=False):
     host: str  # the peer's name, which the controller adds
 
 
-class LinkTry(_Named):
+class LinkTry(_PeerName):
     """One peer: its ports and measurements; None if not measurable."""
 
     address: str

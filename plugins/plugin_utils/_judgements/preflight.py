@@ -17,7 +17,7 @@ from ...module_utils._contract.findings_table import ERROR, INFO
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan.matmul_precision import speeds_together, with_precision
 from ...module_utils._plan.step_model import Link, speeds_of
-from ...module_utils._preflight.evidence import PreflightEvidence
+from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
 from ...module_utils._preflight.judge import in_order, judge, load
 from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
@@ -157,7 +157,7 @@ def missing(seen: Seen) -> list[Finding]:
     return found
 
 
-def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
+def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
     """A host's results of start_responder and peer_check; what has none is that host's error."""
     failed = next(
         (str(one.get("msg")) for key, one in (("is_held", answering), ("links", links)) if key not in one), ""
@@ -165,14 +165,14 @@ def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[s
     error = answering.get("error") or ("" if links.get("skipped") else failed)
     return {
         "responder": answering.get("responder"),
-        "is_held": answering.get("is_held"),
+        "is_held": bool(answering.get("is_held")),
         "links": links.get("links") or [],
         "error": error,
     }
 
 
 def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
-    """What each host measured of its step; empty if nothing."""
+    """Each host's measurements of its step; empty if there are none."""
     return {host: pieces.get("step", {}).get("measured") or {} for host, pieces in seen.items()}
 
 
