@@ -271,12 +271,10 @@ class HostQuestion(TypedDict):
 
 
 class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, a repository, a trainer, conversations,
-    and where results go."""
+    """The plan's questions to the controller: folders, a repository, conversations, and where results go."""
 
     folders: List[str]
     git: Optional[str]
-    trainer: Optional[str]
     results: str
     conversations: Optional[str]
     held_out: Optional[str]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 from typing import Dict, Sequence
 
 from .._contract import politeness
@@ -40,8 +39,6 @@ LATER_FLAGS = (
 )  # fmt: skip
 # Benchmarks that would download tests and keep one rank busy for long.
 UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
-# Flags with one number per rank.
-BY_RANK = ("rank-rows", "head-shares")
 
 
 def trainer_flags(decided: Decided, run_dir: str) -> Flags:
@@ -101,18 +98,13 @@ def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
     for word in words:
         if word.startswith("--") and word.lstrip("-"):
             name, is_set, value = word[2:].partition("=")
-            found[name] = _by_rank(name, value) if is_set else True
+            found[name] = value if is_set else True
             name = "" if is_set else name
         elif name:
-            found[name], name = _by_rank(name, word), ""
+            found[name], name = word, ""
         else:
             strays.append(word)
     return found, strays
-
-
-def _by_rank(name: str, value: str) -> object:
-    is_list = name in BY_RANK and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
-    return [int(part) for part in value.split(",")] if is_list else value
 
 
 def tracker_uri(run: RunSettings) -> str | None:

@@ -15,11 +15,24 @@ from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
 from .._rules.model_size import Shape
 from .._rules.ways import WAYS, fits
-from . import matmul_precision, stages
+from . import stages
 from .hosts import Host
 from .model_size import describe
 from .shares import FOLLOWING, HostShares
-from .step_model import NEARLY_AS_FAST, Link, Speed, StepJob, choose_sync, links_of, predict, speeds_of, subject
+from .step_model import (
+    NEARLY_AS_FAST,
+    PRECISIONS,
+    Link,
+    Speed,
+    StepJob,
+    choose_sync,
+    fastest_precision,
+    links_of,
+    predict,
+    speeds_of,
+    speeds_together,
+    subject,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +75,8 @@ def decide_matmul(asked: Asked, hosts: Sequence[Host]) -> Tuple[str, Tuple[str, 
     if run.trainer_source != "ours" or not all(host.fact("cpu", "native_bf16") for host in hosts):
         return "fp32", ("fp32",)
     began_with = [host.kept.get("matmul") for host in hosts]
-    kept = next((matmul for matmul in matmul_precision.TRIED if matmul in began_with), None)
-    fastest = matmul_precision.fastest(matmul_precision.speeds_together([host.measured for host in hosts]))
-    return kept or fastest, matmul_precision.TRIED
+    kept = next((matmul for matmul in PRECISIONS if matmul in began_with), None)
+    return kept or fastest_precision(speeds_together([host.measured for host in hosts])), PRECISIONS
 
 
 def decide_restarts(asked: Asked) -> int:

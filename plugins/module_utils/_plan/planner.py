@@ -36,8 +36,8 @@ from . import (
 )
 from .decided import Decided, decide, decide_batch_split, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .matmul_precision import with_precision
 from .questions import is_git, of_controller, read
+from .step_model import with_precision
 
 FORMAT = 1
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}

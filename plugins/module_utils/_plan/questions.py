@@ -57,7 +57,6 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
     return {
         "folders": [*(run.data_paths if run.data_source == "controller" else []), *([trainer] if trainer else [])],
         "git": git,
-        "trainer": trainer,
         "results": run.results_dir,
         "conversations": (run.sft_data or "") if fine_tunes else None,
         "held_out": run.sft_val_data if fine_tunes else None,

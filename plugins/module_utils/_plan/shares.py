@@ -12,7 +12,7 @@ from .._contract.settings import Asked
 from .._contract.settings_table import AUTO
 from .._rules.shares import head_weights, share_rows
 from .hosts import Host, neighbours, same_machine
-from .matmul_precision import speed_in
+from .step_model import speed_in
 
 # Values of ddp_batch_split for which shares follow the speeds.
 FOLLOWING = (AUTO, "speed")

@@ -15,8 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Typed
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
 from .._kit.words import bytes_text, seconds_text, speed_text, table
-from .._plan.matmul_precision import fastest
-from .._plan.step_model import Link, Speed, StepJob, choose_sync, job_of, predict
+from .._plan.step_model import Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
@@ -219,7 +218,7 @@ def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     taken = plan["training"]["matmul"]
     each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
     because = f"measured without the optimizer, all hosts together: {each}"
-    best = fastest(speeds)
+    best = fastest_precision(speeds)
     if best != taken:
         return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
     return [f"  ddp_matmul auto is {taken}: {because}"]

@@ -28,7 +28,7 @@ JUDGEMENTS = {
     "judge_launch": ("hosts", "judge_launch", "LAUNCH"),
     "judge_links": ("preflight", "judge_links", "LINKS"),
     "judge_preflight": ("preflight", "judge_preflight", "OPTIONS"),
-    "judge_verdict": ("verdict", "judge_verdict", "OPTIONS"),
+    "judge_verdict": ("hosts", "judge_verdict", "VERDICT"),
 }
 # Other verbs of the controller that have a file of their own.
 FILES = {

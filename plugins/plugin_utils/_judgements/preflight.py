@@ -15,15 +15,14 @@ from ansible.utils.display import Display
 from ...module_utils._contract.findings import Finding, finding
 from ...module_utils._contract.findings_table import ERROR, INFO
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan.matmul_precision import speeds_together, with_precision
-from ...module_utils._plan.step_model import Link, speeds_of
+from ...module_utils._kit.words import DASH, plural, table
+from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
 from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
 from ...module_utils._preflight.judge import in_order, judge, load
 from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
-from ...module_utils._preflight.peer_check import closed_ports
+from ...module_utils._preflight.peer_check import LinkTry, closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
-from ...module_utils._preflight.text import links_text, summary
 from .._configuration import display_is_ours
 from .._display.texts import finding_text
 from .evidence import SHOWN, JudgeTask, Options, keep
@@ -226,3 +225,35 @@ def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]
+
+
+def links_text(evidence: PreflightEvidence) -> str:
+    """One line per direction between two hosts."""
+    rows = [
+        [
+            f"{host} -> {link['host']}",
+            link["nic"] or DASH,
+            ports_text(link),
+            number(link["latency_ms"], "ms", 2),
+            number(link["bandwidth_mbit"], "Mbit/s", 0),
+            str(link["mtu"] or DASH),
+        ]
+        for host, link in evidence.links()
+    ]
+    return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+
+
+def ports_text(link: LinkTry) -> str:
+    """How many of a direction's ports are closed."""
+    closed = len(closed_ports(link))
+    return f"{closed} of {len(link['ports'])} closed" if closed else "open"
+
+
+def number(value: float | None, unit: str, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f} {unit}"
+
+
+def summary(stopping: Sequence[Finding]) -> str:
+    """Why the run does not start."""
+    listed = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
+    return f"Preflight found {plural(len(stopping), 'error')}, so nothing was started: {listed}."

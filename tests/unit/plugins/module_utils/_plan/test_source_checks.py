@@ -46,11 +46,11 @@ def test_only_the_host_that_has_the_data_is_asked_for_its_folders():
 
 
 def test_the_controller_is_asked_for_what_lies_there_and_paths_are_meant_there():
-    nothing = dict.fromkeys(("git", "trainer", "conversations", "held_out"))
+    nothing = dict.fromkeys(("git", "conversations", "held_out"))
     assert controller_questions(hosts()) == {**nothing, "folders": [], "results": "runs"}
     run = {"ddp_data_source": "controller", "ddp_data_paths": ["~/x"], "ddp_trainer_source": "~/nanochat"}
     asked = controller_questions(hosts(run))
-    assert asked["folders"] == ["~/x", "~/nanochat"] and asked["trainer"] == "~/nanochat"
+    assert asked["folders"] == ["~/x", "~/nanochat"]
     here = {"folders": {"~/x": facts(path="/home/me/x"), "~/nanochat": facts(path="/home/me/nanochat")}}
     plan = make_plan(hosts(run), here=here).plan
     assert (plan["data"]["paths"], plan["trainer"]["url"]) == (["/home/me/x"], "/home/me/nanochat")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.matmul_precision import with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject, with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
