@@ -14,17 +14,12 @@ from ansible.errors import AnsibleError
 
 from ...module_utils._kit.files import write_whole
 
-Options = Mapping[str, Mapping[str, object]]
-SHOWN = ["text", "json", "none"]
-OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": {"type": "dict", "required": True}}
-
 
 class JudgeTask(NamedTuple):
-    """The task's validated options, the play's variables, and check mode."""
+    """The play's variables, and check mode."""
 
-    options: Mapping[str, Any]
     variables: Mapping[str, Any]
-    check: bool
+    check: bool = False
 
 
 def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
@@ -45,8 +40,9 @@ def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -
 def keep(path: str | None, document: Any, what: str, mode: int = 0o644) -> None:
     """Save a document as JSON on the controller."""
     if path:
+        file = Path(path).expanduser()
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(document, indent=2) + "\n", mode)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(str(file), json.dumps(document, indent=2) + "\n", mode)
         except OSError as error:
             raise AnsibleError(f"{what} could not be written to {path} on the controller: {error.strerror}.") from None

@@ -9,37 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...module_utils._contract.plan import Plan
 from ...module_utils._doctor.bundle import bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from ...module_utils._preflight.judge import public
-from .evidence import OF_PLAN, JudgeTask, Options, evidence_of, keep
+from .evidence import JudgeTask, evidence_of, keep
 
-LAUNCH: Options = {
-    **OF_PLAN,
-    "restart": {"type": "bool", "default": False},
-    "fresh": {"type": "bool", "default": False},
-}
 # Required keys of each part's evidence.
 KEYS = {
     "files": ("digest",),
     "venv": ("venv", "torch", "packages", "python_version"),
     "data": ("digest",),
 }
-SAMENESS: Options = {
-    "hosts": {"type": "list", "elements": "str", "required": True},
-    "master": {"type": "str"},
-    **{part: {"type": "dict"} for part in KEYS},
-}
 
 
-def judge_launch(task: JudgeTask) -> dict[str, object]:
+def judge_launch(
+    task: JudgeTask, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
+) -> dict[str, object]:
     """Whether to start the run, and why."""
-    options = task.options
-    plan = options["plan"]
-    seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
-    runs = [one["run"] for one in seen.values()]
-    decision, reason = _launch_action(runs, plan["digest"], options["restart"], options["fresh"])
+    seen = evidence_of((node["host"] for node in plan["nodes"]), evidence, "run")
+    decision, reason = _launch_action([one["run"] for one in seen.values()], plan["digest"], restart, fresh)
     return {"decision": decision, "reason": reason}
 
 
@@ -62,12 +52,13 @@ def _launch_action(
     return "start", "it is " + " and ".join(sorted(states)) + " on its hosts"
 
 
-def judge_sameness(task: JudgeTask) -> dict[str, object]:
-    """Fails with a sentence for each host whose trainer, packages or data differ from those of the master, or of the first host."""
-    options = task.options
-    hosts = dict.fromkeys([options["master"] or options["hosts"][0], *options["hosts"]])
-    given = {part: options[part] for part in KEYS if options[part] is not None}
-    found = {part: evidence_of(hosts, given[part], *KEYS[part]) for part in given}
+def judge_sameness(
+    task: JudgeTask, hosts: Sequence[str], master: str | None = None, **evidence: Mapping[str, Any]
+) -> dict[str, object]:
+    """Fails with a sentence for each host whose files, venv or data (those that are given) differ from those of the master, or of the
+    first host."""
+    ordered = dict.fromkeys([master or hosts[0], *hosts])
+    found = {part: evidence_of(ordered, seen, *KEYS[part]) for part, seen in evidence.items()}
     differing = list(disagreements(found))
     return {"failed": bool(differing), "msg": "\n".join(differing)}
 
@@ -121,21 +112,15 @@ def versions_text(venv: Mapping[str, Any], names: Sequence[str]) -> str:
 
 # The doctor
 
-VERDICT: Options = {
-    **OF_PLAN,
-    "secrets": {"type": "list", "elements": "dict", "default": []},
-    "file": {"type": "path"},
-}
 
-
-def judge_verdict(task: JudgeTask) -> dict[str, object]:
+def judge_verdict(
+    task: JudgeTask, plan: Plan, evidence: Mapping[str, Any], secrets: Sequence[Any] = (), file: str | None = None
+) -> dict[str, object]:
     """The doctor's single finding with its evidence, stored in a file."""
-    options = task.options
-    plan, evidence = options["plan"], options["evidence"]
     told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence))
     summary = {"verdict": told["verdict"], "summary": told["evidence"]}
-    keep(options["file"], bundle(plan, evidence, options["secrets"], summary), "The evidence", 0o600)
-    return {**told, "text": printable(text_of(told, options["file"]))}
+    keep(file, bundle(plan, evidence, secrets, summary), "The evidence", 0o600)
+    return {**told, "text": printable(text_of(told, file))}
 
 
 def text_of(told: Mapping[str, Any], path: str | None) -> str:

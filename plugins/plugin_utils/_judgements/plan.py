@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from ...module_utils._contract.plan import Given, Here
 from ...module_utils._contract.settings import is_unset
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan import budget
-from ...module_utils._plan.planner import make_plan
+from ...module_utils._plan import budget, planner
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions
 from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
@@ -31,47 +30,43 @@ from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
 from .._display.texts import finding_text
-from .evidence import SHOWN, JudgeTask, Options
+from .evidence import JudgeTask
 
 display = Display()
 
 
-HOSTS: Options = {"hosts": {"type": "list", "elements": "str", "required": True}}
-TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
-OPTIONS: Options = {
-    **TOLERANT,
-    "measured": {"type": "dict", "default": {}},
-    "show": {"type": "str", "choices": [*SHOWN, "whole", "budget"], "default": "none"},
-    "file": {"type": "path"},
-}
-
-
-def judge_settings(task: JudgeTask) -> dict[str, object]:
+def read_settings(task: JudgeTask, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(hosts_of(task))}
+    return {"controller": controller_settings(settings_of(task, hosts))}
 
 
-def judge_questions(task: JudgeTask) -> dict[str, object]:
+def read_questions(task: JudgeTask, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
     """The options of host_info for each host."""
-    hosts = hosts_of(task)
-    refuse_limit(task)
+    given = settings_of(task, hosts)
+    refuse_limit(task, hosts, tolerant)
     refuse_root(task)
-    tell_what_is_lacking(len(hosts))
-    tell_of_full_list(hosts)
-    return {"questions": questions(hosts)}
+    tell_what_is_lacking(len(given))
+    tell_of_full_list(given)
+    return {"questions": questions(given)}
 
 
-def judge_plan(task: JudgeTask) -> dict[str, object]:
-    """The plan."""
-    tolerant = task.options["tolerant"]
-    hosts = hosts_of(task)
-    refuse_limit(task)
-    here = seen_on_the_controller(hosts, tolerant)
+def make_plan(
+    task: JudgeTask,
+    hosts: Sequence[str],
+    tolerant: bool = False,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    show: str = "none",
+    file: str | None = None,
+) -> dict[str, object]:
+    """The plan; measured: what keep_measured returned for each host."""
+    given = settings_of(task, hosts)
+    refuse_limit(task, hosts, tolerant)
+    here = seen_on_the_controller(given, tolerant)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
     began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
-    measured = {host: kept["measured"] for host, kept in task.options["measured"].items()}
-    outcome = make_plan(hosts, tolerant, here, measured, clock)
+    kept = {host: found["measured"] for host, found in (measured or {}).items()}
+    outcome = planner.make_plan(given, tolerant, here, kept, clock)
     plan, training = outcome.plan, outcome.training
     fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
     whole, brief = (
@@ -79,15 +74,15 @@ def judge_plan(task: JudgeTask) -> dict[str, object]:
     )
     told = {"plan": plan, "findings": outcome.findings}
     document = json.dumps(told, indent=2) + "\n"
-    if task.options["show"] == "budget" and fit:
+    if show == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    text = f"{whole}\n\n{by_hand(plan)}" if task.options["show"] == "whole" else brief
-    show(task.options["show"], document, text, outcome.findings)
-    probes = {host["name"]: host.get("probe") for host in hosts}
+    text = f"{whole}\n\n{by_hand(plan)}" if show == "whole" else brief
+    print_plan(show, document, text, outcome.findings)
+    probes = {host["name"]: host.get("probe") for host in given}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
     return {
-        "changed": write(task.options["file"], document, task.check),
+        "changed": write(file, document, task.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
@@ -109,7 +104,7 @@ def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     return here
 
 
-def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
+def print_plan(how: str, document: str, text: str, findings: list[Finding]) -> None:
     """Print the plan for people, or as JSON for programs."""
     if how == "json":
         display.display(document)
@@ -124,7 +119,7 @@ def write(path: str | None, document: str, check: bool) -> bool:
     """Write the plan to a file on the controller; returns whether that changed it."""
     if not path:
         return False
-    file = Path(path)
+    file = Path(path).expanduser()
     try:
         if file.exists() and file.read_text(encoding="utf-8") == document:
             return False
@@ -159,11 +154,11 @@ def tell_of_full_list(hosts: list[Given]) -> None:
         )
 
 
-def refuse_limit(task: JudgeTask) -> None:
+def refuse_limit(task: JudgeTask, hosts: Sequence[str], tolerant: bool) -> None:
     """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
     playing = task.variables.get("ansible_play_hosts_all")
-    left_out = [host for host in task.options["hosts"] if playing is not None and host not in playing]
-    if left_out and not task.options["tolerant"]:
+    left_out = [host for host in hosts if playing is not None and host not in playing]
+    if left_out and not tolerant:
         seen = (
             f"{', '.join(left_out)} is excluded by --limit, but a run needs all its hosts; "
             f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
@@ -179,9 +174,9 @@ def refuse_root(task: JudgeTask) -> None:
         raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
-def hosts_of(task: JudgeTask) -> list[Given]:
+def settings_of(task: JudgeTask, hosts: Sequence[str]) -> list[Given]:
     """Settings and probe of every host."""
-    return [host_of(name, task.variables) for name in task.options["hosts"]]
+    return [host_of(name, task.variables) for name in hosts]
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Given:

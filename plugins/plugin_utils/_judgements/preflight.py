@@ -14,6 +14,7 @@ from ansible.utils.display import Display
 
 from ...module_utils._contract.findings import Finding, finding
 from ...module_utils._contract.findings_table import ERROR, INFO
+from ...module_utils._contract.plan import Plan
 from ...module_utils._kit.printable import printable
 from ...module_utils._kit.words import DASH, plural, table
 from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
@@ -25,7 +26,7 @@ from ...module_utils._preflight.peer_check import LinkTry, closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
 from .._configuration import display_is_ours
 from .._display.texts import finding_text
-from .evidence import SHOWN, JudgeTask, Options, keep
+from .evidence import JudgeTask, keep
 
 display = Display()
 
@@ -39,23 +40,12 @@ PIECES = {
 }
 # Registered only for hosts that a peer could not reach.
 FIREWALL = "__network_firewall"
-LINKS: Options = {"plan": {"type": "dict", "required": True}}
-OPTIONS: Options = {
-    **LINKS,
-    "plan_findings": {"type": "list", "elements": "dict", "default": []},
-    "before_network": {"type": "bool", "default": False},
-    "rehearsal": {"type": "bool", "default": False},
-    "running": {"type": "bool", "default": False},
-    "deployed": {"type": "bool", "default": False},
-    "show": {"type": "str", "choices": SHOWN, "default": "text"},
-    "file": {"type": "path"},
-}
 Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
-def judge_links(task: JudgeTask) -> dict[str, object]:
+def judge_links(task: JudgeTask, plan: Plan) -> dict[str, object]:
     """Whether all connections are open, and nobody else holds the rendezvous port; and the hosts that a peer did not reach."""
-    plan, seen = task.options["plan"], seen_on_hosts(task)
+    seen = seen_on_hosts(task, plan)
     links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
     closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
     held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
@@ -65,10 +55,12 @@ def judge_links(task: JudgeTask) -> dict[str, object]:
     }
 
 
-def judge_preflight(task: JudgeTask) -> dict[str, object]:
-    """Findings, prediction and links; fails if the run must not start."""
-    options, seen = task.options, seen_on_hosts(task)
-    evidence = gather(task, seen)
+def judge_preflight(
+    task: JudgeTask, plan: Plan, show: str = "text", file: str | None = None, **circumstances: Any
+) -> dict[str, object]:
+    """Findings, prediction and links; fails if the run must not start. circumstances: further fields of PreflightEvidence."""
+    seen = seen_on_hosts(task, plan)
+    evidence = gather(task, plan, seen, circumstances)
     found = [*judge(evidence), *missing(seen), *unmeasured(seen), *unbuilt(evidence, seen)]
     predicted = predicted_by(evidence, seen)
     if predicted:
@@ -80,24 +72,24 @@ def judge_preflight(task: JudgeTask) -> dict[str, object]:
         "prediction": predicted,
         "links": links_of(evidence),
     }
-    show(options["show"], evidence, document)
+    print_results(show, evidence, document)
     # Stored for comparison with the actual run.
-    keep(None if task.check else options["file"], document, "The findings")
+    keep(None if task.check else file, document, "The findings")
     stopping = [one for one in findings if one["severity"] == ERROR]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 
 
-def seen_on_hosts(task: JudgeTask) -> dict[str, dict[str, Mapping[str, Any]]]:
+def seen_on_hosts(task: JudgeTask, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
     """The results of the plan's hosts, in the order of their ranks. A task that a host was not asked for counts as tried."""
     found = {}
-    for node in task.options["plan"]["nodes"]:
+    for node in plan["nodes"]:
         known = task.variables["hostvars"][node["host"]]
         found[node["host"]] = {piece: known[name] for piece, name in PIECES.items() if known.get(name) is not None}
     return found
 
 
-def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
+def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
     """Print a table for people, or JSON for programs."""
     if how == "json":
         display.display(json.dumps(document, indent=2))
@@ -121,13 +113,13 @@ def fitted(text: str) -> str:
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
-def gather(task: JudgeTask, seen: Seen) -> PreflightEvidence:
+def gather(task: JudgeTask, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
-    options, hostvars = task.options, task.variables["hostvars"]
+    hostvars = task.variables["hostvars"]
     firewalls = {host: hostvars[host].get(FIREWALL) or {} for host in seen}
     gloo = {host: pieces["gloo"] for host, pieces in seen.items() if is_done(pieces.get("gloo"))}
     return PreflightEvidence(
-        plan=options["plan"],
+        plan=plan,
         probes={host: hostvars[host].get("ddp_probe") or {} for host in seen},
         tries={
             host: host_tries(pieces["answering"], pieces.get("links") or {})
@@ -136,7 +128,7 @@ def gather(task: JudgeTask, seen: Seen) -> PreflightEvidence:
         },
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
         gloo={host: program_answer(result) for host, result in gloo.items()},
-        **{name: options[name] for name in ("plan_findings", "before_network", "rehearsal", "running", "deployed")},
+        **circumstances,
     )
 
 

@@ -452,17 +452,9 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )
-        options = {
-            "plan": plan,
-            "plan_findings": [],
-            "before_network": False,
-            "rehearsal": True,
-            "running": False,
-            "deployed": False,
-        }
-        task = JudgeTask({**options, "show": "none", "file": None}, {"hostvars": hostvars}, True)
-        preflight.judge_links(task)
-        found: dict[str, Any] = preflight.judge_preflight(task)
+        judged = JudgeTask({"hostvars": hostvars}, True)
+        preflight.judge_links(judged, plan)
+        found: dict[str, Any] = preflight.judge_preflight(judged, plan, show="none", rehearsal=True)
         json.dumps(found, allow_nan=False)
         refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]
         assert {one["host"] for one in refused} <= {"laptop"}

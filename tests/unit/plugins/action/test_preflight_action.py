@@ -46,11 +46,8 @@ def judged(known, change):
         for host, peer in zip(known, reversed(names), strict=True)
     }
     change(hostvars)
-    options = {"plan": outcome.plan, "plan_findings": [], "before_network": False, "rehearsal": True}
-    task = JudgeTask(
-        {**options, "running": False, "deployed": False, "show": "none", "file": None}, {"hostvars": hostvars}, False
-    )
-    return preflight.judge_preflight(task)
+    task = JudgeTask({"hostvars": hostvars})
+    return preflight.judge_preflight(task, outcome.plan, show="none", rehearsal=True)
 
 
 def sentences(told):
