@@ -225,9 +225,8 @@ _REGISTERED = {
 
 def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
     """The results that the tasks of preflight would leave on each host."""
-    hosts = {node["address"]: node["host"] for node in plan["nodes"]}
     seen = changed(given("evidence"), case.get("evidence", {}))
-    for pieces in seen.values():
+    for host, pieces in seen.items():
         if "gloo" in pieces:
             pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
         measured, steps = pieces.pop("measured", None), pieces.pop("step", {}).get("results")
@@ -243,7 +242,7 @@ def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
         if "answering" in pieces:
             pieces["answering"]["is_held"] = bool(pieces["answering"].pop("holders"))
         for link in pieces.get("links", {}).get("links", []):
-            link["host"] = hosts[link["address"]]
+            link["host"] = next(other for other in seen if other != host)
             # The rate is that while both send.
             if link["bandwidth_mbit"]:
                 link["bandwidth_mbit"] = min(link["bandwidth_mbit"], link["duplex_mbit"])
