@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping
 
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
+from .._contract.probe import PortHolder
 from .._plan.hosts import is_loopback
 from .._plan.others import port_held
 from .evidence import PreflightEvidence
@@ -156,7 +157,8 @@ def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
     is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
     is_held = master in evidence.tries and evidence.tries[master]["is_held"]
     if is_held and not is_told and not own_session(evidence, master):
-        yield port_held(master, "ddp_port", {"port": port})
+        unknown: PortHolder = {"port": port, "pid": None, "user": "", "command": None, "session": None, "run": None}
+        yield port_held(master, "ddp_port", unknown)
 
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:

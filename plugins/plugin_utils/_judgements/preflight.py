@@ -150,7 +150,9 @@ def missing(seen: Seen) -> list[Finding]:
 
 def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
     """A host's results of start_responder and peer_check; what has none is that host's error."""
-    failed = [str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one]
+    failed = [
+        str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one
+    ]
     error = answering.get("error") or next(iter(failed), "")
     return {
         "responder": answering.get("responder"),
