@@ -112,10 +112,8 @@ def tracker_uri(run: RunSettings) -> str | None:
     return f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None
 
 
-def keeper(run: RunSettings, hosts: int) -> Keeper | None:
-    """The plan's section for keepers; None without keepers."""
-    if not run.restarts:
-        return None
+def keeper(run: RunSettings, hosts: int) -> Keeper:
+    """The plan's section for keepers."""
     return {
         "restarts": run.restarts,
         "min_hosts": run.min_hosts or hosts,
@@ -131,20 +129,18 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     return list(itertools.islice(free, hosts))
 
 
-def in_session(plan: Plan, run: RunSettings, node: Node, before: Sequence[Node]) -> Node:
-    """A node with its ports and what its session runs: the rank, or the keeper, which starts the rank."""
-    shared = sum(other["address"] == node["address"] for other in before)
+def add_session(plan: Plan, run: RunSettings, node: Node) -> None:
+    """Add to a node, the next of the plan's, its ports and what its session runs: the rank, or the keeper, which starts the rank."""
+    shared = sum(other["address"] == node["address"] for other in plan["nodes"])
     port = keeper_ports(run, shared + 1)[shared]
-    node = {**node, "owner_ports": [run.port, port]}
-    if not run.restarts:
-        return {**node, "env": dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))}
-    return {
-        **node,
-        "keeper_port": port,
+    node["owner_ports"] = [run.port, port]
+    if run.restarts:
+        node["keeper_port"] = port
         # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tests.
-        "open_ports": [*([] if shared else [run.port]), port],
-        "session_argv": [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")],
-    }
+        node["open_ports"] = [*([] if shared else [run.port]), port]
+        node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
+    else:
+        node["env"] = dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))
 
 
 def flag_names(decided: Decided) -> list[str]:

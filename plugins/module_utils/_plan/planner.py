@@ -152,11 +152,10 @@ def document(inputs: Inputs) -> Plan:
     }
     if section_of_stage := stages.document(run, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
-    plan["nodes"] = [node_of(inputs, host, rank, plan) for rank, host in enumerate(by_rank)]
-    if keeper := command.keeper(run, len(by_rank)):
-        plan["keeper"] = keeper
-    nodes = plan["nodes"]
-    plan["nodes"] = [command.in_session(plan, run, node, nodes[:rank]) for rank, node in enumerate(nodes)]
+    if run.restarts:
+        plan["keeper"] = command.keeper(run, len(by_rank))
+    for rank, host in enumerate(by_rank):
+        plan["nodes"].append(node_of(inputs, host, rank, plan))
     plan["digest"] = digest_of(plan)
     return plan
 
@@ -278,6 +277,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         node["guest"] = guest
     node["env"] = command.env(decided, node, polite.decide(host), shares.capability_of(host))
     node["argv"] = rank_argv(plan, node)
+    command.add_session(plan, run, node)
     return node
 
 
