@@ -54,7 +54,7 @@ def peer_check(call: Call) -> dict[str, Any]:
         "peer_check",
         address=node["address"],
         peers=list(peers.values()),
-        timeout=call.params["timeout"],
+        timeout=min(3.0, plan["timeout_seconds"] / 10),
         rates=call.params["rates"],
     )
     told = decoded(answer, {"links": list[LinkTry]}, call.host)
@@ -63,27 +63,20 @@ def peer_check(call: Call) -> dict[str, Any]:
 
 
 def start_all_reduce(call: Call) -> dict[str, Any]:
-    """Start the host's rank of an all-reduce; timeout: of each of its waits, start: of all until the last has begun."""
+    """Start the host's rank of an all-reduce; `seconds`: how long it may take."""
     plan, node = planned(call)
-    timeout, start = call.params["timeout"], call.params["start"]
-    argv = [
-        "timeout",
-        str(call.params["seconds"]),
-        python_of(node),
-        "-m",
-        "scripts.gloo_check",
-        "--timeout",
-        str(timeout),
-    ]
+    # A slow or busy host may take minutes to import PyTorch.
+    wait, start = min(20.0, plan["timeout_seconds"] / 3), min(120, plan["timeout_seconds"])
+    seconds = int(wait * 6) + start + 60
+    argv = ["timeout", str(seconds), python_of(node), "-m", "scripts.gloo_check", "--timeout", str(wait)]
     environ = {
         **node["env"],
         **rank_environ(plan, node),
         "PYTHONPATH": node["tools_dir"],
         "TORCH_CPP_LOG_LEVEL": "FATAL",
-        # A slow or busy host may take minutes to import PyTorch.
         "NANOCHAT_START_SECONDS": str(start),
     }
-    return call.ask("start_program", argv=argv, folder=node["tools_dir"], environ=environ)
+    return {**call.ask("start_program", argv=argv, folder=node["tools_dir"], environ=environ), "seconds": seconds + 10}
 
 
 def measure_step(call: Call) -> dict[str, Any]:

@@ -444,7 +444,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
     hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in known}
     for told in cases(honest):
         for name, one in zip(hostvars, (honest, told), strict=True):
-            task = {"plan": plan, "timeout": 3, "rates": True, "hostvars": hostvars, "host": name}
+            task = {"plan": plan, "rates": True, "hostvars": hostvars, "host": name}
             answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
             hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
             hostvars[name].update(
