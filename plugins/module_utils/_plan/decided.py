@@ -31,7 +31,6 @@ from .step_model import (
     predict,
     speeds_of,
     speeds_together,
-    subject,
 )
 
 
@@ -163,7 +162,9 @@ def _measured(by_rank: Sequence[Host], job: StepJob) -> Optional[Tuple[List[Spee
     """The measured speeds and slowest link of these hosts with this model; None if one is missing."""
     found = {host.name: host.measured for host in by_rank}
     speeds = speeds_of(job.hosts, found)
-    of_this_job = subject(job.model, job.device_batch)
-    if len(by_rank) < 2 or not speeds or any(one.get("subject") != of_this_job for one in found.values()):
+    is_same = all(
+        (one.get("model"), one.get("device_batch")) == (job.model, job.device_batch) for one in found.values()
+    )
+    if len(by_rank) < 2 or not speeds or not is_same:
         return None
     return speeds, links_of(list(found.values()))

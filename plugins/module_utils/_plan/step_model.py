@@ -14,7 +14,7 @@ import functools
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .._contract.document import digest_of, section
+from .._contract.document import section
 from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
@@ -262,11 +262,6 @@ def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
         min(float(one["mbit"]) for one in links),
         *(max(float(one.get(name) or 0.0) for one in links) for name in ("latency_ms", "message_ms")),
     )
-
-
-def subject(model: Mapping[str, Any], device_batch: int) -> str:
-    """The key that ties a measured step to this model."""
-    return digest_of([model, device_batch])
 
 
 # The precision of matrix products if the rehearsal chooses, which times a step with each

@@ -14,7 +14,7 @@ from .._contract.document import Document
 from .._contract.plan import Plan
 from .._contract.probe import Measured
 from .._contract.validate import InvalidHostData
-from .._plan.step_model import WIRE_SHARE, Link, subject
+from .._plan.step_model import WIRE_SHARE, Link
 from .._run.metrics import finite
 
 # Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
@@ -48,21 +48,11 @@ def measured_step(result: Mapping[str, Any], key: str) -> Document:
 def with_link(
     measured: Mapping[str, Any], plan: Plan, links: Iterable[Mapping[str, Any]], gloo: Mapping[str, Any]
 ) -> Document:
-    """A host's measured step with its slowest link and the model: what the plan needs to choose
-    the best ddp_sync."""
+    """A host's measured step with its slowest link and the model: what the plan needs to choose the best ddp_sync, and to tell other
+    depths from it."""
     link = slowest_link(links, [last_object(gloo)])
     kept = {"link": link._asdict()} if link else {}
-    return {
-        **measured,
-        **kept,
-        **measured_of(plan),
-        "subject": subject(plan["model"], plan["training"]["device_batch"]),
-    }
-
-
-def measured_of(plan: Plan) -> Document:
-    """The model that was measured, so that other depths can be told from it."""
-    return {"model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
+    return {**measured, **kept, "model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
 
 
 def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str, Any]]) -> Optional[Link]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject, with_precision
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import with_precision
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
@@ -33,7 +33,8 @@ def measured(mbit: float, **settings: Any) -> dict[str, Any]:
         "adamw_seconds": 0.02,
         "muon_seconds": 0.1,
         "link": {"mbit": mbit, "latency_ms": 0.3},
-        "subject": subject(plan["model"], training["device_batch"]),
+        "model": plan["model"],
+        "device_batch": training["device_batch"],
     }
 
 

@@ -256,7 +256,7 @@ def test_a_measured_step_is_kept_with_its_link_and_model():
     kept = measured.with_link({"key": "k"}, document, links, gloo)
     assert kept["link"] == {"mbit": 93.0, "latency_ms": 0.4, "message_ms": 0.4}
     assert step_model.links_of([kept, {**kept, "link": {"mbit": 94.0, "latency_ms": 0.1}}]) == Link(93.0, 0.4, 0.4)
-    assert kept["subject"] == step_model.subject(document["model"], 2)
+    assert (kept["model"], kept["device_batch"]) == (document["model"], 2)
     assert "link" not in measured.with_link({}, document, [], {})
 
 
