@@ -22,7 +22,7 @@ Answer = dict[str, Any]
 JUDGEMENTS = {
     **dict.fromkeys(["read_settings", "read_questions", "make_plan"], "plan"),
     **dict.fromkeys(["judge_links", "judge_preflight"], "preflight"),
-    **dict.fromkeys(["judge_sameness", "judge_launch", "judge_verdict"], "hosts"),
+    **dict.fromkeys(["judge_launch", "judge_verdict"], "hosts"),
 }
 # Other verbs of the controller that have a file of their own.
 FILES = {
