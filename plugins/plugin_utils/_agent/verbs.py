@@ -62,10 +62,9 @@ def on_controller(verb: str) -> Callable[[Call], Answer] | None:
 def judged(call: Call, judge: Callable[..., Answer]) -> Answer:
     """A judgement, which contacts no host."""
     from ...module_utils._contract.findings import PlanError
-    from .._judgements.evidence import JudgeTask
 
     try:
-        return judge(JudgeTask(call.variables, call.check), **call.params)
+        return judge(call, **call.params)
     except PlanError as error:
         return {"failed": True, "msg": str(error), "problems": error.findings}
 

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judgements over all hosts of a job: whether to start the run, and the doctor's verdict (its reasoning is in module_utils/_doctor/judge.py)."""
+"""Judgements over all hosts of a job: whether to start the run, and the doctor's verdict, whose reasoning is in _doctor/judge.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from ...module_utils._contract.plan import Plan
 from ...module_utils._doctor.bundle import bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
-from .evidence import JudgeTask, evidence_of, keep
+from .._agent.carrier import Call
+from .evidence import evidence_of, keep
 
 
 def judge_launch(
-    task: JudgeTask, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
+    call: Call, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
 ) -> dict[str, object]:
     """Whether to start the run, and why."""
     seen = evidence_of((node["host"] for node in plan["nodes"]), evidence, "run")
@@ -47,7 +48,7 @@ def _launch_action(
 
 
 def judge_verdict(
-    task: JudgeTask, plan: Plan, evidence: Mapping[str, Any], secrets: Sequence[Any] = (), file: str | None = None
+    call: Call, plan: Plan, evidence: Mapping[str, Any], secrets: Sequence[Any] = (), file: str | None = None
 ) -> dict[str, object]:
     """The doctor's single finding with its evidence, stored in a file."""
     told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence))

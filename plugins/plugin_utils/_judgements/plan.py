@@ -10,7 +10,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -29,29 +28,30 @@ from ...module_utils._plan.trainings import so_far
 from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
+from .._agent.carrier import Call
 from .._display.texts import finding_text
-from .evidence import JudgeTask
+from .evidence import keep
 
 display = Display()
 
 
-def read_settings(task: JudgeTask, hosts: Sequence[str]) -> dict[str, object]:
+def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(settings_of(task, hosts))}
+    return {"controller": controller_settings(settings_of(call, hosts))}
 
 
-def read_questions(task: JudgeTask, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
+def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
     """The options of host_info for each host."""
-    given = settings_of(task, hosts)
-    refuse_limit(task, hosts, tolerant)
-    refuse_root(task)
+    given = settings_of(call, hosts)
+    refuse_limit(call, hosts, tolerant)
+    refuse_root(call)
     tell_what_is_lacking(len(given))
     tell_of_full_list(given)
     return {"questions": questions(given)}
 
 
 def make_plan(
-    task: JudgeTask,
+    call: Call,
     hosts: Sequence[str],
     tolerant: bool = False,
     measured: Mapping[str, Mapping[str, Any]] | None = None,
@@ -59,11 +59,11 @@ def make_plan(
     file: str | None = None,
 ) -> dict[str, object]:
     """The plan; measured: what keep_measured returned for each host."""
-    given = settings_of(task, hosts)
-    refuse_limit(task, hosts, tolerant)
+    given = settings_of(call, hosts)
+    refuse_limit(call, hosts, tolerant)
     here = seen_on_the_controller(given, tolerant)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
-    began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
+    began = (call.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
     kept = {host: found["measured"] for host, found in (measured or {}).items()}
     outcome = planner.make_plan(given, tolerant, here, kept, clock)
@@ -73,16 +73,15 @@ def make_plan(
         "\n\n".join(filter(None, [render(plan, outcome.text_bytes, details), fit])) for details in (True, False)
     )
     told = {"plan": plan, "findings": outcome.findings}
-    document = json.dumps(told, indent=2) + "\n"
     if show == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
     text = f"{whole}\n\n{by_hand(plan)}" if show == "whole" else brief
-    print_plan(show, document, text, outcome.findings)
+    print_plan(show, told, text, outcome.findings)
     probes = {host["name"]: host.get("probe") for host in given}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
     return {
-        "changed": write(file, document, task.check),
+        "changed": keep(file, told, "The plan", check=call.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
@@ -104,31 +103,15 @@ def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     return here
 
 
-def print_plan(how: str, document: str, text: str, findings: list[Finding]) -> None:
+def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[Finding]) -> None:
     """Print the plan for people, or as JSON for programs."""
     if how == "json":
-        display.display(document)
+        display.display(json.dumps(document, indent=2) + "\n")
     elif how in ("text", "whole"):
         display.display(printable(f"\n{text}\n"))
         # The collection's display shows findings by itself.
         if findings and not _configuration.display_is_ours():
             display.display(printable("\n".join(map(finding_text, findings))) + "\n")
-
-
-def write(path: str | None, document: str, check: bool) -> bool:
-    """Write the plan to a file on the controller; returns whether that changed it."""
-    if not path:
-        return False
-    file = Path(path).expanduser()
-    try:
-        if file.exists() and file.read_text(encoding="utf-8") == document:
-            return False
-        if not check:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise AnsibleError(f"The plan could not be written to {path} on the controller: {error.strerror}.") from None
-    return True
 
 
 def tell_what_is_lacking(hosts: int) -> None:
@@ -154,9 +137,9 @@ def tell_of_full_list(hosts: list[Given]) -> None:
         )
 
 
-def refuse_limit(task: JudgeTask, hosts: Sequence[str], tolerant: bool) -> None:
+def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:
     """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
-    playing = task.variables.get("ansible_play_hosts_all")
+    playing = call.variables.get("ansible_play_hosts_all")
     left_out = [host for host in hosts if playing is not None and host not in playing]
     if left_out and not tolerant:
         seen = (
@@ -166,17 +149,17 @@ def refuse_limit(task: JudgeTask, hosts: Sequence[str], tolerant: bool) -> None:
         raise PlanError([finding("setting-refused", left_out[0], seen)])
 
 
-def refuse_root(task: JudgeTask) -> None:
+def refuse_root(call: Call) -> None:
     """Refuse to make every task root, which only a variable of the command line could."""
-    if boolean(task.variables.get("ansible_become") or False, strict=False):
+    if boolean(call.variables.get("ansible_become") or False, strict=False):
         seen = "ansible_become is true for all tasks, so training would run as root"
         remedy = "Leave it out: the tasks that need root become root by themselves (-K asks for the password)."
         raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
-def settings_of(task: JudgeTask, hosts: Sequence[str]) -> list[Given]:
+def settings_of(call: Call, hosts: Sequence[str]) -> list[Given]:
     """Settings and probe of every host."""
-    return [host_of(name, task.variables) for name in hosts]
+    return [host_of(name, call.variables) for name in hosts]
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Given:

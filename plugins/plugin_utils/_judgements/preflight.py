@@ -24,9 +24,10 @@ from ...module_utils._preflight.links import ways_to
 from ...module_utils._preflight.measured import program_answer, slowest_link
 from ...module_utils._preflight.peer_check import LinkTry, closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
+from .._agent.carrier import Call
 from .._configuration import display_is_ours
 from .._display.texts import finding_text
-from .evidence import JudgeTask, keep
+from .evidence import keep
 
 display = Display()
 
@@ -43,9 +44,9 @@ FIREWALL = "__network_firewall"
 Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
-def judge_links(task: JudgeTask, plan: Plan) -> dict[str, object]:
+def judge_links(call: Call, plan: Plan) -> dict[str, object]:
     """Whether all connections are open, and nobody else holds the rendezvous port; and the hosts that a peer did not reach."""
-    seen = seen_on_hosts(task, plan)
+    seen = seen_on_hosts(call, plan)
     links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
     closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
     held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
@@ -56,11 +57,11 @@ def judge_links(task: JudgeTask, plan: Plan) -> dict[str, object]:
 
 
 def judge_preflight(
-    task: JudgeTask, plan: Plan, show: str = "text", file: str | None = None, **circumstances: Any
+    call: Call, plan: Plan, show: str = "text", file: str | None = None, **circumstances: Any
 ) -> dict[str, object]:
     """Findings, prediction and links; fails if the run must not start. circumstances: further fields of PreflightEvidence."""
-    seen = seen_on_hosts(task, plan)
-    evidence = gather(task, plan, seen, circumstances)
+    seen = seen_on_hosts(call, plan)
+    evidence = gather(call, plan, seen, circumstances)
     found = [*judge(evidence), *missing(seen), *unmeasured(seen), *unbuilt(evidence, seen)]
     predicted = predicted_by(evidence, seen)
     if predicted:
@@ -74,17 +75,17 @@ def judge_preflight(
     }
     print_results(show, evidence, document)
     # Stored for comparison with the actual run.
-    keep(None if task.check else file, document, "The findings")
+    keep(file, document, "The findings", check=call.check)
     stopping = [one for one in findings if one["severity"] == ERROR]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 
 
-def seen_on_hosts(task: JudgeTask, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
+def seen_on_hosts(call: Call, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
     """The results of the plan's hosts, in the order of their ranks. A task that a host was not asked for counts as tried."""
     found = {}
     for node in plan["nodes"]:
-        known = task.variables["hostvars"][node["host"]]
+        known = call.variables["hostvars"][node["host"]]
         found[node["host"]] = {piece: known[name] for piece, name in PIECES.items() if known.get(name) is not None}
     return found
 
@@ -113,9 +114,9 @@ def fitted(text: str) -> str:
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
-def gather(task: JudgeTask, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
+def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
-    hostvars = task.variables["hostvars"]
+    hostvars = call.variables["hostvars"]
     firewalls = {host: hostvars[host].get(FIREWALL) or {} for host in seen}
     gloo = {host: pieces["gloo"] for host, pieces in seen.items() if is_done(pieces.get("gloo"))}
     return PreflightEvidence(

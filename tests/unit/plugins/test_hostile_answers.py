@@ -32,7 +32,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
@@ -452,7 +451,7 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
                 __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
                 __preflight_step=step,
             )
-        judged = JudgeTask({"hostvars": hostvars}, True)
+        judged: Any = SimpleNamespace(variables={"hostvars": hostvars}, check=True)
         preflight.judge_links(judged, plan)
         found: dict[str, Any] = preflight.judge_preflight(judged, plan, show="none", rehearsal=True)
         json.dumps(found, allow_nan=False)

@@ -15,7 +15,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import program_answer
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import preflight as verbs
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import desktop, hosts, laptop
 
 
@@ -50,7 +49,7 @@ def judged(known, change):
         for host, peer in zip(known, reversed(names), strict=True)
     }
     change(hostvars)
-    task = JudgeTask({"hostvars": hostvars})
+    task: Any = SimpleNamespace(variables={"hostvars": hostvars}, check=False)
     return preflight.judge_preflight(task, outcome.plan, show="none", rehearsal=True)
 
 
