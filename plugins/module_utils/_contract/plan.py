@@ -59,7 +59,7 @@ class Training(_Parts):
     tokens: int
     tokens_per_parameter: float
     flops: int
-    sync: str  # upstream: the trainer is neither ours nor joined and has no choice
+    sync: str
     head: str  # shared: each host has a part of the vocabulary; or whole
     head_open: bool  # whether another ddp_sync may have another head
     asked: Dict[str, str]  # the settings sync and head as the user wrote them
@@ -208,16 +208,15 @@ class Here(TypedDict, total=False):
 
 
 class _OfStage(TypedDict, total=False):
-    step: Optional[int]  # eval: the step to measure
     conversations: Conversations  # sft: conversations.jsonl in the run folder
     held_out: Conversations  # sft: conversations-val.jsonl in the run folder
-    script: str  # a checkout's own mid and sft
+    script: str  # a checkout's own
 
 
 class Stage(_OfStage):
     """The stage of a run that trains on, fine-tunes or evaluates another run's model."""
 
-    stage: str  # mid, sft or eval
+    stage: str  # sft
     base: str  # the run whose model it uses
 
 

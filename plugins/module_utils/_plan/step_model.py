@@ -113,8 +113,7 @@ def job_of(plan: Plan) -> StepJob:
         model=plan["model"],
         total_batch=training["total_batch"],
         device_batch=training["device_batch"],
-        # Another trainer has none of these.
-        sync=training["sync"] if training["sync"] in WAYS else "exact",
+        sync=training["sync"],
         sync_open=training["asked"]["sync"] == AUTO,
         head=training["head"],
         head_open=training["head_open"],

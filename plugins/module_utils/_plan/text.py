@@ -70,7 +70,7 @@ def training_lines(plan: Plan, text_bytes: Optional[int]) -> Iterator[str]:
         heart = ": it will learn it by heart" if times >= BY_HEART else ""
         whose = "the" if plan["data"].get("prose") else "your"
         yield f"{plural(steps, 'step')} read {whose} text about {read} times{heart}"
-    is_open = training["asked"]["sync"] == "auto" and training["sync"] != "upstream"
+    is_open = training["asked"]["sync"] == "auto"
     saves = f"every {often}" if often else "at the end"
     yield f"sync {training['sync']}{' (auto)' if is_open else ''}, head {training['head']}, saves {saves}"
 

@@ -36,7 +36,7 @@ def keep(path: str | None, document: Any, what: str, mode: int = 0o644, check: b
         return False
     file, content = Path(path).expanduser(), json.dumps(document, indent=2) + "\n"
     try:
-        if file.exists() and file.read_text(encoding="utf-8") == content:
+        if file.exists() and file.read_bytes() == content.encode():
             return False
         if not check:
             file.parent.mkdir(parents=True, exist_ok=True)
