@@ -117,8 +117,10 @@ def in_words(section: Stage) -> str:
         talks, held_out = section["conversations"], section.get("held_out")
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
-    script = section["script"].replace(".", "/")
-    return f"continues the model of {base} with the checkout's {script}.py and its own data"
+    if "script" in section:
+        script = section["script"].replace(".", "/")
+        return f"continues the model of {base} with the checkout's {script}.py and its own data"
+    return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
 
 
 def evaluates(plan: Plan) -> bool:
