@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     BatchError,
-    BatchRequest,
     plan_batch,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
@@ -152,11 +153,19 @@ def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
 
 # The sharing out of a batch
 
-SMOKE = BatchRequest(512, 2048, 2, False, False)
+BASE = resolve([("desktop", {})])
 
 
-def told(total=None, device=None):
-    return BatchRequest(512, total or 2048, device or 2, total is not None, device is not None)
+def told(total=None, device=None, sequence=512, rows=4, most=2):
+    """Settings with a batch; if it is given, the user wrote it."""
+    run = dataclasses.replace(
+        BASE.run, sequence=sequence, total_batch=total or rows * sequence, device_batch=device or most
+    )
+    wrote = {"ddp_total_batch": total, "ddp_device_batch": device}
+    return dataclasses.replace(BASE, run=run, given=frozenset(name for name, value in wrote.items() if value))
+
+
+SMOKE = told()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +187,8 @@ def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_on
 )
 def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
     weights = [1.0] * len(weights) if equal else weights
-    found = plan_batch(BatchRequest(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    limits = {"device": device} if told_device else {"most": device}
+    found = plan_batch(told(sequence=sequence, rows=wanted, **limits), weights, equal)
     assert found.total_batch == sum(found.rows) * sequence
     assert all(rows > 0 for rows in found.rows)
     assert 1 <= found.device_batch <= max(found.rows)
