@@ -209,7 +209,7 @@ def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
     json.dumps(facts)
     assert facts["host"]["hostname"] == socket.gethostname()
     assert any(nic["name"] == "lo" and nic["kind"] == "loopback" for nic in facts["nics"])
-    assert facts["run"]["exists"] is False and facts["base_dir"] == str(tmp_path / "base")
+    assert facts["run"]["plan_digest"] is None and facts["base_dir"] == str(tmp_path / "base")
     assert 1024 <= facts["ephemeral"]["low"] < facts["ephemeral"]["high"] <= 65535
 
 
