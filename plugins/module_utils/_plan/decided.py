@@ -108,7 +108,7 @@ def decide(
     job = StepJob(names, rows, model, batch.total_batch, batch.device_batch, run.sync == AUTO)
     # The profile's number of hosts does not make steps slower.
     chose_hosts = is_set(asked, "min_hosts")
-    job = decide_sync_and_head(asked, job, by_rank, bool(restarts and chose_hosts and 0 < run.min_hosts < world))
+    job = decide_sync_and_head(asked, job, by_rank, bool(restarts and chose_hosts and 0 < (run.min_hosts or 0) < world))
     half = -(-world // 2) if restarts and run.profile == "real" else 0
     decided = dataclasses.replace(
         run,

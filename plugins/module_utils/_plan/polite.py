@@ -53,7 +53,7 @@ def problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[
         yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
     elif not decided.run.restarts:
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
-    elif len(hosts) > 1 and not 0 < decided.run.min_hosts < len(hosts):
+    elif len(hosts) > 1 and not 0 < (decided.run.min_hosts or 0) < len(hosts):
         yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
 
 

@@ -76,7 +76,7 @@ def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
 
 def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Missing settings for automatic restarts."""
-    restarts, min_hosts = decided.run.restarts, decided.run.min_hosts
+    restarts, min_hosts = decided.run.restarts, decided.run.min_hosts or 0
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
     if min_hosts and not restarts:

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from ...module_utils._contract.command_line import flag_words, rank_environ
 from ...module_utils._contract.document import digest_of, section
 from ...module_utils._contract.plan import Node, Plan, open_ports
+from ...module_utils._contract.probe import Processors
 from ...module_utils._contract.run_folder import MEASURED
 from ...module_utils._preflight.evidence import peers_of
 from ...module_utils._preflight.measured import measured_step, program_answer, with_link
@@ -118,9 +119,9 @@ def keep_measured(call: Call) -> dict[str, Any]:
     if not step.get("measured"):
         return {"measured": {}}
     measured = with_link(step["measured"], plan, call.params["links"].get("links") or [], call.params["gloo"])
-    cpu = section(call.variables.get("ddp_probe"), "cpu")
+    cpu: Processors = call.variables["ddp_probe"]["cpu"]
     # A figure from a busy host would mislead the next plan.
-    if (cpu.get("load1") or 0) < cpu["available"]:
+    if (cpu["load1"] or 0) < cpu["available"]:
         call.ask("keep_measured", path=os.path.join(node["base_dir"], MEASURED), measured=measured)
     # Measured rates always differ a little; only a newly measured step counts as a change.
     return {"changed": step["is_new"], "measured": measured}
