@@ -336,10 +336,10 @@ def add_expected(
 
     shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
     hosts, rows_of_node = ("one", "two"), passes * model.rows
-    batch = {"total_batch": 2 * rows_of_node * model.length, "device_batch": model.rows}
-    training = batch | {"sync": "", "asked": {"sync": "auto", "head": "auto"}, "iterations": 10**6}
-    nodes = [{"host": host, "rows": rows_of_node} for host in hosts]
-    job = step_model.job_of({"model": describe(shape), "training": training, "nodes": nodes}).with_sync("exact", "auto")
+    batch = 2 * rows_of_node * model.length, model.rows
+    job = step_model.StepJob(hosts, (rows_of_node,) * 2, describe(shape), *batch, sync_open=True).with_sync(
+        "exact", "auto"
+    )
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
     link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2

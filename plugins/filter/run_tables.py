@@ -16,7 +16,7 @@ from ansible.errors import AnsibleFilterError
 
 from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
-from ..module_utils._preflight.predict import comparison_text
+from ..module_utils._preflight.predict import Outlook, comparison_text
 from ..module_utils._run import table as run_table
 from ..module_utils._run.health import UNSEEN, Seen, without_cpu
 from ..module_utils._run.state import RUNNING
@@ -58,7 +58,7 @@ def seen_in(host: str, result: Mapping[str, Any]) -> Seen:
     )
 
 
-def closing_table(results: Any, prediction: Mapping[str, Any] | None = None) -> str:
+def closing_table(results: Any, prediction: Outlook | None = None) -> str:
     """The closing table, followed by the prediction compared with the result."""
     seen = seen_of(results)
     beside = comparison_text(prediction, {one.host: one.run for one in seen}) if prediction else ""

@@ -12,15 +12,11 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils._contract import validate
-from ..module_utils._contract.command_line import flag_words
-from ..module_utils._contract.decode import believed_plans, decode
+from ..module_utils._contract.decode import believed_plans
 from ..module_utils._contract.document import number, section
 from ..module_utils._contract.settings import convert, defaults
 from ..module_utils._contract.settings_table import find
-from ..module_utils._preflight.evidence import peers_of
 from ..module_utils._preflight.links import ways_to
-from ..module_utils._preflight.measured import measured_step, with_link
-from ..module_utils._preflight.peer_check import LinkTry
 
 NOTHING = object()
 
@@ -59,11 +55,6 @@ def plain_name(name: Any) -> str:
         return validate.plain_name(name)
     except validate.InvalidHostData as why:
         raise AnsibleFilterError(str(why)) from None
-
-
-def preflight_peers(plan: Any, answers: Mapping[str, Any], host: str) -> list[dict[str, object]]:
-    """The responders of the other hosts, from the next rank on."""
-    return peers_of(plan, {name: answer for name, answer in answers.items() if isinstance(answer, Mapping)}, host)
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -135,10 +126,7 @@ def port_of(serving: Any) -> int | None:
 
 def fastest_link(result: Any) -> float:
     """In Mbit/s, of what peer_check returned on a host; infinite if it measured none."""
-    try:
-        links = decode(list[LinkTry], (result or {}).get("links") or [])
-    except validate.InvalidHostData:
-        return 0.0
+    links = (result or {}).get("links") or []
     return max((rate for link in links if (rate := link["bandwidth_mbit"])), default=math.inf)
 
 
@@ -154,11 +142,7 @@ class FilterModule:
             "setting": setting,
             "environment": environment,
             "plain_name": plain_name,
-            "flag_words": flag_words,
             "believed_plans": plans_of_runs,
-            "measured_step": measured_step,
-            "measured_link": with_link,
-            "preflight_peers": preflight_peers,
             "ways_to": ways_to,
             "shard_chain": shard_chain,
         }

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from two_nodes import two_nodes
 
 MODEL = {
@@ -42,12 +41,12 @@ def test_a_rehearsal_decides_and_a_run_keeps_its_way(play, tmp_path):
     assert "ddp_sync auto is " in told
     way = way_of(tmp_path / "one/runs/d2")
     plan = json.loads((tmp_path / "one/runs/d2/plan.json").read_text())
-    known = subject(plan["model"], plan["training"]["device_batch"])
+    known = {"model": plan["model"], "device_batch": plan["training"]["device_batch"]}
     for host in ("one", "two"):
         file = tmp_path / host / "measured.json"
         # A busy machine keeps no measurements.
-        kept = json.loads(file.read_text()) if file.exists() else {**STEP, "link": {"mbit": 1.0}, "subject": known}
-        assert kept["link"]["mbit"] > 0 and kept["subject"] == known
+        kept = json.loads(file.read_text()) if file.exists() else {**STEP, "link": {"mbit": 1.0}, **known}
+        assert kept["link"]["mbit"] > 0 and kept["model"] == plan["model"]
         # As over a link that carries next to nothing.
         file.write_text(json.dumps({**kept, "link": {"mbit": 0.5, "latency_ms": 1.0}}))
     play("--tags", "launch", "-e", "ddp_run=slow")

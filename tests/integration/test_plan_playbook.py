@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import subject
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 from ansible_collections.nanochat.ddp.tests.integration.local import ansible, free_port, one_line
 
@@ -81,13 +80,13 @@ def test_a_second_plan_goes_by_what_the_rehearsal_measured(inventory, tmp_path):
     assert before["training"]["sync"] == "exact"
     measured = {
         "tokens_per_second": 2000.0, "pass_seconds": 0.5, "adamw_seconds": 0.02, "muon_seconds": 0.1,
-        "link": {"mbit": 3.0, "latency_ms": 0.3}, "subject": subject(before["model"], before["training"]["device_batch"]),
+        "link": {"mbit": 3.0, "latency_ms": 0.3}, "model": before["model"], "device_batch": before["training"]["device_batch"],
     }  # fmt: skip
     said = "sync {{ ddp_plan.training.sync }}, probe {{ ddp_probe.measured | default('empty', true) }}"
     tasks: list[dict] = [
         {"import_role": {"name": "nanochat.ddp.plan"}},
-        {"set_fact": {"__preflight_measured": measured}},
-        {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "replan"}},
+        {"set_fact": {"__preflight_step": {"measured": measured, "is_new": True}}},
+        {"include_role": {"name": "nanochat.ddp.preflight", "tasks_from": "by_measurements"}},
         {"debug": {"msg": said}},
     ]
     done = plan(hosts, playbook=write_play(tmp_path, tasks))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import re
@@ -191,7 +192,6 @@ def plan_of(inventory: Case) -> dict[str, Any]:
         return {"refused": findings_of(told["problems"])}
     plan, found = told["plan"], findings_of(told["findings"])
     nodes = {node["host"]: node_of(node, plan["nodes"][0]) for node in plan["nodes"]}
-    decided = {name: f"{json.dumps(one['value'])} by {one['by']}" for name, one in told["decided"].items()}
     facts = {
         **picked(plan, _PLAN),
         "model": {
@@ -203,10 +203,8 @@ def plan_of(inventory: Case) -> dict[str, Any]:
         "trainer": picked(plan["trainer"], "source script joined url torch offline"),
         "nodes": nodes,
         "findings": found["facts"],
-        "decided": decided,
     }
-    why = {name: one["why"] for name, one in told["decided"].items() if one["why"]}
-    said = {"plan": told["text"].splitlines(), "findings": found["sentences"], "decided": why}
+    said = {"plan": told["text"].splitlines(), "findings": found["sentences"]}
     return {"facts": json.loads(json.dumps(facts).replace(str(ROOT), "CHECKOUT")), "sentences": steadied(said)}
 
 
@@ -218,18 +216,36 @@ def plans(cases: Cases) -> dict[str, Any]:
 # -- findings of preflight ------------------------------------------------------------------------------------------------
 
 
-def evidence_of(case: Case) -> dict[str, Any]:
+# The names under which the tasks of preflight register their results.
+_REGISTERED = {
+    "answering": "__preflight_answering", "links": "ddp_links", "firewall": "__network_firewall", "gloo": "__preflight_gloo",
+    "step": "__preflight_step",
+}  # fmt: skip
+
+
+def evidence_of(case: Case, plan: Case) -> dict[str, Any]:
     """The results that the tasks of preflight would leave on each host."""
     seen = changed(given("evidence"), case.get("evidence", {}))
-    for pieces in seen.values():
+    for host, pieces in seen.items():
         if "gloo" in pieces:
             pieces["gloo"] = {"stdout": json.dumps(pieces["gloo"]), "rc": 0}
-        if "step" in pieces:  # one process measures all
-            pieces["step"] = next(iter(pieces["step"].get("results") or [{}]))
-        if "manifest" in pieces:
-            pieces["manifest"] = {"content": pieces["manifest"]}
+        measured, steps = pieces.pop("measured", None), pieces.pop("step", {}).get("results")
+        if measured is not None:
+            error = json.loads(steps[0]["stdout"])["error"] if steps else ""
+            pieces["step"] = {"measured": measured, "error": error}
+        manifest, files = pieces.pop("manifest", "no answer"), pieces.pop("files", {})
+        if manifest != "no answer":
+            digest = hashlib.sha256(manifest.encode()).hexdigest()[:12]
+            pieces["data"] = [{"id": plan["data"]["id"], "digest": digest, "lacking": files.get("moved", [])}]
         for piece in [name for name, value in pieces.items() if value == "no answer"]:
             del pieces[piece]
+        if "answering" in pieces:
+            pieces["answering"]["is_held"] = bool(pieces["answering"].pop("holders"))
+        for link in pieces.get("links", {}).get("links", []):
+            link["host"] = next(other for other in seen if other != host)
+            # The rate is that while both send.
+            if link["bandwidth_mbit"]:
+                link["bandwidth_mbit"] = min(link["bandwidth_mbit"], link["duplex_mbit"])
     return seen
 
 
@@ -239,15 +255,14 @@ def findings(cases: Cases) -> dict[str, Any]:
     for name, case in cases.items():
         inventory = merged(given("plans")[case["like"]], case.get("inventory", {}))
         made = planned(inventory, tolerant=True)
-        probes = {host: known.get("ddp_probe") or {} for host, known in machines(inventory).items()}
-        options = {"rehearsal": True, "show": "none", **case.get("options", {})}
+        known = machines(inventory)
+        for host, pieces in evidence_of(case, made["plan"]).items():
+            if "data" in pieces:
+                known[host]["ddp_probe"]["data"] = pieces.pop("data")
+            known[host].update({_REGISTERED[name]: piece for name, piece in pieces.items()})
+        options = {"rehearsal": True, "deployed": True, "show": "none", **case.get("options", {})}
         judged = judge(
-            "judge_preflight",
-            plan=made["plan"],
-            evidence=evidence_of(case),
-            probes=probes,
-            plan_findings=made["findings"],
-            **options,
+            "judge_preflight", {"hostvars": known}, plan=made["plan"], plan_findings=made["findings"], **options
         )
         found = findings_of(judged["findings"])
         told[name] = {

@@ -59,7 +59,7 @@ class Training(_Parts):
     tokens: int
     tokens_per_parameter: float
     flops: int
-    sync: str  # upstream: the trainer is neither ours nor joined and has no choice
+    sync: str
     head: str  # shared: each host has a part of the vocabulary; or whole
     head_open: bool  # whether another ddp_sync may have another head
     asked: Dict[str, str]  # the settings sync and head as the user wrote them
@@ -243,6 +243,11 @@ class Plan(_Last):
     nodes: List[Node]  # by rank
 
 
+def open_ports(plan: Plan, node: Node) -> List[int]:
+    """The ports that a host opens besides its data ports: the rendezvous port on the master only, unless there are keepers."""
+    return node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
+
+
 class Controller(TypedDict):
     """Settings of the controller's own work; not part of the document."""
 
@@ -265,12 +270,10 @@ class HostQuestion(TypedDict):
 
 
 class ControllerQuestion(TypedDict):
-    """The plan's questions to the controller: folders, a repository, a trainer, conversations,
-    and where results go."""
+    """The plan's questions to the controller: folders, a repository, conversations, and where results go."""
 
     folders: List[str]
     git: Optional[str]
-    trainer: Optional[str]
     results: str
     conversations: Optional[str]
     held_out: Optional[str]

@@ -60,6 +60,8 @@ class DataSet(TypedDict):
     id: str
     shards: int
     bytes: int
+    digest: str  # of its manifest
+    lacking: List[str]  # files that are not there with the size that the manifest says
 
 
 class Machine(TypedDict):
@@ -175,7 +177,6 @@ class PastRun(TypedDict):
     """An earlier start of the run: parts of its plan, its session and its checkpoints."""
 
     path: str
-    exists: bool
     plan_digest: Optional[str]
     rows: Dict[str, int]
     head_shares: Dict[str, int]
@@ -226,13 +227,6 @@ class LocalPorts(TypedDict):
     high: LocalPort
 
 
-class Transfer(TypedDict):
-    """Why Ansible cannot copy files to a host."""
-
-    folder: str
-    shell: str
-
-
 class Usage(TypedDict):
     """Use of the machine by people."""
 
@@ -253,11 +247,11 @@ class Probe(TypedDict):
     names: Names  # what the own name and the peers' names resolve to on this host
     sudo: Rights  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path of tmux, or `null`
+    trainer: bool  # whether this collection's trainer is there, which has the test programs
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none
     logout: Dict[str, bool]  # whether systemd ends what the user leaves running at logout, and whether the user lingers
-    transfer: Optional[Transfer]  # folder and login shell, where Ansible cannot copy files to here
     ephemeral: LocalPorts  # the range of local ports, on which Gloo listens
     base_dir: AbsolutePath  # the base folder with `~` expanded
     venv_dir: AbsolutePath  # the trainer's environment with `~` expanded

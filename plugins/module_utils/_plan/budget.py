@@ -227,7 +227,7 @@ def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], hosts:
     head = "whole" if run.min_hosts and run.head == AUTO else run.head
     rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
     names = tuple(speed.host for speed in speeds)
-    job = StepJob(names, tuple(rows), model, run.total_batch, run.device_batch, run.iterations, run.sync == AUTO)
+    job = StepJob(names, tuple(rows), model, run.total_batch, run.device_batch, run.sync == AUTO)
     job = job.with_sync("exact" if run.sync == AUTO else run.sync, head)
     best = choose_sync(job, speeds, link, rows)
     return predict(job.with_sync(best, head) if best else job, speeds, link, rows).seconds

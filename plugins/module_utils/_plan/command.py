@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
-from typing import Any, Dict, Sequence
+from typing import Dict, Sequence
 
 from .._contract import politeness
 from .._contract.command_line import rank_environ
 from .._contract.plan import VECTORS_VARIABLE, Keeper, Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
-from .decided import Decided, Decision
+from .decided import Decided
 from .stages import BASE
 
 # Reuse big buffers instead of returning them to the kernel and faulting them in again.
@@ -40,17 +39,12 @@ LATER_FLAGS = (
 )  # fmt: skip
 # Benchmarks that would download tests and keep one rank busy for long.
 UNMEASURED = {stages.SFT: {"chatcore-every": -1}}
-# Flags with one number per rank.
-BY_RANK = ("rank-rows", "head-shares")
 
 
-def trainer_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
+def trainer_flags(decided: Decided, run_dir: str) -> Flags:
     """The trainer's flags on a host; other trainers get only those that they have."""
-    flags: Flags = {}
-    for row in rows().values():
-        # The decision, where there is one.
-        decision = getattr(decided, row.field, None)
-        flags[row.flag] = decision.value if isinstance(decision, Decision) else getattr(run, row.field, None)
+    run = decided.run
+    flags: Flags = {row.flag: getattr(run, row.field, None) for row in rows().values()}
     flags = {name: value for name, value in flags.items() if name and value is not None and value is not False}
     flags.update(
         {
@@ -64,29 +58,30 @@ def trainer_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
     if decided.ours:
         own: Flags = {
             "run-dir": run_dir,
-            "save-minutes": decided.save_minutes.value,
+            "save-minutes": run.save_minutes,
             "tracker-uri": tracker_uri(run),
             "rank-rows": list(decided.rows) if len(set(decided.rows)) > 1 else None,
             "head-shares": list(decided.head_shares),
             "rebalance": decided.rebalance,
-            "save-on-loss": bool(decided.restarts.value),
+            "save-on-loss": bool(run.restarts),
             "timed": decided.timed,
         }
         flags.update({name: value for name, value in own.items() if value})
         flags.update(stages.flags(run, run_dir))
     else:
-        known = CHECKOUT_FLAGS if decided.stage == BASE else LATER_FLAGS
+        known = CHECKOUT_FLAGS if run.stage == BASE else LATER_FLAGS
         flags = {**{name: flags[name] for name in known}, "device-type": "cpu"}
-        flags.update(UNMEASURED.get(decided.stage, {}))
+        flags.update(UNMEASURED.get(run.stage, {}))
     return {**flags, **flags_in(run.extra_args)[0]}
 
 
-def join_flags(run: RunSettings, decided: Decided, run_dir: str) -> Flags:
+def join_flags(decided: Decided, run_dir: str) -> Flags:
     """The flags of the launcher that joins a checkout's ranks."""
+    run = decided.run
     flags: Flags = {
         "run-dir": run_dir,
         "timeout-seconds": run.timeout,
-        "sync": decided.sync.value,
+        "sync": run.sync,
         "keep-checkpoints": run.keep_checkpoints,
         "tracker": "mlflow" if run.tracker == "mlflow" else None,
         "tracker-uri": tracker_uri(run),
@@ -103,18 +98,13 @@ def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
     for word in words:
         if word.startswith("--") and word.lstrip("-"):
             name, is_set, value = word[2:].partition("=")
-            found[name] = _by_rank(name, value) if is_set else True
+            found[name] = value if is_set else True
             name = "" if is_set else name
         elif name:
-            found[name], name = _by_rank(name, word), ""
+            found[name], name = word, ""
         else:
             strays.append(word)
     return found, strays
-
-
-def _by_rank(name: str, value: str) -> object:
-    is_list = name in BY_RANK and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
-    return [int(part) for part in value.split(",")] if is_list else value
 
 
 def tracker_uri(run: RunSettings) -> str | None:
@@ -122,15 +112,13 @@ def tracker_uri(run: RunSettings) -> str | None:
     return f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None
 
 
-def keeper(run: RunSettings, decided: Decided, hosts: int) -> Keeper | None:
-    """The plan's section for keepers; None without keepers."""
-    if not decided.restarts.value:
-        return None
+def keeper(run: RunSettings, hosts: int) -> Keeper:
+    """The plan's section for keepers."""
     return {
-        "restarts": decided.restarts.value,
-        "min_hosts": decided.min_hosts.value or hosts,
+        "restarts": run.restarts,
+        "min_hosts": run.min_hosts or hosts,
         "grace_seconds": run.grace,
-        "survive_reboot": decided.survive_reboot.value,
+        "survive_reboot": run.survive_reboot,
     }
 
 
@@ -141,31 +129,30 @@ def keeper_ports(run: RunSettings, hosts: int) -> list[int]:
     return list(itertools.islice(free, hosts))
 
 
-def in_session(plan: Plan, run: RunSettings, decided: Decided, node: Node, before: Sequence[Node]) -> Node:
-    """A node with its ports and what its session runs: the rank, or the keeper, which starts the rank."""
-    shared = sum(other["address"] == node["address"] for other in before)
+def add_session(plan: Plan, run: RunSettings, node: Node) -> None:
+    """Add to a node, the next of the plan's, its ports and what its session runs: the rank, or the keeper, which starts the rank."""
+    shared = sum(other["address"] == node["address"] for other in plan["nodes"])
     port = keeper_ports(run, shared + 1)[shared]
-    node = {**node, "owner_ports": [run.port, port]}
-    if not decided.restarts.value:
-        return {**node, "env": dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))}
-    return {
-        **node,
-        "keeper_port": port,
+    node["owner_ports"] = [run.port, port]
+    if run.restarts:
+        node["keeper_port"] = port
         # Any host may become the master; nodes of one machine share the rendezvous port, which the first of them tests.
-        "open_ports": [*([] if shared else [run.port]), port],
-        "session_argv": [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")],
-    }
+        node["open_ports"] = [*([] if shared else [run.port]), port]
+        node["session_argv"] = [node["argv"][0], "-B", os.path.join(node["run_dir"], ".keeper", "keeper.py")]
+    else:
+        node["env"] = dict(sorted({**node["env"], **rank_environ(plan, node)}.items()))
 
 
-def flag_names(run: RunSettings, decided: Decided) -> list[str]:
+def flag_names(decided: Decided) -> list[str]:
     """Names of the flags that the plan sets itself, or would with other hosts."""
-    one: Decision[Any] = Decision(1, "")
-    some = dataclasses.replace(decided, rows=(1, 2), head_parts=(), rebalance=True, save_minutes=one)
-    return [f"--{name}" for name in trainer_flags(dataclasses.replace(run, extra_args=()), some, ".")]
+    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1)
+    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(), rebalance=True)
+    return [f"--{name}" for name in trainer_flags(some, ".")]
 
 
-def env(run: RunSettings, decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:
+def env(decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
+    run = decided.run
     names = {
         # A GPU must not affect a run on the CPU.
         "CUDA_VISIBLE_DEVICES": "",

@@ -11,7 +11,7 @@ from typing import Iterator, Mapping, Sequence
 from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
-from .._contract.plan import Node, Plan
+from .._contract.plan import Node, Plan, open_ports
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
@@ -69,26 +69,14 @@ def connection_remedy(error: str, login: str) -> str:
 
 
 def tools(host: Host, node: Node, oldest: str) -> Iterator[Finding]:
-    """Whether the machine, its programs, its shell and its Python allow training."""
-    arch, stuck = host.fact("host", "arch"), host.fact("transfer")
+    """Whether the machine, its programs and its Python allow training."""
+    arch = host.fact("host", "arch")
     if arch not in ARCHITECTURES:
         seen = f"{host.name} is a machine of type {arch}, which PyTorch does not support"
         yield finding("architecture-differs", host.name, seen, remedy="Use a machine of type x86_64 or aarch64.")
     if not host.fact("tmux", "path"):
         remedy = "Ask its owner to run: sudo apt-get install tmux"
         yield finding("no-tmux", host.name, f"{host.name} has no tmux, which training needs", remedy=remedy)
-    # The play would fail minutes later, at its first copy.
-    if stuck:
-        seen = (
-            f"Ansible cannot copy files to {host.name}: its folder there, {stuck['folder']}, has a space in its path, and the login "
-            f"shell ({stuck['shell']}) prints something even in non-interactive sessions, so sftp and scp fail"
-        )
-        own = f"/var/tmp/ansible-{host.fact('host', 'user')}"
-        remedy = (
-            f"Set a folder without a space for that host in the inventory: ansible_remote_tmp: {own}, or let the shell's startup file "
-            "print only in interactive shells (in bash: [[ $- == *i* ]] || return, before the output)."
-        )
-        yield finding("folder-refused", host.name, seen, remedy=remedy)
     usable, wanted = [entry["executable"] for entry in pythons(host)], host.settings.python
     if wanted and node["python"] not in usable:
         have = ", ".join(usable) or "none"
@@ -177,7 +165,7 @@ def shares_folder(host: Host, other: Host) -> bool:
 
 def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
-    wanted = node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
+    wanted = open_ports(plan, node)
     for holder in host.fact("ports") or []:
         is_own = holder.get("session") and holder["session"] == host.fact("run", "session", "id")
         # A start waits for tests of this user that still run there, or ends them.

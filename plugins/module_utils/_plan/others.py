@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Sequence, Union
 
 from .._contract.findings import Finding, finding
+from .._contract.probe import PortHolder, TrainingProcess
 from .._kit.processes import is_check
 
+Process = Union[PortHolder, TrainingProcess]
 LONGEST_COMMAND = 90
 MOST_NAMED = 3
 
 
-def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
+def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
     """A port is taken, with the remedy for its holder: stop a run, wait for a check."""
     port, pid = holder["port"], holder.get("pid")
     seen = f"{setting} {port} is taken on {host}"
@@ -34,7 +36,7 @@ def port_held(host: str, setting: str, holder: Mapping[str, Any]) -> Finding:
     return finding("port-held", host, seen, remedy=remedy, facts={"pids": [pid] if pid else []})
 
 
-def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding:
+def other_training(host: str, strangers: Sequence[TrainingProcess]) -> Finding:
     """Others train on the host; names the first few."""
     top = ancestors(strangers)
     named = list(dict.fromkeys(described(one) for one in top))
@@ -44,12 +46,12 @@ def other_training(host: str, strangers: Sequence[Mapping[str, Any]]) -> Finding
     return finding("other-training", host, seen, remedy=remedy, facts={"pids": [one["pid"] for one in top]})
 
 
-def is_ours(process: Mapping[str, Any]) -> bool:
+def is_ours(process: Process) -> bool:
     """Whether this collection started it, for any run."""
     return bool(process.get("session") or process.get("run"))
 
 
-def described(process: Mapping[str, Any]) -> str:
+def described(process: Process) -> str:
     """A process as text: its run if known, or its command."""
     if process.get("run"):
         return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
@@ -57,7 +59,7 @@ def described(process: Mapping[str, Any]) -> str:
     return f"{what}process {process['pid']} of {process['user']} ({shortened(process['command'] or '')})"
 
 
-def how_to_stop(process: Mapping[str, Any]) -> str:
+def how_to_stop(process: Process) -> str:
     run = process.get("run") or "NAME"
     return f"Stop it as {process['user']}: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={run}"
 
@@ -66,7 +68,7 @@ def shortened(command: str) -> str:
     return command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
 
 
-def ancestors(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def ancestors(processes: Sequence[TrainingProcess]) -> list[TrainingProcess]:
     """The processes from which the others descend."""
     pids = {process["pid"] for process in processes}
     return [process for process in processes if process.get("parent") not in pids]

@@ -36,8 +36,8 @@ from . import (
 )
 from .decided import Decided, decide, decide_batch_split, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .matmul_precision import with_precision
 from .questions import is_git, of_controller, read
+from .step_model import with_precision
 
 FORMAT = 1
 SHARD_BYTES = {"url": 100_000_000, "host": 100_000_000, "controller": 100_000_000, "text": 25_000_000}
@@ -50,7 +50,6 @@ class PlanOutcome(NamedTuple):
     plan: Plan
     findings: list[Finding]
     controller: Controller
-    decided: Decided
     training: Launched
     budget: Optional[budget.ModelChoice]
     text_bytes: Optional[int]  # the size of the text to train on, if that is known
@@ -84,15 +83,15 @@ def make_plan(
     """
     asked, here = read(hosts), here or {}
     known, training, base = hosts_and_trainings(asked, hosts, measured or {})
-    matmul = decide_matmul(asked, known)
-    known = [host._replace(measured=with_precision(host.measured, matmul.taken.value)) for host in known]
+    matmul, tried = decide_matmul(asked, known)
+    known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
     run, shape = asked.run, model_size.shape_of(asked.run)
     order, of_ranks = ranks(known)
-    shared = shares.shared_out(asked, decide_batch_split(asked).value, known)
+    shared = shares.shared_out(asked, decide_batch_split(asked), known)
     by_rank = sorted(known, key=lambda host: order.get(host.name, len(known)))
-    decided = decide(asked, matmul, shape, by_rank, known, shared)
+    decided = decide(asked, matmul, tried, shape, by_rank, known, shared)
     refused = [settings_checks.refused(one) for one in (*late, *settings_checks.problems(asked, known, shape, decided))]
     problems = [*refused, *of_ranks, *map(settings_checks.refused, shared.problems)]
     chooser = EndpointChooser(known)
@@ -112,9 +111,7 @@ def make_plan(
     findings = [*chooser.findings, *seen, *polite.findings(known)]
     findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
     launched = budget.with_end(trainings.launched(known, plan, training, base, run.fresh), run, plan, clock)
-    return PlanOutcome(
-        plan, findings, of_controller(run), decided, launched, choice, data_set.text_bytes(run, known, plan)
-    )
+    return PlanOutcome(plan, findings, of_controller(run), launched, choice, data_set.text_bytes(run, known, plan))
 
 
 def hosts_and_trainings(
@@ -137,8 +134,8 @@ def hosts_and_trainings(
 
 def document(inputs: Inputs) -> Plan:
     """The plan from settings and decisions."""
-    run, decided, by_rank = inputs.asked.run, inputs.decided, inputs.by_rank
-    master = by_rank[0]
+    decided, by_rank = inputs.decided, inputs.by_rank
+    run, master = decided.run, by_rank[0]
     plan: Plan = {
         "format": FORMAT,
         "run": decided.name,
@@ -155,12 +152,10 @@ def document(inputs: Inputs) -> Plan:
     }
     if section_of_stage := stages.document(run, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
-    plan["nodes"] = [node_of(inputs, host, rank, plan) for rank, host in enumerate(by_rank)]
-    keeper = command.keeper(run, decided, len(by_rank))
-    if keeper:
-        plan["keeper"] = keeper
-    nodes = plan["nodes"]
-    plan["nodes"] = [command.in_session(plan, run, decided, node, nodes[:rank]) for rank, node in enumerate(nodes)]
+    if run.restarts:
+        plan["keeper"] = command.keeper(run, len(by_rank))
+    for rank, host in enumerate(by_rank):
+        plan["nodes"].append(node_of(inputs, host, rank, plan))
     plan["digest"] = digest_of(plan)
     return plan
 
@@ -176,31 +171,30 @@ def data_ports(hosts: Sequence[Host]) -> Ports:
 
 
 def training_of(inputs: Inputs) -> Training:
-    run, decided = inputs.asked.run, inputs.decided
-    model = model_size.describe(inputs.shape)
-    total_batch, iterations = decided.total_batch.value, decided.iterations.value
-    tokens = total_batch * iterations
+    asked, decided = inputs.asked.run, inputs.decided
+    run, model = decided.run, model_size.describe(inputs.shape)
+    tokens = run.total_batch * run.iterations
     training: Training = {
         "profile": run.profile,
-        "total_batch": total_batch,
-        "device_batch": decided.device_batch.value,
+        "total_batch": run.total_batch,
+        "device_batch": run.device_batch,
         "batch_split": run.batch_split,
         "rows": list(decided.rows),
-        "iterations": iterations,
+        "iterations": run.iterations,
         "tokens": tokens,
         "tokens_per_parameter": round(tokens / model["parameters"]["total"], 4),
         "flops": tokens * model["flops_per_token"],
-        "sync": decided.sync.value,
-        "head": decided.head.value,
+        "sync": run.sync,
+        "head": run.head,
         "head_open": decided.head_open,
-        "asked": {"sync": run.sync, "head": run.head},
-        "matmul": decided.matmul.value,
+        "asked": {"sync": asked.sync, "head": asked.head},
+        "matmul": run.matmul,
         "matmul_tried": list(decided.matmul_tried),
         "eval_every": run.eval_every,
         "eval_tokens": run.eval_tokens,
         "sample_every": run.sample_every,
         "save_every": run.save_every,
-        "save_minutes": decided.save_minutes.value,
+        "save_minutes": run.save_minutes,
         "keep_checkpoints": run.keep_checkpoints,
         # A checkout by itself can only resume from a step whose files are on every host.
         "resume": run.resume and decided.goes_on,
@@ -215,7 +209,8 @@ def training_of(inputs: Inputs) -> Training:
 
 
 def trainer_of(inputs: Inputs) -> Trainer:
-    run, decided = inputs.asked.run, inputs.decided
+    decided = inputs.decided
+    run = decided.run
     source = "ours" if decided.ours else "git" if is_git(run.trainer_source) else "path"
     urls = {"ours": None, "path": data_set.path_here(inputs.here, run.trainer_source), "git": run.trainer_source}
     compiler = ["zig"] if run.kernels == "zig" and decided.ours else []
@@ -237,7 +232,8 @@ def trainer_of(inputs: Inputs) -> Trainer:
 
 def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     """One host's share of the run."""
-    run, decided, hosts = inputs.asked.run, inputs.decided, inputs.hosts
+    decided, hosts = inputs.decided, inputs.hosts
+    run = decided.run
     base = host.fact("base_dir") or home_expanded(host.settings.base_dir, host)
     own = inputs.endpoints[host.name]
     python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
@@ -265,40 +261,40 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "cores": shares.cores_of(host, hosts),
         "rows": rows,
         "head_share": decided.head_parts[rank],
-        "accumulation": -(-rows // decided.device_batch.value),
+        "accumulation": -(-rows // run.device_batch),
         "memory_bytes": memory_bytes(inputs),
         "disk_bytes": disk_bytes(inputs),
-        "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, decided.sync.value),
+        "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),
-        "flags": command.trainer_flags(run, decided, run_dir),
+        "flags": command.trainer_flags(decided, run_dir),
         "argv": [],
         "env": {},
         "env_secret": sorted(run.secret_env),
     }
     if not decided.ours:
-        node["join_flags"] = command.join_flags(run, decided, run_dir)
+        node["join_flags"] = command.join_flags(decided, run_dir)
     if guest := polite.guest_limits(host):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host).value, shares.capability_of(host))
+    node["env"] = command.env(decided, node, polite.decide(host), shares.capability_of(host))
     node["argv"] = rank_argv(plan, node)
+    command.add_session(plan, run, node)
     return node
 
 
 def memory_bytes(inputs: Inputs) -> int:
-    decided = inputs.decided
-    parts = len(inputs.by_rank) if decided.head.value == "shared" else 1
-    sizes = model_size.memory(inputs.shape, decided.device_batch.value, decided.sync.value, decided.ours, parts)
-    return sizes["total"]
+    run = inputs.decided.run
+    parts = len(inputs.by_rank) if run.head == "shared" else 1
+    return model_size.memory(inputs.shape, run.device_batch, run.sync, inputs.decided.ours, parts)["total"]
 
 
 def disk_bytes(inputs: Inputs) -> int:
     """Checkpoints to keep plus the one being written, and the shards."""
-    run, decided = inputs.asked.run, inputs.decided
-    saves = 1 + (decided.iterations.value // run.save_every if run.save_every > 0 else 0)
-    if decided.save_minutes.value:
+    run = inputs.decided.run
+    saves = 1 + (run.iterations // run.save_every if run.save_every > 0 else 0)
+    if run.save_minutes:
         # The number of time-based checkpoints is unknown, but no more than these are kept.
         saves = max(saves, run.keep_checkpoints + 1)
-    all_stay = run.keep_checkpoints < 0 or not decided.goes_on
+    all_stay = run.keep_checkpoints < 0 or not inputs.decided.goes_on
     kept = saves if all_stay else min(saves, run.keep_checkpoints + 1)
     shards = run.data_shards * SHARD_BYTES[run.data_source]
-    return kept * model_size.checkpoint_bytes(inputs.shape, decided.sync.value) + shards
+    return kept * model_size.checkpoint_bytes(inputs.shape, run.sync) + shards

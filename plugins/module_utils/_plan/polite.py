@@ -13,27 +13,25 @@ from .._contract.politeness import GUEST, LOW, OFF
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, find
 from .._kit.words import named
-from .decided import DEFAULT, HOSTS, KEPT, USER, Decided, Decision
+from .decided import Decided
 from .hosts import Host
 
 LIMITS = ("hours", "battery_limit", "away_if")
 
 
-def decide(host: Host) -> Decision[str]:
+def decide(host: Host) -> str:
     """off, low or guest. A resumed run keeps auto's first result, so that a login does not restart it."""
-    wanted = host.settings.polite
-    if wanted != AUTO:
-        return Decision(wanted, USER)
+    if host.settings.polite != AUTO:
+        return host.settings.polite
     kept = host.kept_fact("polite")
     if kept in (OFF, LOW):
-        return Decision(kept, KEPT)
-    users = host.fact("usage", "graphical") or []
-    return Decision(LOW, HOSTS, f"{named(users)} is logged in graphically") if users else Decision(OFF, DEFAULT)
+        return str(kept)
+    return LOW if host.fact("usage", "graphical") else OFF
 
 
 def guest_limits(host: Host) -> Guest | None:
     """A guest's limits; None for other hosts."""
-    if decide(host).value != GUEST:
+    if decide(host) != GUEST:
         return None
     one = host.settings
     return {"hours": one.hours, "battery_limit": one.battery_limit, "away_if": one.away_if}
@@ -53,9 +51,9 @@ def problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[
         yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
     elif not asked.run.resume:
         yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
-    elif not decided.restarts.value:
+    elif not decided.run.restarts:
         yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
-    elif len(hosts) > 1 and not 0 < decided.min_hosts.value < len(hosts):
+    elif len(hosts) > 1 and not 0 < (decided.run.min_hosts or 0) < len(hosts):
         yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
 
 
@@ -63,6 +61,6 @@ def findings(hosts: Sequence[Host]) -> Iterator[Finding]:
     """Facts that guests cannot read."""
     for host in hosts:
         blind = host.fact("usage", "blind") or []
-        if decide(host).value == GUEST and blind:
+        if decide(host) == GUEST and blind:
             seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
             yield finding("guest-blind", host.name, seen)

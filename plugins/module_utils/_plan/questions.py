@@ -31,7 +31,7 @@ def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
     run, each = asked.run, asked.hosts
     known = [Host(host["name"], each[host["name"]], {}) for host in hosts]
     addresses = {host["name"]: each[host["name"]].address or host.get("reach") for host in hosts}
-    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked).value else [])]
+    ports = [run.port, *(command.keeper_ports(run, len(known)) if decide_restarts(asked) else [])]
     return {
         name: {
             "base_dir": own.base_dir,
@@ -57,7 +57,6 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
     return {
         "folders": [*(run.data_paths if run.data_source == "controller" else []), *([trainer] if trainer else [])],
         "git": git,
-        "trainer": trainer,
         "results": run.results_dir,
         "conversations": (run.sft_data or "") if fine_tunes else None,
         "held_out": run.sft_val_data if fine_tunes else None,

@@ -67,7 +67,7 @@ def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
     used = {"ddp_port": run.port}
     if run.tracker == "mlflow":
         used["ddp_tracker_port"] = run.tracker_port
-    if decided.restarts.value:
+    if decided.run.restarts:
         used["ddp_keeper_port"] = run.keeper_port
     for name, other in itertools.combinations(used, 2):
         if used[name] == used[other]:
@@ -76,12 +76,12 @@ def schedule_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
 
 def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
     """Missing settings for automatic restarts."""
-    restarts, min_hosts = decided.restarts.value, decided.min_hosts.value
+    restarts, min_hosts = decided.run.restarts, decided.run.min_hosts or 0
     if min_hosts > len(hosts):
         yield f"ddp_min_hosts is {min_hosts}, but this job has {len(hosts)} hosts; 0 means all of them."
     if min_hosts and not restarts:
         yield "ddp_min_hosts is set, but ddp_restarts is 0, so losing a host ends the run; set ddp_restarts, for example to 3."
-    if decided.survive_reboot.value and not restarts:
+    if decided.run.survive_reboot and not restarts:
         yield "ddp_survive_reboot is set, but ddp_restarts is 0, so no host could rejoin; set ddp_restarts, for example to 3."
     if restarts and not decided.ours:
         yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); others cannot continue with fewer hosts."
@@ -152,6 +152,6 @@ def extra_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
     further, strays = flags_in(run.extra_args)
     for word in strays:
         yield f"ddp_extra_args holds {word!r}, which follows no flag; write --name=value."
-    for flag in flag_names(run, decided):
+    for flag in flag_names(decided):
         if flag[2:] in further:
             yield f"ddp_extra_args holds {flag}, which the plan sets itself; use the setting of that name."

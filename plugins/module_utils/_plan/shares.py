@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO
 from .._rules.shares import head_weights, share_rows
 from .hosts import Host, neighbours, same_machine
-from .matmul_precision import speed_in
+from .step_model import speed_in
 
 # Values of ddp_batch_split for which shares follow the speeds.
 FOLLOWING = (AUTO, "speed")
@@ -29,16 +29,6 @@ class BatchError(ValueError):
     """The batch cannot be split; the text says what is possible."""
 
 
-class BatchRequest(NamedTuple):
-    """The requested batch; total_batch and device_batch are the profile's unless the user set them."""
-
-    sequence: int
-    total_batch: int
-    device_batch: int
-    set_total: bool
-    set_device: bool
-
-
 class SharedBatch(NamedTuple):
     """Each rank's rows per step, in passes of device_batch rows."""
 
@@ -47,26 +37,26 @@ class SharedBatch(NamedTuple):
     total_batch: int
 
 
-def plan_batch(
-    wanted: BatchRequest, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()
-) -> SharedBatch:
+def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, kept: Sequence[int] = ()) -> SharedBatch:
     """Split a step by the ranks' weights; sizes that nobody set adapt to the number of hosts.
 
     `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
     """
-    rows = total_rows(wanted, len(weights), equal)
+    rows = total_rows(asked, len(weights), equal)
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
-    return SharedBatch(shares, pass_rows(wanted, shares), rows * wanted.sequence)
+    return SharedBatch(shares, pass_rows(asked, shares), rows * asked.run.sequence)
 
 
-def pass_rows(wanted: BatchRequest, shares: Sequence[int]) -> int:
+def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
     """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
 
     Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
     """
+    most = asked.run.device_batch
     if len(set(shares)) == 1:
-        return max(size for size in range(1, wanted.device_batch + 1) if shares[0] % size == 0)
-    most = wanted.device_batch if wanted.set_device else max(wanted.device_batch, MOST_PASS_TOKENS // wanted.sequence)
+        return max(size for size in range(1, most + 1) if shares[0] % size == 0)
+    if "ddp_device_batch" not in asked.given:
+        most = max(most, MOST_PASS_TOKENS // asked.run.sequence)
     return min(max(shares), most)
 
 
@@ -76,17 +66,17 @@ def multiples_near(value: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below else str(unit)
 
 
-def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
+def total_rows(asked: Asked, world: int, equal: bool) -> int:
     """Rows per step over all ranks; rejects a user's batch that cannot be divided."""
-    if not wanted.set_total:
-        return adapted_rows(wanted, world)
-    total, factors = wanted.total_batch, {"ddp_sequence": wanted.sequence}
+    if "ddp_total_batch" not in asked.given:
+        return adapted_rows(asked, world)
+    total, factors = asked.run.total_batch, {"ddp_sequence": asked.run.sequence}
     # Unequal shares have a shorter last pass.
-    if equal and wanted.set_device:
-        factors["ddp_device_batch"] = wanted.device_batch
+    if equal and "ddp_device_batch" in asked.given:
+        factors["ddp_device_batch"] = asked.run.device_batch
     if equal and world > 1:
         factors[f"{world} hosts"] = world
-    unit, least = math.prod(factors.values()), wanted.sequence * world
+    unit, least = math.prod(factors.values()), asked.run.sequence * world
     if total % unit or total < unit:
         product = " x ".join(map(str, factors.values())) + (f" = {unit}" if len(factors) > 1 else "")
         raise BatchError(
@@ -95,34 +85,25 @@ def total_rows(wanted: BatchRequest, world: int, equal: bool) -> int:
         )
     if total < least:
         raise BatchError(f"ddp_total_batch {total} has too few rows for {world} hosts; use {least} or more.")
-    return total // wanted.sequence
+    return total // asked.run.sequence
 
 
-def adapted_rows(wanted: BatchRequest, world: int) -> int:
+def adapted_rows(asked: Asked, world: int) -> int:
     """The profile's rows, or the nearest number that this many hosts can share equally."""
-    profile = max(1, wanted.total_batch // wanted.sequence)
-    found = 0
-    for device_batch in pass_sizes(wanted):
+    profile, found, device_batch = max(1, asked.run.total_batch // asked.run.sequence), 0, asked.run.device_batch
+    while device_batch:
         unit = device_batch * world
         nearest = max(1, (profile + unit // 2) // unit) * unit
         if found == 0 or _apart(nearest, profile) < _apart(found, profile):
             found = nearest
-        if _apart(found, profile) <= NEAR:
+        if _apart(found, profile) <= NEAR or "ddp_device_batch" in asked.given:
             break
+        device_batch //= 2  # smaller passes
     return found
 
 
 def _apart(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
-
-
-def pass_sizes(wanted: BatchRequest) -> Iterator[int]:
-    """Possible rows per pass, largest first."""
-    yield wanted.device_batch
-    size = wanted.device_batch // 2
-    while size and not wanted.set_device:
-        yield size
-        size //= 2
 
 
 class HostShares(NamedTuple):
@@ -211,11 +192,9 @@ def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
     """Split the rows of a step and a shared head among the hosts, in their order."""
     run, weights, problems = asked.run, weights_of(split, hosts), unknown_speeds(split, hosts)
     rows, parts = (kept_shares(hosts, name) if split in FOLLOWING else {} for name in ("rows", "head_shares"))
-    total_set, device_set = "ddp_total_batch" in asked.given, "ddp_device_batch" in asked.given
-    wanted = BatchRequest(run.sequence, run.total_batch, run.device_batch, total_set, device_set)
     kept = [rows[host.name] for host in hosts] if rows else []
     try:
-        batch = plan_batch(wanted, weights, split == "equal", kept)
+        batch = plan_batch(asked, weights, split == "equal", kept)
     except BatchError as error:
         return HostShares(SharedBatch([], run.device_batch, run.total_batch), {}, [*problems, str(error)])
     # Parts of the head are finer than rows.

@@ -118,7 +118,7 @@ def in_words(section: Stage) -> str:
         beside = f", and evaluates it on the {held_out['count']} of {held_out['path']}" if held_out else ""
         return f"fine-tunes the model of {base} on {talks['count']} conversations of {talks['path']}{beside}"
     if "script" in section:
-        script = str(section["script"]).replace(".", "/")
+        script = section["script"].replace(".", "/")
         return f"continues the model of {base} with the checkout's {script}.py and its own data"
     return f"continues the model of {base} with {SCRIPTS[section['stage']]}"
 

@@ -14,8 +14,8 @@ import functools
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .._contract.document import digest_of
-from .._contract.plan import Model
+from .._contract.document import section
+from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
 from .model_size import head_work
@@ -88,7 +88,6 @@ class StepJob:
     model: Model
     total_batch: int
     device_batch: int
-    iterations: int
     sync_open: bool  # whether the plan chooses ddp_sync
     sync: str = "exact"
     head: str = "whole"
@@ -105,23 +104,20 @@ class StepJob:
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
-def job_of(plan: Mapping[str, Any]) -> StepJob:
-    """The job of a plan document, which may be from an older version with fewer fields."""
+def job_of(plan: Plan) -> StepJob:
+    """The job of a plan."""
     training, nodes = plan["training"], plan["nodes"]
-    asked = {name: (training.get("asked") or {}).get(name, training.get(name)) for name in ("sync", "head")}
     return StepJob(
         hosts=tuple(node["host"] for node in nodes),
-        rows=tuple(node.get("rows") or 0 for node in nodes),
+        rows=tuple(node["rows"] for node in nodes),
         model=plan["model"],
         total_batch=training["total_batch"],
         device_batch=training["device_batch"],
-        iterations=training.get("iterations") or 1,
-        # An older plan may have another one.
-        sync=training["sync"] if training.get("sync") in WAYS else "exact",
-        sync_open=asked["sync"] == AUTO,
-        head=str(training.get("head") or "whole"),
-        head_open=bool(training.get("head_open", asked["head"] == AUTO)),
-        head_shares=tuple(training.get("head_shares") or ()),
+        sync=training["sync"],
+        sync_open=training["asked"]["sync"] == AUTO,
+        head=training["head"],
+        head_open=training["head_open"],
+        head_shares=tuple(training.get("head_shares", ())),
     )
 
 
@@ -267,6 +263,36 @@ def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
     )
 
 
-def subject(model: Mapping[str, Any], device_batch: int) -> str:
-    """The key that ties a measured step to this model."""
-    return digest_of([model, device_batch])
+# The precision of matrix products if the rehearsal chooses, which times a step with each
+
+# A CPU with bf16 instructions may be slower with them.
+PRECISIONS = ("fp32", "bf16")
+# Another precision must be faster by this fraction; measurements are no more exact.
+CLEARLY = 1.05
+
+
+def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any]:
+    """A host's measurements with only this precision; empty if it measured only others."""
+    if measured.get("matmul", matmul) == matmul:
+        return measured
+    found = section(section(measured, "products"), matmul)
+    return {**measured, **found} if found else {}
+
+
+def speeds_together(measured: Sequence[Optional[Mapping[str, Any]]]) -> Dict[str, float]:
+    """Combined tokens per second of all hosts, for each precision that every host tried."""
+    speeds = {
+        matmul: [speed_in(section(section(one, "products"), matmul)) for one in measured] for matmul in PRECISIONS
+    }
+    return {matmul: sum(of_all) for matmul, of_all in speeds.items() if of_all and all(of_all)}
+
+
+def speed_in(measured: Mapping[str, Any]) -> float:
+    """Tokens per second; 0 if unknown: the file may contain anything."""
+    found = measured.get("tokens_per_second")
+    return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
+
+
+def fastest_precision(speeds: Mapping[str, float]) -> str:
+    """A less exact one only if it is clearly faster."""
+    return "bf16" if speeds.get("bf16", 0.0) > CLEARLY * speeds.get("fp32", float("inf")) else "fp32"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Optional
 
 from .._contract import politeness
 from .._contract.command_line import torchrun_argv
-from .._contract.findings import Finding
 from .._contract.plan import Plan
 from .._contract.versions import VENV_BYTES
 from .._kit.words import bytes_text, columns, named, plural
@@ -71,7 +70,7 @@ def training_lines(plan: Plan, text_bytes: Optional[int]) -> Iterator[str]:
         heart = ": it will learn it by heart" if times >= BY_HEART else ""
         whose = "the" if plan["data"].get("prose") else "your"
         yield f"{plural(steps, 'step')} read {whose} text about {read} times{heart}"
-    is_open = training["asked"]["sync"] == "auto" and training["sync"] != "upstream"
+    is_open = training["asked"]["sync"] == "auto"
     saves = f"every {often}" if often else "at the end"
     yield f"sync {training['sync']}{' (auto)' if is_open else ''}, head {training['head']}, saves {saves}"
 
@@ -201,12 +200,3 @@ def by_hand(plan: Plan) -> str:
         lines[-1] += word if not lines[-1].strip() else f" {word}"
     others = ["The other hosts have their own --node-rank and paths."] if len(plan["nodes"]) > 1 else []
     return "\n".join([f"By hand, without Ansible, on {node['host']}:", *(f"  {line}" for line in lines), *others])
-
-
-def render_findings(findings: Sequence[Finding]) -> str:
-    """The findings of the plan, each with its remedy."""
-    lines = []
-    for found in findings:
-        where = f" {found['host']}" if found["host"] else ""
-        lines += [f"{found['severity'].upper()} {found['code']}{where}: {found['seen']}.", f"    {found['remedy']}"]
-    return "\n".join(lines)

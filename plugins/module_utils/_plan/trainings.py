@@ -98,14 +98,16 @@ def begins_again(hosts: Sequence[Host], plan: Mapping[str, object], taken: HeldT
 
 
 def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
-    """Whether a session of the run is alive on any host, and whether this plan has been completed on all; a run to be started
-    from scratch is not done."""
-    running, done = False, not fresh
+    """Whether a session of the run is alive on any host, and whether this plan has been completed, and a trainer set up, on all; a run
+    to be started from scratch is not done."""
+    running, done, deployed = False, not fresh, True
     for probe in probes.values():
+        has_venv = section(section(probe, "python"), "venv").get("exists")
+        deployed &= bool(has_venv and probe.get("trainer"))
         run = section(probe, "run")
         session = section(run, "session")
         mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]
         running |= bool(session.get("id") and mine)
         # A stopped run also exits with 0, but has steps left.
         done &= run.get("plan_digest") == digest and session.get("exit_code") == 0 and not session.get("stopped")
-    return {"running": running, "done": done}
+    return {"running": running, "done": done, "deployed": deployed}

@@ -5,32 +5,37 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
-from .._contract import validate
-from .._contract.document import items, section
 from .._contract.findings import Finding
 from .._contract.plan import Node, Plan
+from .peer_check import LinkTry
+from .peer_responder import Responder
+
+
+class HostTries(TypedDict):
+    """A host's tests with the others; error: why it has none."""
+
+    responder: Responder | None
+    is_held: bool
+    links: list[LinkTry]
+    error: str
 
 
 class PreflightEvidence(NamedTuple):
     """Everything known by host: probes, tries (from peer_responder and peer_check), firewalls (predicted by
-    peer_firewall), gloo (the all-reduce), manifests (digest of each host's data), files (those that do not
-    match the manifest, and how).
-    Hosts may be missing and mappings empty."""
+    peer_firewall), gloo (the all-reduce). Hosts may be missing and mappings empty."""
 
     plan: Plan
     probes: Mapping[str, Mapping[str, Any]]
-    tries: Mapping[str, Mapping[str, Any]] = {}
+    tries: Mapping[str, HostTries] = {}
     firewalls: Mapping[str, Mapping[str, Any]] = {}
     gloo: Mapping[str, Mapping[str, Any]] = {}
-    manifests: Mapping[str, str] = {}
-    files: Mapping[str, Mapping[str, str]] = {}
     plan_findings: Sequence[Finding] = ()
     # Whether the network step still comes, which opens closed ports.
     before_network: bool = False
     rehearsal: bool = False
+    deployed: bool = False  # whether what an earlier start left is judged
     running: bool = False
 
     def fact(self, host: str, *keys: str) -> Any:
@@ -48,36 +53,19 @@ class PreflightEvidence(NamedTuple):
         """A host's network interface; empty if unknown."""
         return next((nic for nic in self.fact(host, "nics") or [] if nic["name"] == name), {})
 
-    def links(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def links(self) -> Iterator[tuple[str, LinkTry]]:
         """Every tested direction: the host, and its link to a peer."""
-        for host, tried in self.tries.items():
-            for link in tried.get("links") or []:
-                yield host, link
+        return ((host, link) for host, tried in self.tries.items() for link in tried["links"])
 
 
-def peers_of(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """The targets of a host: the others' responders that started, at their planned addresses."""
-    addresses = {node["host"]: node["address"] for node in plan["nodes"]}
-    return [{"address": addresses[other], **found} for other, found in responders(plan, tries, host)]
-
-
-def responders(
-    plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The other hosts with a working responder, from the next rank on: at any moment all hosts measure towards different ones."""
-    hosts = [node["host"] for node in plan["nodes"]]
-    at = hosts.index(host)
-    for other in hosts[at + 1 :] + hosts[:at]:
-        found = section(tries.get(other), "responder")
-        ports, token = found.get("ports"), found.get("token")
-        with contextlib.suppress(validate.InvalidHostData):
-            if isinstance(ports, list) and isinstance(token, str):
-                yield other, {"ports": [validate.port(port) for port in ports], "token": token}
-
-
-def named_links(plan: Plan, tries: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, object]]:
-    """A host's measured links, with their peers' names."""
-    return [
-        dict(link, host=name)
-        for (name, dummy), link in zip(responders(plan, tries, host), items(tries.get(host), "links"))
-    ]
+def peers_of(plan: Plan, answering: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, dict[str, object]]:
+    """The other hosts whose responder started, with its ports at their planned address, from the next rank on: at any moment all hosts
+    measure towards different ones."""
+    nodes = plan["nodes"]
+    at = [node["host"] for node in nodes].index(host)
+    others = [(node, answering[node["host"]].get("responder")) for node in nodes[at + 1 :] + nodes[:at]]
+    return {
+        node["host"]: {"address": node["address"], "ports": found["ports"], "token": found["token"]}
+        for node, found in others
+        if found
+    }

@@ -9,11 +9,11 @@ from typing import Any, Iterable, Mapping
 
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR, INFO, WARNING
+from .._contract.probe import PortHolder
 from .._plan.hosts import is_loopback
 from .._plan.others import port_held
 from .evidence import PreflightEvidence
 from .links import judge_links
-from .setup import public
 
 ORDER = {ERROR: 0, WARNING: 1, INFO: 2}
 
@@ -39,9 +39,9 @@ def judge(evidence: PreflightEvidence) -> list[Finding]:
             if not any(one["code"] == "host-down" and one["host"] == host for one in found):
                 found.append(finding("host-down", host, f"{host} did not answer"))
             continue
-        for look in (interface, address_names, leftovers, load, limits, folder):
+        for look in (address_names, leftovers, load, limits, folder):
             found += look(evidence, host)
-    for compare in (holders, cpus, software, data, all_reduce):
+    for compare in (held_port, cpus, software, data, all_reduce):
         found += compare(evidence)
     found += judge_links(evidence)
     return in_order(found)
@@ -57,27 +57,14 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 def from_plan(evidence: PreflightEvidence) -> Iterable[Finding]:
     """The plan's findings, except those examined more closely here."""
-    tried_port = bool(evidence.tries.get(evidence.plan["master"]["host"], {}).get("responder"))
     ours = {process["pid"] for host in evidence.probes for process in stale(evidence, host)}
     for entry in evidence.plan_findings:
         pids = set((entry.get("facts") or {}).get("pids") or [])
-        if entry["code"] == "other-training" and pids and pids <= ours:
-            continue
-        if entry["code"] != "port-held" or not tried_port:
+        if entry["code"] != "other-training" or not pids or not pids <= ours:
             yield entry
 
 
 # One host
-
-
-def interface(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
-    """The planned NIC as it is now."""
-    name = evidence.node(host)["nic"]
-    nics = {nic["name"]: nic for nic in evidence.fact(host, "nics") or []}
-    if name and nics and name not in nics:
-        yield finding("address-refused", host, f"{name} does not exist; {host} has {', '.join(nics)}")
-    elif name in nics and not nics[name]["up"] and nics[name]["kind"] != "loopback":
-        yield finding("address-refused", host, f"{name} is down", remedy=f"On {host}: sudo ip link set {name} up")
 
 
 def address_names(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
@@ -164,13 +151,14 @@ def folder(evidence: PreflightEvidence, host: str) -> Iterable[Finding]:
 # All hosts together
 
 
-def holders(evidence: PreflightEvidence) -> Iterable[Finding]:
-    """Foreign processes on the rendezvous port."""
-    master = evidence.plan["master"]
-    for holder in (evidence.tries.get(master["host"]) or {}).get("holders") or []:
-        if holder.get("marker") and holder["marker"] == own_session(evidence, master["host"]):
-            continue
-        yield port_held(master["host"], "ddp_port", {**holder, "session": holder.get("marker")})
+def held_port(evidence: PreflightEvidence) -> Iterable[Finding]:
+    """Somebody holds the rendezvous port whom the probe, and so the plan, did not see, such as a forwarder's other end."""
+    master, port = evidence.plan["master"]["host"], evidence.plan["master"]["port"]
+    is_told = any(one["code"] == "port-held" for one in evidence.plan_findings)
+    is_held = master in evidence.tries and evidence.tries[master]["is_held"]
+    if is_held and not is_told and not own_session(evidence, master):
+        unknown: PortHolder = {"port": port, "pid": None, "user": "", "command": None, "session": None, "run": None}
+        yield port_held(master, "ddp_port", unknown)
 
 
 def cpus(evidence: PreflightEvidence) -> Iterable[Finding]:
@@ -202,14 +190,15 @@ def software(evidence: PreflightEvidence) -> Iterable[Finding]:
 
 
 def data(evidence: PreflightEvidence) -> Iterable[Finding]:
-    yield from differs_from_master("data-differs", evidence.manifests, evidence)
-    for host, wrong in evidence.files.items():
-        named = [f"{path} {state}" for path, state in wrong.items()]
-        if named:
+    """The data sets as they were when the hosts were probed, for who does not bring them now."""
+    sets = {host: evidence.fact(host, "data") or [] for host in evidence.probes if evidence.deployed}
+    found = {host: one for host, own in sets.items() for one in own if one["id"] == evidence.plan["data"]["id"]}
+    yield from differs_from_master("data-differs", {host: one["digest"] for host, one in found.items()}, evidence)
+    for host, one in found.items():
+        if named := one["lacking"]:
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            yield finding(
-                "data-differs", host, f"of the data on {host}, against its manifest: {', '.join(named[:3])}{more}"
-            )
+            seen = f"of the data on {host} are {', '.join(named[:3])}{more} missing or cut short"
+            yield finding("data-differs", host, seen)
 
 
 def differs_from_master(
@@ -234,3 +223,8 @@ def all_reduce(evidence: PreflightEvidence) -> Iterable[Finding]:
             yield finding(
                 "gloo-failed", host, f"{result.get('phase', 'it')} failed: {result.get('error', 'no answer')}"
             )
+
+
+def public(version: Any) -> str:
+    """2.13.0+cpu is 2.13.0."""
+    return str(version or "").partition("+")[0]

@@ -11,7 +11,7 @@ from .._contract.findings import Finding, finding
 from .._contract.findings_table import ERROR
 from .._contract.plan import Plan
 from .evidence import PreflightEvidence
-from .peer_check import closed_ports
+from .peer_check import LinkTry, PortTry, closed_ports
 
 SLOW_MBIT = 300.0
 LATE_MS = 5.0
@@ -31,20 +31,20 @@ class Pair(NamedTuple):
 
     host: str
     peer: str
-    link: Mapping[str, Any]
+    link: LinkTry
 
     @property
-    def closed(self) -> list[Mapping[str, Any]]:
-        return closed_ports(self.link["ports"])
+    def closed(self) -> list[PortTry]:
+        return closed_ports(self.link)
 
 
 def judge_links(evidence: PreflightEvidence) -> list[Finding]:
     """All findings from the tests."""
     found: list[Finding] = []
     for host, tried in evidence.tries.items():
-        if tried.get("error"):
-            found.append(finding("address-refused", host, str(tried["error"])))
-        for link in tried.get("links") or []:
+        if tried["error"]:
+            found.append(finding("address-refused", host, tried["error"]))
+        for link in tried["links"]:
             pair = Pair(host, link["host"], link)
             found += ports(evidence, pair)
             if len(pair.closed) < len(link["ports"]):

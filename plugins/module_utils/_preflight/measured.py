@@ -14,7 +14,7 @@ from .._contract.document import Document
 from .._contract.plan import Plan
 from .._contract.probe import Measured
 from .._contract.validate import InvalidHostData
-from .._plan.step_model import WIRE_SHARE, Link, subject
+from .._plan.step_model import WIRE_SHARE, Link
 from .._run.metrics import finite
 
 # Below this the link is the limit, and a short all-reduce would underestimate it; above it, Gloo's copying is.
@@ -31,6 +31,12 @@ def last_object(result: Mapping[str, Any]) -> Document:
     return found if isinstance(found, dict) else {}
 
 
+def program_answer(result: Mapping[str, Any]) -> Document:
+    """The JSON object printed by a trainer program, or its last output if there is none."""
+    words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
+    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+
+
 def measured_step(result: Mapping[str, Any], key: str) -> Document:
     """The result of scripts.measure_step with what was measured; empty if it failed."""
     found = last_object(result) if result.get("rc") == 0 else {}
@@ -42,21 +48,11 @@ def measured_step(result: Mapping[str, Any], key: str) -> Document:
 def with_link(
     measured: Mapping[str, Any], plan: Plan, links: Iterable[Mapping[str, Any]], gloo: Mapping[str, Any]
 ) -> Document:
-    """A host's measured step with its slowest link and the model: what the plan needs to choose
-    the best ddp_sync."""
+    """A host's measured step with its slowest link and the model: what the plan needs to choose the best ddp_sync, and to tell other
+    depths from it."""
     link = slowest_link(links, [last_object(gloo)])
     kept = {"link": link._asdict()} if link else {}
-    return {
-        **measured,
-        **kept,
-        **measured_of(plan),
-        "subject": subject(plan["model"], plan["training"]["device_batch"]),
-    }
-
-
-def measured_of(plan: Plan) -> Document:
-    """The model that was measured, so that other depths can be told from it."""
-    return {"model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
+    return {**measured, **kept, "model": dict(plan["model"]), "device_batch": plan["training"]["device_batch"]}
 
 
 def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str, Any]]) -> Optional[Link]:
@@ -66,15 +62,9 @@ def slowest_link(links: Iterable[Mapping[str, Any]], gloo: Iterable[Mapping[str,
         return None
     rates = [rate for one in reduced if (rate := finite(one.get("bandwidth_mbit"))) and rate > 0]
     by_gloo = min(rates, default=0.0) / WIRE_SHARE
-    rate = min(rate_of(link, by_gloo) for link in known)
+    # Both ends also send in an all-reduce; a busy CPU lowers either measurement, so the better one counts.
+    rate = min(max(link["bandwidth_mbit"], by_gloo) for link in known)
     if by_gloo and rate > FAST_LINE:
         rate = min(rate, by_gloo)
     message = max([0.0, *(finite(one.get("message_ms")) or 0.0 for one in reduced)])
     return Link(round(rate, 1), max(link["latency_ms"] or 0.0 for link in known), message)
-
-
-def rate_of(link: Mapping[str, Any], by_gloo: float) -> float:
-    """The rate while both ends send, as in a step: half of it on a shared Wi-Fi channel. Both ends also send in an
-    all-reduce; a busy CPU lowers either measurement, so the better one counts."""
-    one_way, both_ways = float(link["bandwidth_mbit"]), link.get("duplex_mbit")
-    return min(one_way, max(both_ways, by_gloo)) if both_ways else one_way

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -27,7 +28,7 @@ PINGS = 15
 PATH_SIZES = (8192, 4000, 1500, 1492, 1450, 1400, 1350, 1280, 576)
 SEND_BUFFER = 1 << 18  # its content must drain over a slow link before the timeout
 PATIENCE = 5.0
-BANDWIDTH_BYTES = 1 << 24  # sent at most, for the rate
+RATE_SECONDS = 0.5  # of sending, for the rate
 DEADLINE = 60.0  # seconds after which no further peer's rate is measured
 
 KINDS = {
@@ -42,22 +43,12 @@ KINDS = {
 }
 
 
-class CheckLimits(NamedTuple):
-    """Connection timeout, seconds and bytes to send for the rate, and the time after which no further peer is measured."""
-
-    timeout: float
-    seconds: float
-    bytes: int
-    deadline: float
-
-
 class CheckedPeer(NamedTuple):
     """The addresses and ports of another host's responder."""
 
     address: str
     ports: list[int]
     token: str
-    measure: bool = True
 
 
 class PortTry(TypedDict):
@@ -68,14 +59,17 @@ class PortTry(TypedDict):
     words: str  # of the system; dropped: no answer in time, stranger: the port is open, but another program answers
 
 
-class LinkTry(TypedDict):
+class _PeerName(TypedDict, total=False):
+    host: str  # the peer's name, which the controller adds
+
+
+class LinkTry(_PeerName):
     """One peer: its ports and measurements; None if not measurable."""
 
     address: str
     ports: list[PortTry]
     latency_ms: Duration | None  # median round trip
-    bandwidth_mbit: Rate | None  # rate to the peer, measured by the peer
-    duplex_mbit: Rate | None  # rate from the peer while sending as much; about half on a shared Wi-Fi channel
+    bandwidth_mbit: Rate | None  # rate while both send, as in a training step; on a shared Wi-Fi channel half of it
     mtu: int | None  # the path MTU according to the kernel
     passing_size: int | None  # of packets that arrive, where those of that size do not
     error: str  # what went wrong in the measurements
@@ -118,9 +112,9 @@ def connect(source: str, peer: str, port: int, timeout: float, segment: int = 0)
     return sock
 
 
-def ask(sock: socket.socket, token: str, service: str) -> None:
-    """Request a service. Any other answer comes from a stranger."""
-    sock.sendall(f"{GREETING} {token} {service}\n".encode())
+def ask(sock: socket.socket, token: str) -> None:
+    """Show the token. Any other answer comes from a stranger."""
+    sock.sendall(f"{GREETING} {token}\n".encode())
     if _exactly(sock, len(ANSWER)) != ANSWER:
         raise Stranger(0, "another program answers there")
 
@@ -139,7 +133,7 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
     """Whether a port of a peer is reachable, or how it fails."""
     try:
         with connect(source, peer.address, port, timeout) as sock:
-            ask(sock, peer.token, "echo")
+            ask(sock, peer.token)
     except OSError as why:
         # A foreign program that accepts the connection still proves that the port is open.
         return {"port": port, "error": kind_of(why), "words": why.strerror or str(why)}
@@ -149,7 +143,7 @@ def try_port(source: str, peer: CheckedPeer, port: int, timeout: float) -> PortT
 def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     """The median round trip in milliseconds."""
     with connect(source, peer.address, port, timeout) as sock:
-        ask(sock, peer.token, "echo")
+        ask(sock, peer.token)
         trips = []
         for number in range(PINGS):
             begin = time.monotonic()
@@ -160,51 +154,30 @@ def latency(source: str, peer: CheckedPeer, port: int, timeout: float) -> float:
     return round(sorted(trips)[len(trips) // 2] * 1000, 3) if trips else 0.0
 
 
-def send_bulk(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> tuple[float, int]:
-    """Send for a short while; (Mbit/s measured by the receiver, path MTU known to the kernel by then)."""
-    with connect(source, peer.address, port, limits.timeout) as sock:
-        ask(sock, peer.token, "sink")
-        sock.settimeout(max(PATIENCE, limits.timeout))
-        block = bytes(CHUNK)
-        sent = 0
-        end = time.monotonic() + limits.seconds
-        while sent < limits.bytes and (time.monotonic() < end or not sent):
-            sock.sendall(block)
-            sent += len(block)
-        sock.shutdown(socket.SHUT_WR)
-        words = sock.makefile("rb").readline().split()
-        mtu = path_mtu(sock)
-    if len(words) != 3:
-        raise ConnectionResetError(errno.ECONNRESET, "the connection closed before the receiver answered")
-    count, seconds = int(words[1]), float(words[2])
-    return round(count * 8 / max(seconds, 1e-9) / 1e6, 1), mtu
-
-
-def both_ways(source: str, peer: CheckedPeer, port: int, limits: CheckLimits) -> float:
-    """Mbit/s received while sending at full rate, as in a training step; half on a shared Wi-Fi channel."""
-    with connect(source, peer.address, port, limits.timeout) as sock:
-        ask(sock, peer.token, "both")
-        sock.settimeout(max(PATIENCE, limits.timeout))
-        end = time.monotonic() + limits.seconds
-        sender = threading.Thread(target=_send_until, args=(sock, end), daemon=True)
-        sender.start()
-        # Packets in flight at the start were sent before: skip a fifth of the time.
-        begin, count, total = time.monotonic() + limits.seconds / 5, 1, 0
-        buffer, last = bytearray(CHUNK), begin
-        while count and time.monotonic() < end:
+def both_ways(source: str, peer: CheckedPeer, port: int, timeout: float) -> tuple[float, int]:
+    """(Mbit/s that come back while as much is sent, path MTU known to the kernel by then)."""
+    with connect(source, peer.address, port, timeout) as sock:
+        ask(sock, peer.token)
+        sock.settimeout(max(PATIENCE, timeout))
+        threading.Thread(target=_send_until_closed, args=(sock,), daemon=True).start()
+        buffer, total = bytearray(CHUNK), 0
+        count, first = sock.recv_into(buffer), time.monotonic()
+        last = begin = first + RATE_SECONDS / 5  # the first packets met no others
+        while count and last < first + RATE_SECONDS:
             count = sock.recv_into(buffer)
             if time.monotonic() >= begin:
                 total, last = total + count, time.monotonic()
-        sender.join(max(PATIENCE, limits.timeout))
-    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1)
+        mtu = path_mtu(sock)
+        sock.shutdown(socket.SHUT_RDWR)
+    if not count:
+        raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+    return round(total * 8 / max(last - begin, 1e-9) / 1e6, 1), mtu
 
 
-def _send_until(sock: socket.socket, end: float) -> None:
-    try:
-        while time.monotonic() < end:
+def _send_until_closed(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
             sock.sendall(bytes(CHUNK))
-    except OSError:
-        return
 
 
 def path_mtu(sock: socket.socket) -> int:
@@ -226,10 +199,9 @@ def _passes(source: str, peer: CheckedPeer, port: int, timeout: float, segment: 
     """Whether data in TCP segments of this size arrive."""
     try:
         with connect(source, peer.address, port, timeout, segment) as sock:
-            ask(sock, peer.token, "sink")
+            ask(sock, peer.token)
             sock.sendall(bytes(CHUNK))
-            sock.shutdown(socket.SHUT_WR)
-            return len(sock.makefile("rb").readline().split()) == 3
+            return len(_exactly(sock, CHUNK)) == CHUNK
     except OSError:
         return False
 
@@ -242,33 +214,26 @@ def nic_towards(source: str, peer: str) -> str | None:
     return dict(zip(words, words[1:])).get("dev") if code == 0 else None
 
 
-def check_peer(source: str, peer: CheckedPeer, limits: CheckLimits) -> LinkTry:
-    """All ports of one peer at once, then the delay; the rate is measured later, one peer at a time."""
+def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
+    """All ports of one peer at once, then the delay and the interface; the rate is measured later, one peer at a time."""
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
-        ports = list(pool.map(lambda port: try_port(source, peer, port, limits.timeout), peer.ports))
+        ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer.ports))
     link: LinkTry = {
-        "address": peer.address,
-        "ports": ports,
-        "latency_ms": None,
-        "bandwidth_mbit": None,
-        "duplex_mbit": None,
-        "mtu": None,
-        "passing_size": None,
-        "error": "",
-        "nic": None,
-    }
+        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None,  "mtu": None,
+        "passing_size": None, "error": "", "nic": nic_towards(source, peer.address),
+    }  # fmt: skip
     usable = usable_port(link)
     if usable is not None:
         try:
-            link["latency_ms"] = latency(source, peer, usable, limits.timeout)
+            link["latency_ms"] = latency(source, peer, usable, timeout)
         except OSError as error:
             link["error"] = f"round trips: {error.strerror or error}"
     return link
 
 
-def closed_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def closed_ports(link: LinkTry) -> list[PortTry]:
     """The unreachable ones; a port where a stranger answers is reachable."""
-    return [port for port in ports if port["error"] not in ("", "stranger")]
+    return [port for port in link["ports"] if port["error"] not in ("", "stranger")]
 
 
 def usable_port(link: LinkTry) -> int | None:
@@ -276,43 +241,29 @@ def usable_port(link: LinkTry) -> int | None:
     return next((port["port"] for port in link["ports"] if not port["error"]), None)
 
 
-def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, limits: CheckLimits) -> None:
+def measure_rate(source: str, peer: CheckedPeer, link: LinkTry, timeout: float) -> None:
     """Rate and path MTU; if only small packets pass, their size."""
     port = usable_port(link)
     if port is None or link["latency_ms"] is None:
         return
     try:
-        link["bandwidth_mbit"], link["mtu"] = send_bulk(source, peer, port, limits)
+        link["bandwidth_mbit"], link["mtu"] = both_ways(source, peer, port, timeout)
     except OSError as error:
-        link["passing_size"] = passing_size(source, peer, port, limits.timeout)
+        link["passing_size"] = passing_size(source, peer, port, timeout)
         link["error"] = f"bulk data: {error.strerror or error}"
-        return
-    try:
-        link["duplex_mbit"] = both_ways(source, peer, port, limits)
-    except OSError:
-        pass  # this adds to a known rate, and adds nothing if it fails
-
-
-def check(source: str, peers: Sequence[CheckedPeer], limits: CheckLimits) -> list[LinkTry]:
-    """Every peer: reachable on every port, delay, rate, packet size, interface."""
-    if not peers:
-        return []
-    end = time.monotonic() + limits.deadline
-    with ThreadPoolExecutor(max_workers=min(16, len(peers))) as pool:
-        links = list(pool.map(lambda peer: check_peer(source, peer, limits), peers))
-    for peer, link in zip(peers, links):
-        if peer.measure and time.monotonic() < end:
-            measure_rate(source, peer, link, limits)
-        elif peer.measure and not link["error"]:
-            link["error"] = f"bulk data: the time limit of {limits.deadline:g} s for all peers was reached"
-        link["nic"] = nic_towards(source, peer.address)
-    return links
 
 
 def peer_check(
-    address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, bandwidth_seconds: float = 0.5
-) -> dict[str, object]:
-    """The links to the peers (see CheckedPeer), and how many of the tested ports cannot be reached."""
-    limits = CheckLimits(timeout, bandwidth_seconds, BANDWIDTH_BYTES, DEADLINE)
-    links = check(address, [CheckedPeer(**peer) for peer in peers], limits)
-    return {"links": links, "closed": sum(len(closed_ports(link["ports"])) for link in links)}
+    address: str, peers: Sequence[Mapping[str, Any]], timeout: float = 3.0, rates: bool = True
+) -> dict[str, list[LinkTry]]:
+    """The links to the peers (see CheckedPeer): reachable on every port, delay, rate (unless without rates), packet size, interface."""
+    checked = [CheckedPeer(**peer) for peer in peers]
+    end = time.monotonic() + DEADLINE
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        links = list(pool.map(lambda peer: check_peer(address, peer, timeout), checked))
+    for peer, link in zip(checked, links):
+        if rates and time.monotonic() < end:
+            measure_rate(address, peer, link, timeout)
+        elif rates and not link["error"]:
+            link["error"] = f"bulk data: the time limit of {DEADLINE:g} s for all peers was reached"
+    return {"links": links}

@@ -4,9 +4,8 @@
 """A short-lived process that answers the job's other hosts on the ports that the job will use.
 
 It binds one address, serves only clients with its token, and exits at its deadline, whatever happens to the controller;
-one that an interrupted play left behind makes way for the next (SIGUSR1). A line requests a service: `echo` returns the
-data (latency), `sink` discards it until the sender is done and returns the amount and time (bandwidth), `both` also sends,
-for as long as data arrives.
+one that an interrupted play left behind makes way for the next (SIGUSR1). It returns what it gets, so that a client sees
+delay and rate.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, NamedTuple, Sequence, TypedDict
+from typing import TYPE_CHECKING, Any, Sequence, TypedDict
 
-from .._contract.document import Document
 from .._kit import background
-from .._kit.processes import PORT_CHECK, ListeningSocket, is_check, port_holders
+from .._kit.processes import PORT_CHECK, is_check, port_holders
+
+if TYPE_CHECKING:
+    from .._contract.decode import Port
 
 GREETING = "NANOCHAT-DDP-CHECK"
 ANSWER = b"OK\n"
@@ -39,33 +40,65 @@ class PeerCheckError(Exception):
     """The check could not run; the text says what was tried and what was seen."""
 
 
-class Ask(NamedTuple):
-    """Where a host should answer, and for how long."""
+class Responder(TypedDict):
+    """Data for the peers and for stopping."""
 
-    address: str
-    rendezvous_port: int  # 0 if this host is not the master
-    others: Sequence[int]  # where the job will listen, too, such as the keeper's port
-    low: int
-    high: int
-    data_count: int
-    seconds: int
-
-
-class Responder(TypedDict, total=False):
-    """Data for the peers and for stopping; empty if it did not start."""
-
-    ports: list[int]
+    ports: list[Port]
     token: str
     pid: int
     started: int
 
 
 class Started(TypedDict):
-    """The result of a start."""
+    """The result of a start: the responder, or why there is none; and whether somebody else holds the rendezvous port."""
 
-    responder: Responder
-    holders: list[Document]
+    responder: Responder | None
+    is_held: bool
     error: str
+
+
+def start_responder(
+    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
+) -> Started:
+    """Start answering at an address for so many seconds, on the rendezvous port (0 if this host is not the master), others where the
+    job will listen, such as the keeper's port, and some of the data ports from low to high.
+
+    That it cannot be started is a result, for the judgement of all hosts.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        if rendezvous_port:
+            wait_for_checks(rendezvous_port)
+            sockets += _try_bind(address, rendezvous_port)
+        is_held = bool(rendezvous_port) and not sockets
+        for port in others:
+            sockets += _try_bind(address, port)
+        wanted = len(sockets) + data_count
+        # Both ends of the range and random ports between them, more than needed because some may be taken.
+        ends = [low, high] if data_count > 1 else []
+        for port in dict.fromkeys([*ends, *(random.randint(low, high) for dummy in range(data_count * 20))]):
+            if len(sockets) < wanted and port not in (rendezvous_port, *others):
+                sockets += _try_bind(address, port)
+    except PeerCheckError as error:
+        return {"responder": None, "is_held": False, "error": str(error)}
+    token = secrets.token_hex(16)
+    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, seconds))
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return {
+        "responder": {"ports": ports, "token": token, "pid": pid, "started": started},
+        "is_held": is_held,
+        "error": "",
+    }
+
+
+def stop_responder(pid: int, started: int) -> dict[str, bool]:
+    """Stop the responder that is this process and started at that clock tick; whether it ran."""
+    try:
+        return {"stopped": background.end(pid, started)}
+    except PermissionError as error:
+        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error
 
 
 def sockaddr(address: str, port: int) -> tuple[int, Any]:
@@ -91,45 +124,6 @@ def bound(address: str, port: int) -> socket.socket:
     return listener
 
 
-def listeners(ask: Ask) -> tuple[list[socket.socket], list[Document]]:
-    """Sockets on the ports named and on some data ports, and who holds the rendezvous port if somebody does."""
-    holders: list[Document] = []
-    sockets: list[socket.socket] = []
-    if ask.rendezvous_port:
-        found = [one._asdict() for one in holders_after_checks(ask.rendezvous_port)]
-        holders = [{key: value for key, value in one.items() if key != "uid"} for one in found]
-        sockets += _try_bind(ask.address, ask.rendezvous_port)
-        if not sockets and not holders:
-            # One that /proc does not show, for instance in another network namespace behind a forwarder.
-            unknown: Document = dict.fromkeys(("user", "pid", "command", "marker", "run"))
-            holders = [{"port": ask.rendezvous_port, "address": ask.address, **unknown}]
-    for port in ask.others:
-        sockets += _try_bind(ask.address, port)
-    wanted = len(sockets) + ask.data_count
-    # Both ends of the range and random ports between them, more than needed because some may be taken.
-    ends = [ask.low, ask.high] if ask.data_count > 1 else []
-    for port in dict.fromkeys([*ends, *(random.randint(ask.low, ask.high) for dummy in range(ask.data_count * 20))]):
-        if len(sockets) < wanted and port not in (ask.rendezvous_port, *ask.others):
-            sockets += _try_bind(ask.address, port)
-    return sockets, holders
-
-
-def holders_after_checks(port: int, patience: float = 20.0) -> list[ListeningSocket]:
-    """Who holds the port once our own checks there are over: another controller's takes seconds, and one that an
-    interrupted play left behind ends when it is asked, since it is unused."""
-    end = time.monotonic() + patience
-    while True:
-        found = port_holders([port])
-        checks = [one for one in found if is_check(one.command) and one.uid == os.getuid() and one.pid]
-        if not checks or time.monotonic() > end:
-            return found
-        for one in checks:
-            if one.command == PORT_CHECK:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid or 0, signal.SIGUSR1)
-        time.sleep(0.1)
-
-
 def _try_bind(address: str, port: int) -> list[socket.socket]:
     try:
         return [bound(address, port)]
@@ -140,16 +134,19 @@ def _try_bind(address: str, port: int) -> list[socket.socket]:
         raise PeerCheckError(f"cannot listen on {address} port {port}: {error.strerror}") from error
 
 
-def start(ask: Ask) -> Started:
-    """Start the responder in a separate process; returns what the peers and the stop need."""
-    sockets, holders = listeners(ask)
-    token = secrets.token_hex(16)
-    pid, started = background.spawn(PORT_CHECK, sockets, lambda: _serve(sockets, token, ask.seconds))
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    responder: Responder = {"ports": ports, "token": token, "pid": pid, "started": started}
-    return {"responder": responder, "holders": holders, "error": ""}
+def wait_for_checks(port: int, patience: float = 20.0) -> None:
+    """Wait until our own checks on the port are over: another controller's takes seconds, and one that an interrupted play left
+    behind ends when it is asked, since it is unused."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        checks = [one for one in port_holders([port]) if is_check(one.command) and one.uid == os.getuid() and one.pid]
+        if not checks:
+            return
+        for one in checks:
+            if one.command == PORT_CHECK:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid or 0, signal.SIGUSR1)
+        time.sleep(0.1)
 
 
 class Clients:
@@ -191,81 +188,11 @@ def answer(connection: socket.socket, token: str) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Unbuffered, so that the bytes after the line stay in the socket.
             words = connection.makefile("rb", buffering=0).readline(LINE).decode("ascii").split()
-            if len(words) != 3 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
+            if len(words) != 2 or words[0] != GREETING or not hmac.compare_digest(words[1], token):
                 return
             Clients.last = time.monotonic()
             connection.sendall(ANSWER)
-            if words[2] == "echo":
-                _echo(connection)
-            elif words[2] == "sink":
-                connection.sendall(_sink(connection))
-            elif words[2] == "both":
-                _both(connection)
+            while part := connection.recv(CHUNK):
+                connection.sendall(part)
         except (OSError, UnicodeError):
             return
-
-
-def _echo(connection: socket.socket) -> None:
-    while True:
-        part = connection.recv(CHUNK)
-        if not part:
-            return
-        connection.sendall(part)
-
-
-def _sink(connection: socket.socket) -> bytes:
-    """Bytes after the first read, and the seconds they took."""
-    buffer = bytearray(CHUNK)
-    first = connection.recv_into(buffer)
-    begin = time.monotonic()
-    total = 0
-    count = first
-    while count:
-        count = connection.recv_into(buffer)
-        total += count
-    return f"{first} {total} {time.monotonic() - begin:.9f}\n".encode()
-
-
-def _both(connection: socket.socket) -> None:
-    """Send while receiving; our end closes when the other's has, and neither side reports the bytes."""
-    done = threading.Event()
-
-    def send() -> None:
-        block = bytes(CHUNK)
-        try:
-            while not done.is_set():
-                connection.sendall(block)
-            connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    try:
-        _sink(connection)
-    finally:
-        done.set()
-        sender.join(PATIENCE)
-
-
-def start_responder(
-    address: str, rendezvous_port: int, others: Sequence[int], low: int, high: int, seconds: int, data_count: int = 3
-) -> Started:
-    """Start answering (see Ask); that it cannot be started is a result, for the judgement of all hosts."""
-    try:
-        return start(Ask(address, rendezvous_port, others, low, high, data_count, seconds))
-    except PeerCheckError as error:
-        return {"responder": {}, "holders": [], "error": str(error)}
-
-
-def stop_responder(pid: int, started: int) -> dict[str, bool]:
-    """Stop the responder that is this process and started at that clock tick."""
-    return {"stopped": stop(pid, started)}
-
-
-def stop(pid: int, started: int) -> bool:
-    """Stop the responder if its process still runs; True if it did."""
-    try:
-        return background.end(pid, started)
-    except PermissionError as error:
-        raise PeerCheckError(f"process {pid} is not ours to stop: {error.strerror}") from error

@@ -15,8 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Typed
 from .._contract.findings import Finding, finding
 from .._contract.plan import Plan
 from .._kit.words import bytes_text, seconds_text, speed_text, table
-from .._plan.matmul_precision import fastest
-from .._plan.step_model import Link, Speed, StepJob, choose_sync, job_of, predict
+from .._plan.step_model import Link, Speed, StepJob, choose_sync, fastest_precision, job_of, predict
 from .._rules.shares import share_rows
 from .._rules.ways import WAYS
 
@@ -126,7 +125,7 @@ def ways(
     }
 
 
-def advice(plan: Plan, predicted: Mapping[str, Any]) -> list[Finding]:
+def advice(plan: Plan, predicted: Outlook) -> list[Finding]:
     """The findings from a prediction."""
     # Nodes of one machine share its cores: they are for demonstration, and nobody expects them to be faster.
     is_one_machine = len({node["address"] for node in plan["nodes"]}) < 2
@@ -143,7 +142,7 @@ def short(seconds: Optional[float]) -> str:
     return seconds_text(seconds) if seconds is None or seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
+def prediction_text(plan: Plan, predicted: Outlook) -> str:
     """The prediction as text."""
     rows = [
         [
@@ -151,7 +150,7 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
             speed_text(entry["tokens_per_second"]),
             str(entry["rows"]),
             short(predicted["wait_seconds"].get(host)),
-            speed_text((predicted.get("without") or {}).get(host)),
+            speed_text(predicted["without"].get(host)),
         ]
         for host, entry in predicted["hosts"].items()
     ]
@@ -163,7 +162,7 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
             f"{bytes_text(predicted['bytes_sent'])} from each host"
         )
     lines += [
-        *ways_lines(plan, predicted.get("ways") or {}),
+        *ways_lines(plan, predicted["ways"]),
         *why_sync(plan, predicted),
         *why_products(plan, predicted),
     ]
@@ -171,7 +170,7 @@ def prediction_text(plan: Plan, predicted: Mapping[str, Any]) -> str:
     return "\n".join(["Expected", *lines])
 
 
-def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> List[str]:
+def ways_lines(plan: Plan, found: Mapping[str, Mapping[str, float]]) -> List[str]:
     """Every ddp_sync method compared with the chosen one."""
     taken, auto = plan["training"]["sync"], job_of(plan).sync_open
     rows = [
@@ -197,9 +196,9 @@ def other_than_taken(name: str, taken: object, best: object, because: str, began
     ]
 
 
-def why_sync(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+def why_sync(plan: Plan, predicted: Outlook) -> List[str]:
     """Why ddp_sync auto chose the plan's method."""
-    best, taken = predicted.get("auto_sync"), plan["training"]["sync"]
+    best, taken = predicted["auto_sync"], plan["training"]["sync"]
     if not best:
         return []
     link = f"the slowest link carries {predicted['link_mbit'] or 0:.0f} Mbit/s each way while both hosts send"
@@ -211,37 +210,37 @@ def why_sync(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
     return [f"  ddp_sync auto is {best}, the least rounding that hides behind this link (exact: {exact} tok/s): {link}"]
 
 
-def why_products(plan: Plan, predicted: Mapping[str, Any]) -> List[str]:
+def why_products(plan: Plan, predicted: Outlook) -> List[str]:
     """Why ddp_matmul auto chose the plan's precision."""
-    speeds: Mapping[str, float] = predicted.get("products") or {}
+    speeds = predicted["products"]
     if not speeds:
         return []
     taken = plan["training"]["matmul"]
     each = ", ".join(f"{matmul} {speed_text(speed)} tok/s" for matmul, speed in speeds.items())
     because = f"measured without the optimizer, all hosts together: {each}"
-    best = fastest(speeds)
+    best = fastest_precision(speeds)
     if best != taken:
         return other_than_taken("ddp_matmul", taken, best, because, predicted["began"])
     return [f"  ddp_matmul auto is {taken}: {because}"]
 
 
-def difference(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
+def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
     """How much the run differs from the prediction, or why that says nothing."""
     busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
-    whens = {"during the rehearsal": predicted.get("busy") or [], "while it trained": busy}
+    whens = {"during the rehearsal": predicted["busy"], "while it trained": busy}
     said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
     if said:
         return f"; not comparable, because {' and '.join(said)}"
     speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
-    return f" ({min(speeds) / float(predicted['tokens_per_second']) - 1:+.0%})"
+    return f" ({min(speeds) / predicted['tokens_per_second'] - 1:+.0%})"
 
 
-def comparison_text(predicted: Mapping[str, Any], happened: Mapping[str, Mapping[str, Any]]) -> str:
-    """The prediction compared with the result (host -> run_info); empty if either is unknown."""
+def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
+    """The prediction compared with the result (host -> run_info); empty if there is none."""
     speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
-    if not predicted or not speeds:
+    if not speeds:
         return ""
-    speed, expected = min(speeds), float(predicted["tokens_per_second"])
+    speed, expected = min(speeds), predicted["tokens_per_second"]
     lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened)}"]
     rows = []
     for host, run in happened.items():

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import glob
 import os
-import pwd
 import re
 import sys
-from typing import Any, Optional, Sequence, cast
+from typing import Any, Sequence, cast
 
-from .._contract.probe import Measured, Probe, Python, Pythons, Transfer, VenvFacts
+from .._contract.probe import Measured, Probe, Python, Pythons, VenvFacts
 from .._contract.run_folder import MEASURED, PYTHON_FOLDER, PYTHON_IN_FOLDER
 from .._kit import bare
 from .._kit.files import read_object
@@ -28,6 +27,7 @@ PYTHON_CHECK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # Markers of the trainer's environment, finished and unfinished; copied from _trainer/venv.py, which would import too much.
 VENV_STAMP = ".nanochat-ddp.json"
 VENV_MARK = ".nanochat-ddp.building"
+TEST_PROGRAM = os.path.join("scripts", "gloo_check.py")
 # Folders of pyenv and uv contain the version in their name.
 VERSION_IN_PATH = re.compile(r"/(?:cpython-)?3\.(\d+)(?:\.\d+)?[^/]*/bin/")
 
@@ -46,9 +46,8 @@ def probe(
     peers: Sequence[str] = (),
     folders: Sequence[str] = (),
     base_run: str | None = None,
-    remote_tmp: str = "~/.ansible/tmp",
 ) -> Probe:
-    """All facts of this host; base_run is the run whose model this one uses, remote_tmp is Ansible's folder."""
+    """All facts of this host; base_run is the run whose model this one uses."""
     base = expand(base_dir)
     venv = expand(venv_dir) if venv_dir else os.path.join(base, "venv")
     interfaces = nics()
@@ -66,11 +65,11 @@ def probe(
         "names": names,
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
+        "trainer": any(os.path.exists(os.path.join(base, name, TEST_PROGRAM)) for name in ("trainer", "tools")),
         "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),
         "logout": logind(bare.tool, user_name(os.getuid()))._asdict(),
-        "transfer": transfer(expand(remote_tmp)),
         "ephemeral": ephemeral(),
         "base_dir": base,
         "venv_dir": venv,
@@ -161,16 +160,3 @@ def sudo() -> str:
     if os.geteuid() == 0:
         return "root"
     return "passwordless" if bare.tool(["sudo", "-n", "true"])[0] == 0 else "none"
-
-
-def transfer(folder: str) -> Optional[Transfer]:
-    """Ansible's folder and the login shell, if files cannot be copied to this host.
-
-    If a login shell prints something by itself, sftp and scp fail. Ansible's fallback, dd, does not support a space in
-    its path. Only then the shell is started, as sshd does: with its own level, or bash would skip its startup file.
-    """
-    if not re.search(r"\s", folder) or "SSH_CONNECTION" not in os.environ:
-        return None
-    shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    dummy_code, out, dummy_err = bare.tool(["env", "-u", "SHLVL", shell, "-c", ":"])
-    return {"folder": folder, "shell": shell} if out else None

@@ -11,7 +11,7 @@ import re
 from typing import Sequence, cast
 
 from .._contract import lineage, politeness
-from .._contract.document import Document, items, number, section, text
+from .._contract.document import Document, digest_of, items, number, section, text
 from .._contract.plan import VECTORS_VARIABLE
 from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
@@ -82,7 +82,6 @@ def run_facts(folder: str) -> PastRun:
     training = section(plan, "training")
     return {
         "path": folder,
-        "exists": os.path.isdir(folder),
         "plan_digest": text(plan, "digest"),
         "rows": shares_of(plan, "rows"),
         "head_shares": shares_of(plan, "head_share"),
@@ -124,13 +123,24 @@ def data_sets(base: str) -> list[DataSet]:
     """The data sets in the store, from their manifests."""
     found: list[DataSet] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(base), "data", "*", "manifest.json"))):
-        manifest = read_object(path)
+        manifest, folder = read_object(path), os.path.dirname(path)
         shards = items(manifest, "shards")
+        sizes = {str(one.get("name")): number(one, "bytes") for one in shards}
+        sizes.update({f"tokenizer/{one.get('name')}": number(one, "bytes") for one in items(manifest, "tokenizer")})
         found.append(
             {
-                "id": text(manifest, "id") or os.path.basename(os.path.dirname(path)),
+                "id": text(manifest, "id") or os.path.basename(folder),
                 "shards": len(shards),
                 "bytes": sum(number(shard, "bytes") for shard in shards),
+                "digest": digest_of(manifest),
+                "lacking": [name for name, size in sizes.items() if not _has_size(os.path.join(folder, name), size)],
             }
         )
     return found
+
+
+def _has_size(path: str, size: int) -> bool:
+    try:
+        return os.path.getsize(path) == size
+    except (OSError, ValueError):
+        return False

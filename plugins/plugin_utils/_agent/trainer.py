@@ -47,39 +47,26 @@ def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
 
 
-def setup_info(call: Call) -> dict[str, Any]:
-    """Look which of trainer (src), environment (packages, torch_index) and data a host already has; see the verb on the host."""
-    lock, given = lock_of(call.params), dict(call.params)
-    for name in ("src", "packages", "torch_index"):
-        given.pop(name, None)
-    return call.ask(
-        "setup_info",
-        files=files.digests_of(sources(call.params["src"])),
-        digest=lock.digest,
-        pins=lock.pins,
-        **given,
-    )
-
-
 def check_trainer(call: Call) -> dict[str, Any]:
-    """Refuse to change files (trees: as for trainer_files) or an environment (venv: as for trainer_venv) that a training uses.
+    """Tell whether files (trees: as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
+    change what a training uses.
 
     processes: those of the host's probe.
     """
+    ready = True
     for dest, src in call.params["trees"].items():
-        digests = files.digests_of(sources(src))
-        asked = call.ask("trainer_files", dest=dest, files=digests, check=True)
+        asked = call.ask("trainer_files", dest=dest, files=files.digests_of(sources(src)), check=True)
         if asked.get("failed"):
             return asked
+        ready = ready and not asked["changed"]
     venv = call.params["venv"]
+    would = call.ask("trainer_venv", check=True, **with_lock(venv))
+    is_made = not would.get("changed") and not would.get("failed")
     users = [
         one for one in call.params["processes"] if one["session"] and one["command"].startswith(venv["path"] + "/")
     ]
-    if not users:
-        return {}
-    would = call.ask("trainer_venv", check=True, **with_lock(venv))
-    if not would.get("changed") and "reason" not in would:
-        return {}
+    if is_made or not users:
+        return {"ready": ready and is_made}
     told = (
         f"{call.host}: {venv['path']} would have to change, but a training there uses it (process {users[0]['pid']}); stop that "
         "first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME; or give this run a Python of its own "

@@ -9,33 +9,30 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._kit.files import read_bytes, write_whole
 from .carrier import HOST_VERBS, Call, decoded, read_sources
 
 Answer = dict[str, Any]
-# The judgements over all hosts: file, function, and the name of its options there.
+# The judgements over all hosts, and the file with the function of that name.
 JUDGEMENTS = {
-    "read_settings": ("plan", "judge_settings", "HOSTS"),
-    "read_questions": ("plan", "judge_questions", "TOLERANT"),
-    "make_plan": ("plan", "judge_plan", "OPTIONS"),
-    "judge_setup": ("hosts", "judge_setup", "OF_PLAN"),
-    "judge_sameness": ("hosts", "judge_sameness", "SAMENESS"),
-    "judge_launch": ("hosts", "judge_launch", "LAUNCH"),
-    "judge_preflight": ("preflight", "judge_preflight", "OPTIONS"),
-    "judge_verdict": ("verdict", "judge_verdict", "OPTIONS"),
+    **dict.fromkeys(["read_settings", "read_questions", "make_plan"], "plan"),
+    **dict.fromkeys(["judge_links", "judge_preflight"], "preflight"),
+    **dict.fromkeys(["judge_launch", "judge_verdict"], "hosts"),
 }
 # Other verbs of the controller that have a file of their own.
 FILES = {
     "run_watch": "watch",
     "run_files": "run_files",
     "chat": "chat",
-    **dict.fromkeys(["setup_info", "check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
+    **dict.fromkeys(
+        ["start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"], "preflight"
+    ),
+    **dict.fromkeys(["check_trainer", "trainer_files", "trainer_venv", "trainer_wheels"], "trainer"),
 }
 read_sources()
 
@@ -54,35 +51,29 @@ def answer(call: Call, verb: str) -> Answer:
 def on_controller(verb: str) -> Callable[[Call], Answer] | None:
     """The controller's side of a verb; it is imported by the first who asks, since few playbooks need all."""
     if verb in JUDGEMENTS:
-        name, function, options = JUDGEMENTS[verb]
-        file = importlib.import_module(f".._judgements.{name}", __package__)
-        return functools.partial(judged, options=getattr(file, options), judge=getattr(file, function))
+        file = importlib.import_module(f".._judgements.{JUDGEMENTS[verb]}", __package__)
+        return functools.partial(judged, judge=getattr(file, verb))
     if verb in FILES:
         found: Callable[[Call], Answer] = getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
         return found
     return {"host_info": host_info, "run_info": run_info, "root_access": root_access, "report": report}.get(verb)
 
 
-def judged(call: Call, options: Mapping[str, Any], judge: Callable[..., Answer]) -> Answer:
+def judged(call: Call, judge: Callable[..., Answer]) -> Answer:
     """A judgement, which contacts no host."""
     from ...module_utils._contract.findings import PlanError
-    from .._judgements.evidence import JudgeTask
 
-    read = ArgumentSpecValidator(options).validate(call.params)
-    if read.error_messages:
-        raise AnsibleActionFail("; ".join(read.error_messages))
     try:
-        return judge(JudgeTask(read.validated_parameters, call.variables, call.check))
+        return judge(call, **call.params)
     except PlanError as error:
         return {"failed": True, "msg": str(error), "problems": error.findings}
 
 
 def host_info(call: Call) -> Answer:
-    """The facts of a host that are asked for; Ansible's own folder there is known from the inventory or Ansible's settings."""
+    """The facts of a host that are asked for."""
     from ...module_utils._contract.probe import Probe
 
-    remote_tmp = call.action.get_shell_option("remote_tmp", default="~/.ansible/tmp")
-    return decoded(call.ask("host_info", remote_tmp=remote_tmp, **call.params["asked"]), {"probe": Probe}, call.host)
+    return decoded(call.ask("host_info", **call.params["asked"]), {"probe": Probe}, call.host)
 
 
 def run_info(call: Call) -> Answer:

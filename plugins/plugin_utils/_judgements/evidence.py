@@ -1,30 +1,18 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared by all judgements: their input, and the evidence of all hosts."""
+"""Shared by judgements: the evidence of all hosts, and documents that are kept."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible.errors import AnsibleError
 
 from ...module_utils._kit.files import write_whole
-
-Options = Mapping[str, Mapping[str, object]]
-SHOWN = ["text", "json", "none"]
-OF_PLAN: Options = {"plan": {"type": "dict", "required": True}, "evidence": {"type": "dict", "required": True}}
-
-
-class JudgeTask(NamedTuple):
-    """The task's validated options, the play's variables, and check mode."""
-
-    options: Mapping[str, Any]
-    variables: Mapping[str, Any]
-    check: bool
 
 
 def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
@@ -42,11 +30,17 @@ def evidence_of(hosts: Iterable[str], evidence: Mapping[str, Any], *keys: str) -
     return found
 
 
-def keep(path: str | None, document: Any, what: str, mode: int = 0o644) -> None:
-    """Save a document as JSON on the controller."""
-    if path:
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(document, indent=2) + "\n", mode)
-        except OSError as error:
-            raise AnsibleError(f"{what} could not be written to {path} on the controller: {error.strerror}.") from None
+def keep(path: str | None, document: Any, what: str, mode: int = 0o644, check: bool = False) -> bool:
+    """Save a document as JSON on the controller; whether that changed the file, or would without check mode."""
+    if not path:
+        return False
+    file, content = Path(path).expanduser(), json.dumps(document, indent=2) + "\n"
+    try:
+        if file.exists() and file.read_bytes() == content.encode():
+            return False
+        if not check:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(str(file), content, mode)
+    except OSError as error:
+        raise AnsibleError(f"{what} could not be written to {path} on the controller: {error.strerror}.") from None
+    return True

@@ -1,47 +1,27 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judgements over all hosts of a job: whether they are the same, what they lack, and whether to start the run."""
+"""Judgements over all hosts of a job: whether to start the run, and the doctor's verdict, whose reasoning is in _doctor/judge.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ...module_utils._preflight.setup import disagreements, what_is_there
-from .evidence import OF_PLAN, JudgeTask, Options, evidence_of
-
-LAUNCH: Options = {
-    **OF_PLAN,
-    "restart": {"type": "bool", "default": False},
-    "fresh": {"type": "bool", "default": False},
-}
-# Required keys of each part's evidence.
-KEYS = {
-    "files": ("digest",),
-    "venv": ("venv", "torch", "packages", "python_version"),
-    "data": ("digest",),
-}
-SAMENESS: Options = {
-    "hosts": {"type": "list", "elements": "str", "required": True},
-    "master": {"type": "str"},
-    **{part: {"type": "dict"} for part in KEYS},
-}
+from ...module_utils._contract.plan import Plan
+from ...module_utils._doctor.bundle import bundle
+from ...module_utils._doctor.judge import diagnose
+from ...module_utils._kit.printable import printable
+from .._agent.carrier import Call
+from .evidence import evidence_of, keep
 
 
-def judge_setup(task: JudgeTask) -> dict[str, object]:
-    """Which steps have nothing to copy."""
-    plan = task.options["plan"]
-    hosts = [node["host"] for node in plan["nodes"]]
-    return {**what_is_there(plan, evidence_of(hosts, task.options["evidence"], "files", "venv", "data"))}
-
-
-def judge_launch(task: JudgeTask) -> dict[str, object]:
+def judge_launch(
+    call: Call, plan: Plan, evidence: Mapping[str, Any], restart: bool = False, fresh: bool = False
+) -> dict[str, object]:
     """Whether to start the run, and why."""
-    options = task.options
-    plan = options["plan"]
-    seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
-    runs = [one["run"] for one in seen.values()]
-    decision, reason = _launch_action(runs, plan["digest"], options["restart"], options["fresh"])
+    seen = evidence_of((node["host"] for node in plan["nodes"]), evidence, "run")
+    decision, reason = _launch_action([one["run"] for one in seen.values()], plan["digest"], restart, fresh)
     return {"decision": decision, "reason": reason}
 
 
@@ -64,11 +44,22 @@ def _launch_action(
     return "start", "it is " + " and ".join(sorted(states)) + " on its hosts"
 
 
-def judge_sameness(task: JudgeTask) -> dict[str, object]:
-    """Fails with a sentence for each host whose trainer, packages or data differ from those of the master, or of the first host."""
-    options = task.options
-    hosts = dict.fromkeys([options["master"] or options["hosts"][0], *options["hosts"]])
-    given = {part: options[part] for part in KEYS if options[part] is not None}
-    found = {part: evidence_of(hosts, given[part], *KEYS[part]) for part in given}
-    differing = list(disagreements(found))
-    return {"failed": bool(differing), "msg": "\n".join(differing)}
+# The doctor
+
+
+def judge_verdict(
+    call: Call, plan: Plan, evidence: Mapping[str, Any], secrets: Sequence[Any] = (), file: str | None = None
+) -> dict[str, object]:
+    """The doctor's single finding with its evidence, stored in a file."""
+    told = diagnose(plan, evidence_of((node["host"] for node in plan["nodes"]), evidence))
+    summary = {"verdict": told["verdict"], "summary": told["evidence"]}
+    keep(file, bundle(plan, evidence, secrets, summary), "The evidence", 0o600)
+    return {**told, "text": printable(text_of(told, file))}
+
+
+def text_of(told: Mapping[str, Any], path: str | None) -> str:
+    """The verdict for people."""
+    verdict = told["verdict"]
+    lines = [f"{verdict['code']}: {verdict['seen']}", f"  why: {verdict['why']}", f"  do:  {verdict['remedy']}"]
+    lines += [f"  {line}" for line in told["evidence"]]
+    return "\n".join([*lines, *([f"  full evidence: {path}"] if path else [])])

@@ -9,8 +9,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -22,70 +21,67 @@ from ...module_utils._contract.plan import Given, Here
 from ...module_utils._contract.settings import is_unset
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan import budget
-from ...module_utils._plan.planner import make_plan
+from ...module_utils._plan import budget, planner
 from ...module_utils._plan.questions import controller_questions, controller_settings, questions
-from ...module_utils._plan.text import by_hand, render, render_findings
+from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
 from ...module_utils._probe.sources import look
 from .. import _configuration
 from .. import _conversations as conversations
-from .evidence import SHOWN, JudgeTask, Options
+from .._agent.carrier import Call
+from .._display.texts import finding_text
+from .evidence import keep
 
 display = Display()
 
 
-HOSTS: Options = {"hosts": {"type": "list", "elements": "str", "required": True}}
-TOLERANT: Options = {**HOSTS, "tolerant": {"type": "bool", "default": False}}
-OPTIONS: Options = {
-    **TOLERANT,
-    "measured": {"type": "dict", "default": {}},
-    "show": {"type": "str", "choices": [*SHOWN, "whole", "budget"], "default": "none"},
-    "file": {"type": "path"},
-}
-
-
-def judge_settings(task: JudgeTask) -> dict[str, object]:
+def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(hosts_of(task))}
+    return {"controller": controller_settings(settings_of(call, hosts))}
 
 
-def judge_questions(task: JudgeTask) -> dict[str, object]:
+def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
     """The options of host_info for each host."""
-    hosts = hosts_of(task)
-    refuse_limit(task)
-    refuse_root(task)
-    tell_what_is_lacking(len(hosts))
-    tell_of_full_list(hosts)
-    return {"questions": questions(hosts)}
+    given = settings_of(call, hosts)
+    refuse_limit(call, hosts, tolerant)
+    refuse_root(call)
+    tell_what_is_lacking(len(given))
+    tell_of_full_list(given)
+    return {"questions": questions(given)}
 
 
-def judge_plan(task: JudgeTask) -> dict[str, object]:
-    """The plan."""
-    tolerant = task.options["tolerant"]
-    hosts = hosts_of(task)
-    refuse_limit(task)
-    here = seen_on_the_controller(hosts, tolerant)
+def make_plan(
+    call: Call,
+    hosts: Sequence[str],
+    tolerant: bool = False,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    show: str = "none",
+    file: str | None = None,
+) -> dict[str, object]:
+    """The plan; measured: what keep_measured returned for each host."""
+    given = settings_of(call, hosts)
+    refuse_limit(call, hosts, tolerant)
+    here = seen_on_the_controller(given, tolerant)
     # Recorded at the first plan of this play, because set-up counts towards the budget.
-    began = (task.variables.get("ddp_launched") or {}).get("begun") or time.time()
+    began = (call.variables.get("ddp_launched") or {}).get("begun") or time.time()
     clock = budget.Clock(time.time(), began)
-    outcome = make_plan(hosts, tolerant, here, task.options["measured"], clock)
+    kept = {host: found["measured"] for host, found in (measured or {}).items()}
+    outcome = planner.make_plan(given, tolerant, here, kept, clock)
     plan, training = outcome.plan, outcome.training
     fit = budget.render(outcome.budget, training.get("ends")) if outcome.budget else ""
     whole, brief = (
         "\n\n".join(filter(None, [render(plan, outcome.text_bytes, details), fit])) for details in (True, False)
     )
-    told = {"plan": plan, "findings": outcome.findings, "decided": outcome.decided.reasons()}
-    document = json.dumps(told, indent=2) + "\n"
-    if task.options["show"] == "budget" and fit:
+    told = {"plan": plan, "findings": outcome.findings}
+    if show == "budget" and fit:
         display.display(printable(f"\n{fit}\n"))
-    text = f"{whole}\n\n{by_hand(plan)}" if task.options["show"] == "whole" else brief
-    show(task.options["show"], document, text, outcome.findings)
-    probes = {host["name"]: host.get("probe") for host in hosts}
+    text = f"{whole}\n\n{by_hand(plan)}" if show == "whole" else brief
+    print_plan(show, told, text, outcome.findings)
+    probes = {host["name"]: host.get("probe") for host in given}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
     return {
-        "changed": write(task.options["file"], document, task.check),
+        "changed": keep(file, told, "The plan", check=call.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
@@ -107,31 +103,15 @@ def seen_on_the_controller(hosts: list[Given], tolerant: bool) -> Here:
     return here
 
 
-def show(how: str, document: str, text: str, findings: list[Finding]) -> None:
+def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[Finding]) -> None:
     """Print the plan for people, or as JSON for programs."""
     if how == "json":
-        display.display(document)
+        display.display(json.dumps(document, indent=2) + "\n")
     elif how in ("text", "whole"):
         display.display(printable(f"\n{text}\n"))
         # The collection's display shows findings by itself.
         if findings and not _configuration.display_is_ours():
-            display.display(printable(render_findings(findings)) + "\n")
-
-
-def write(path: str | None, document: str, check: bool) -> bool:
-    """Write the plan to a file on the controller; returns whether that changed it."""
-    if not path:
-        return False
-    file = Path(path)
-    try:
-        if file.exists() and file.read_text(encoding="utf-8") == document:
-            return False
-        if not check:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise AnsibleError(f"The plan could not be written to {path} on the controller: {error.strerror}.") from None
-    return True
+            display.display(printable("\n".join(map(finding_text, findings))) + "\n")
 
 
 def tell_what_is_lacking(hosts: int) -> None:
@@ -157,11 +137,11 @@ def tell_of_full_list(hosts: list[Given]) -> None:
         )
 
 
-def refuse_limit(task: JudgeTask) -> None:
+def refuse_limit(call: Call, hosts: Sequence[str], tolerant: bool) -> None:
     """Refuse --limit, which would leave out ranks, except for looking at a run or stopping it."""
-    playing = task.variables.get("ansible_play_hosts_all")
-    left_out = [host for host in task.options["hosts"] if playing is not None and host not in playing]
-    if left_out and not task.options["tolerant"]:
+    playing = call.variables.get("ansible_play_hosts_all")
+    left_out = [host for host in hosts if playing is not None and host not in playing]
+    if left_out and not tolerant:
         seen = (
             f"{', '.join(left_out)} is excluded by --limit, but a run needs all its hosts; "
             f"run without --limit, or select the run's hosts with -e target={','.join(playing or [])}"
@@ -169,17 +149,17 @@ def refuse_limit(task: JudgeTask) -> None:
         raise PlanError([finding("setting-refused", left_out[0], seen)])
 
 
-def refuse_root(task: JudgeTask) -> None:
+def refuse_root(call: Call) -> None:
     """Refuse to make every task root, which only a variable of the command line could."""
-    if boolean(task.variables.get("ansible_become") or False, strict=False):
+    if boolean(call.variables.get("ansible_become") or False, strict=False):
         seen = "ansible_become is true for all tasks, so training would run as root"
         remedy = "Leave it out: the tasks that need root become root by themselves (-K asks for the password)."
         raise PlanError([finding("setting-refused", "", seen, remedy=remedy)])
 
 
-def hosts_of(task: JudgeTask) -> list[Given]:
+def settings_of(call: Call, hosts: Sequence[str]) -> list[Given]:
     """Settings and probe of every host."""
-    return [host_of(name, task.variables) for name in task.options["hosts"]]
+    return [host_of(name, call.variables) for name in hosts]
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Given:

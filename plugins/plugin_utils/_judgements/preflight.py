@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,61 +12,85 @@ from typing import Any
 
 from ansible.utils.display import Display
 
-from ...module_utils._contract.decode import decode
 from ...module_utils._contract.findings import Finding, finding
 from ...module_utils._contract.findings_table import ERROR, INFO
 from ...module_utils._contract.plan import Plan
-from ...module_utils._contract.validate import InvalidHostData
 from ...module_utils._kit.printable import printable
-from ...module_utils._plan.matmul_precision import speeds_together, with_precision
-from ...module_utils._plan.step_model import Link, speeds_of
-from ...module_utils._preflight.evidence import PreflightEvidence, named_links
+from ...module_utils._kit.words import DASH, plural, table
+from ...module_utils._plan.step_model import Link, speeds_of, speeds_together, with_precision
+from ...module_utils._preflight.evidence import HostTries, PreflightEvidence
 from ...module_utils._preflight.judge import in_order, judge, load
-from ...module_utils._preflight.measured import last_object, slowest_link
-from ...module_utils._preflight.peer_check import LinkTry
+from ...module_utils._preflight.links import ways_to
+from ...module_utils._preflight.measured import program_answer, slowest_link
+from ...module_utils._preflight.peer_check import LinkTry, closed_ports
 from ...module_utils._preflight.predict import Outlook, advice, outlook, prediction_text
-from ...module_utils._preflight.text import links_text, summary
+from .._agent.carrier import Call
 from .._configuration import display_is_ours
 from .._display.texts import finding_text
-from .evidence import OF_PLAN, SHOWN, JudgeTask, Options, keep
+from .evidence import keep
 
 display = Display()
 
 
-OPTIONS: Options = {
-    **OF_PLAN,
-    "probes": {"type": "dict", "default": {}},
-    "plan_findings": {"type": "list", "elements": "dict", "default": []},
-    "before_network": {"type": "bool", "default": False},
-    "rehearsal": {"type": "bool", "default": False},
-    "running": {"type": "bool", "default": False},
-    "show": {"type": "str", "choices": SHOWN, "default": "text"},
-    "file": {"type": "path"},
+# The results of the tasks on each host, by the names under which they are registered.
+PIECES = {
+    "answering": "__preflight_answering",
+    "links": "ddp_links",
+    "gloo": "__preflight_gloo",
+    "step": "__preflight_step",
 }
+# Registered only for hosts that a peer could not reach.
+FIREWALL = "__network_firewall"
+Seen = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host -> piece -> result
 
 
-def judge_preflight(task: JudgeTask) -> dict[str, object]:
-    """Findings, prediction and links; fails if the run must not start."""
-    options = task.options
-    seen = options["evidence"]
-    evidence = gather(options)
-    findings = in_order(
-        [*judge(evidence), *missing(evidence.plan, seen), *unmeasured(evidence.plan, seen), *unbuilt(evidence, seen)]
-    )
+def judge_links(call: Call, plan: Plan) -> dict[str, object]:
+    """Whether all connections are open, and nobody else holds the rendezvous port; and the hosts that a peer did not reach."""
+    seen = seen_on_hosts(call, plan)
+    links = {host: {"links": pieces.get("links", {}).get("links") or []} for host, pieces in seen.items()}
+    closed = any(closed_ports(link) for tried in links.values() for link in tried["links"])
+    held = any(pieces.get("answering", {}).get("is_held") for pieces in seen.values())
+    return {
+        "open": not closed and not held,
+        "unreached": [host for host in seen if ways_to(plan, links, host)["unreached"]],
+    }
+
+
+def judge_preflight(
+    call: Call, plan: Plan, show: str = "text", file: str | None = None, **circumstances: Any
+) -> dict[str, object]:
+    """Findings, prediction and links; fails if the run must not start. circumstances: further fields of PreflightEvidence."""
+    seen = seen_on_hosts(call, plan)
+    evidence = gather(call, plan, seen, circumstances)
+    found = [*judge(evidence), *missing(seen), *unmeasured(seen), *unbuilt(evidence, seen)]
     predicted = predicted_by(evidence, seen)
     if predicted:
-        findings = in_order([*findings, *advice(evidence.plan, predicted)])
-    links = links_of(evidence)
-    document = {"run": evidence.plan["run"], "findings": findings, "prediction": predicted, "links": links}
-    show(options["show"], evidence, document)
+        found += advice(evidence.plan, predicted)
+    findings = in_order(found)
+    document = {
+        "run": evidence.plan["run"],
+        "findings": findings,
+        "prediction": predicted,
+        "links": links_of(evidence),
+    }
+    print_results(show, evidence, document)
     # Stored for comparison with the actual run.
-    keep(None if task.check else options["file"], document, "The findings")
+    keep(file, document, "The findings", check=call.check)
     stopping = [one for one in findings if one["severity"] == ERROR]
     said = {"msg": summary(stopping)} if stopping else {}
     return {**document, "failed": bool(stopping), **said}
 
 
-def show(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
+def seen_on_hosts(call: Call, plan: Plan) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The results of the plan's hosts, in the order of their ranks. A task that a host was not asked for counts as tried."""
+    found = {}
+    for node in plan["nodes"]:
+        known = call.variables["hostvars"][node["host"]]
+        found[node["host"]] = {piece: known[name] for piece, name in PIECES.items() if known.get(name) is not None}
+    return found
+
+
+def print_results(how: str, evidence: PreflightEvidence, document: Mapping[str, Any]) -> None:
     """Print a table for people, or JSON for programs."""
     if how == "json":
         display.display(json.dumps(document, indent=2))
@@ -91,86 +114,64 @@ def fitted(text: str) -> str:
     return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, 78, subsequent_indent="    "))
 
 
-def gather(options: Mapping[str, Any]) -> PreflightEvidence:
+def gather(call: Call, plan: Plan, seen: Seen, circumstances: Mapping[str, Any]) -> PreflightEvidence:
     """The evidence of every host, as input of the judgement."""
-    plan, seen = options["plan"], options["evidence"]
-    hosts = [node["host"] for node in plan["nodes"]]
-    tries = {host: host_tries(piece(seen, host, "answering"), piece(seen, host, "links")) for host in hosts}
-    tries = {host: entry for host, entry in tries.items() if entry}
-    for host in tries:
-        tries[host]["links"] = named_links(plan, tries, host)
-    firewalls = {host: piece(seen, host, "firewall") for host in hosts}
+    hostvars = call.variables["hostvars"]
+    firewalls = {host: hostvars[host].get(FIREWALL) or {} for host in seen}
+    gloo = {host: pieces["gloo"] for host, pieces in seen.items() if is_done(pieces.get("gloo"))}
     return PreflightEvidence(
         plan=plan,
-        probes={host: options["probes"].get(host) or {} for host in hosts},
-        tries=tries,
+        probes={host: hostvars[host].get("ddp_probe") or {} for host in seen},
+        tries={
+            host: host_tries(pieces["answering"], pieces.get("links") or {})
+            for host, pieces in seen.items()
+            if is_done(pieces.get("answering"))
+        },
         firewalls={host: firewall for host, firewall in firewalls.items() if "commands" in firewall},
-        gloo={host: found for host in hosts if (found := program_answer(piece(seen, host, "gloo")))},
-        manifests={host: manifest_digest(piece(seen, host, "manifest")) for host in hosts},
-        files={host: wrong_files(piece(seen, host, "files")) for host in hosts},
-        plan_findings=options["plan_findings"],
-        before_network=options["before_network"],
-        rehearsal=options["rehearsal"],
-        running=options["running"],
+        gloo={host: program_answer(result) for host, result in gloo.items()},
+        **circumstances,
     )
 
 
-def piece(seen: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
-    """One piece of a host's evidence; empty if it was not tried, which `missing` checks."""
-    found = (seen.get(host) or {}).get(name)
-    return dict(found) if isinstance(found, Mapping) else {}
+def is_done(result: Mapping[str, Any] | None) -> bool:
+    """Whether there is a result of a task that was not skipped."""
+    return bool(result) and not (result or {}).get("skipped")
 
 
-def missing(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
+def missing(seen: Seen) -> list[Finding]:
     """Findings about evidence that some hosts have and others lack: a missing check is not a passed check."""
-    tried_anywhere = {name for pieces in seen.values() for name in pieces or {}}
+    tried_anywhere = {name for pieces in seen.values() for name in pieces}
     found = []
-    for host in (node["host"] for node in plan["nodes"]):
-        lacking = sorted(tried_anywhere - set(seen.get(host) or {}))
-        if lacking:
+    for host, pieces in seen.items():
+        if lacking := sorted(tried_anywhere - set(pieces)):
             text = f"{host} returned nothing about: {', '.join(lacking)}"
             found.append(finding("evidence-missing", host, text, facts={"pieces": lacking}))
     return found
 
 
-def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, object]:
-    """A host's results of peer_responder and peer_check; a failed module is that host's error."""
-    if not answering or answering.get("skipped"):
-        return {}
-    entry = {name: answering.get(name) for name in ("responder", "holders", "error")}
-    if answering.get("failed") or links.get("failed"):
-        entry["error"] = str(answering.get("msg") or links.get("msg"))
-    try:
-        entry["links"] = decode(list[LinkTry], links.get("links") or [])
-    except InvalidHostData as why:
-        entry.update(links=[], error=f"sent an invalid answer: {why}")
-    return entry
+def host_tries(answering: Mapping[str, Any], links: Mapping[str, Any]) -> HostTries:
+    """A host's results of start_responder and peer_check; what has none is that host's error."""
+    failed = [
+        str(one["msg"]) for key, one in (("is_held", answering), ("links", links)) if "msg" in one and key not in one
+    ]
+    error = answering.get("error") or next(iter(failed), "")
+    return {
+        "responder": answering.get("responder"),
+        "is_held": bool(answering.get("is_held")),
+        "links": links.get("links") or [],
+        "error": error,
+    }
 
 
-def program_answer(result: Mapping[str, Any]) -> dict[str, object]:
-    """The JSON object printed by a trainer program, or its last output if there is none."""
-    if not result or result.get("skipped"):
-        return {}
-    words = str(result.get("stderr") or result.get("msg") or "no output").strip().splitlines()
-    return last_object(result) or {"ok": False, "phase": "start", "error": words[-1] if words else "no output"}
+def measured_on(seen: Seen) -> dict[str, Mapping[str, Any]]:
+    """Each host's measurements of its step; empty if there are none."""
+    return {host: pieces.get("step", {}).get("measured") or {} for host, pieces in seen.items()}
 
 
-def manifest_digest(result: Mapping[str, Any]) -> str:
-    """Digest of a host's manifest; equal data have equal manifests."""
-    content = str(result.get("content") or "")
-    return hashlib.sha256(content.encode()).hexdigest()[:12] if content else ""
-
-
-def wrong_files(result: Mapping[str, Any]) -> dict[str, str]:
-    """Data files that need fetching or repair, with the problem of each."""
-    repaired = result.get("repaired") or {}
-    return {path: repaired.get(path, "missing") for path in result.get("moved") or []}
-
-
-def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outlook | None:
+def predicted_by(evidence: PreflightEvidence, seen: Seen) -> Outlook | None:
     """The prediction, if every host's step and some link were measured."""
-    hosts, matmul = [node["host"] for node in evidence.plan["nodes"]], evidence.plan["training"]["matmul"]
-    measured = {host: piece(seen, host, "measured") for host in hosts}
+    hosts, matmul = list(seen), evidence.plan["training"]["matmul"]
+    measured = measured_on(seen)
     speeds = speeds_of(hosts, {host: with_precision(found, matmul) for host, found in measured.items()})
 
     def link_of(team: Sequence[str]) -> Link | None:
@@ -184,29 +185,27 @@ def predicted_by(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> Outloo
     return outlook(evidence.plan, speeds, link_of, speeds_together(list(measured.values())), began, busy)
 
 
-def unmeasured(plan: Plan, seen: Mapping[str, Any]) -> list[Finding]:
+def unmeasured(seen: Seen) -> list[Finding]:
     """Hosts on which measuring a step failed."""
-    results = {node["host"]: piece(seen, node["host"], "step") for node in plan["nodes"]}
-    failed = {host: program_answer(result) for host, result in results.items() if result.get("rc")}
+    steps = {host: pieces["step"] for host, pieces in seen.items() if is_done(pieces.get("step"))}
     return [
         finding(
             "evidence-missing",
             host,
-            f"a training step could not be measured: {told['error']}",
+            f"a training step could not be measured: {step.get('error') or step.get('msg')}",
             severity=INFO,
             remedy="Without it the speed cannot be predicted; training itself may still work.",
         )
-        for host, told in failed.items()
-        if "error" in told
+        for host, step in steps.items()
+        if step.get("error") or "measured" not in step
     ]
 
 
-def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Finding]:
+def unbuilt(evidence: PreflightEvidence, seen: Seen) -> list[Finding]:
     """Hosts where the C kernels could not be built; those without a compiler are in the plan's findings."""
     found = []
-    for node in evidence.plan["nodes"]:
-        host, kernels = node["host"], node["flags"].get("kernels")
-        why = piece(seen, host, "measured").get("no_kernels_because")
+    for host, measured in measured_on(seen).items():
+        kernels, why = evidence.node(host)["flags"].get("kernels"), measured.get("no_kernels_because")
         can = kernels == "zig" or (kernels == "auto" and evidence.fact(host, "cpu", "compiler") is not False)
         if why and can:
             found.append(finding("no-compiler", host, f"the C kernels could not be built: {why}"))
@@ -215,7 +214,39 @@ def unbuilt(evidence: PreflightEvidence, seen: Mapping[str, Any]) -> list[Findin
 
 def links_of(evidence: PreflightEvidence) -> list[dict[str, object]]:
     """Every measured direction, for programs."""
-    keys = ("nic", "latency_ms", "bandwidth_mbit", "duplex_mbit", "mtu")
+    keys = ("nic", "latency_ms", "bandwidth_mbit", "mtu")
     return [
         {"host": host, "peer": link["host"], **{key: link.get(key) for key in keys}} for host, link in evidence.links()
     ]
+
+
+def links_text(evidence: PreflightEvidence) -> str:
+    """One line per direction between two hosts."""
+    rows = [
+        [
+            f"{host} -> {link['host']}",
+            link["nic"] or DASH,
+            ports_text(link),
+            number(link["latency_ms"], "ms", 2),
+            number(link["bandwidth_mbit"], "Mbit/s", 0),
+            str(link["mtu"] or DASH),
+        ]
+        for host, link in evidence.links()
+    ]
+    return "\n".join(table(["link", "nic", "ports", "round trip", "rate", "MTU"], rows)) if rows else ""
+
+
+def ports_text(link: LinkTry) -> str:
+    """How many of a direction's ports are closed."""
+    closed = len(closed_ports(link))
+    return f"{closed} of {len(link['ports'])} closed" if closed else "open"
+
+
+def number(value: float | None, unit: str, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f} {unit}"
+
+
+def summary(stopping: Sequence[Finding]) -> str:
+    """Why the run does not start."""
+    listed = ", ".join(dict.fromkeys(f"{found['code']} ({found['host']})" for found in stopping))
+    return f"Preflight found {plural(len(stopping), 'error')}, so nothing was started: {listed}."

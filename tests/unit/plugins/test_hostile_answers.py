@@ -32,7 +32,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.watching import judge
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import carrier
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements import preflight
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._judgements.evidence import JudgeTask
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan import plan_probes
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import away, keeper, run_of
@@ -100,14 +99,15 @@ def answer_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(carrier, "program", lambda *dummy: "")
     monkeypatch.setattr(carrier, "python_of", lambda action, variables: ["python3"])
 
-    def answer(verb: str, document: Any, delegate: str | None = None) -> dict[str, Any]:
-        args = {"verb": verb, **({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"})}
+    def answer(
+        verb: str, document: Any, delegate: str | None = None, host: str = "evil", hostvars: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        args = {"verb": verb, **(options or ({"asked": {}} if verb == "host_info" else {"base_dir": "/srv"}))}
         task = SimpleNamespace(args=args, check_mode=False, delegate_to=delegate, environment=None)
         made = ActionModule(task, SimpleNamespace(has_pipelining=True), None, None, None, None)
         printed = carrier.MARK + json.dumps(document)
-        monkeypatch.setattr(made, "get_shell_option", lambda name, default: default, raising=False)
         monkeypatch.setattr(made, "_low_level_execute_command", lambda *dummy, **more: {"stdout": printed})
-        return dict(made.run(task_vars={"inventory_hostname": "evil"}))
+        return dict(made.run(task_vars={"inventory_hostname": host, "hostvars": hostvars}))
 
     return answer
 
@@ -229,7 +229,6 @@ MEASURED = {
 }
 PAST = {
     "path": "/r",
-    "exists": True,
     "plan_digest": "0f",
     "rows": {"laptop": 4, "desktop": 4},
     "head_shares": {"laptop": 1},
@@ -284,9 +283,8 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         **whole,
         **more,
         "usage": {"graphical": ["x"], "blind": ["y"]},
-        "transfer": {"folder": "/a b", "shell": "/bin/sh"},
     }
-    resumed = {**used, "transfer": None, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
+    resumed = {**used, "run": {**PAST, "lineage": {"model": {}, "stage": {}, "data": {}}}}
     documents: list[dict[str, Any]] = json.loads(json.dumps([whole, used, resumed]))
     return documents
 
@@ -417,19 +415,20 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
     assert CASES / 10 < believed < CASES
 
 
-def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch):
+def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeypatch, answer_of):
     monkeypatch.setattr(preflight, "display_is_ours", lambda: False)
     known: list[Any] = plan_probes.hosts()
     plan = make_plan(known, tolerant=True).plan
-    port = {"port": 40000, "reachable": False, "error": "dropped", "words": "x", "milliseconds": 5.0}
+    port = {"port": 40000, "error": "dropped", "words": "x"}
     link = {
-        "address": "192.168.1.10",
+        "address": "x",
         "ports": [port],
         "latency_ms": 0.3,
         "bandwidth_mbit": 800.0,
         "mtu": 1500,
+        "duplex_mbit": 700.0,
     }
-    more = {"duplex_mbit": 700.0, "full_size": False, "passing_size": 1400, "error": "", "nic": "eth0", "gateway": None}
+    link |= {"passing_size": 1400, "error": "", "nic": "eth0"}
     gloo = {
         "ok": False,
         "phase": "connect",
@@ -438,22 +437,23 @@ def test_whatever_a_host_measures_of_links_the_preflight_judges_the_rest(monkeyp
         "message_ms": 0.3,
         "torch": "2.13.0",
     }
-    probes = {host["name"]: host["probe"] for host in known}
-    step = {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}
-    honest: dict[str, Any] = {"link": {**link, **more}, "gloo": gloo}
+    responder = {"pid": 1, "started": 5, "ports": [40000], "token": "x"}
+    honest: dict[str, Any] = {"responder": responder, "link": link, "gloo": gloo}
+    step = {"measured": {"pass_seconds": 0.5, "adamw_seconds": 0.01, "muon_seconds": 0.1}}
+    hostvars: dict[str, Any] = {host["name"]: {"ddp_probe": host["probe"]} for host in known}
     for told in cases(honest):
-        evidence = {
-            host["name"]: {
-                "answering": {"responder": {"pid": 1, "ports": [40000], "token": "x"}, "holders": [], "error": ""},
-                "links": {"links": [json.loads(json.dumps(one.get("link")))]},
-                "gloo": {"stdout": json.dumps(one.get("gloo")), "rc": 0},
-                "measured": step,
-            }
-            for host, one in zip(known, (honest, told), strict=True)
-        }
-        options = {"plan": plan, "evidence": evidence, "probes": probes, "plan_findings": [], "before_network": False}
-        task = JudgeTask({**options, "rehearsal": True, "running": False, "show": "none", "file": None}, {}, True)
-        found: dict[str, Any] = preflight.judge_preflight(task)
+        for name, one in zip(hostvars, (honest, told), strict=True):
+            task = {"plan": plan, "rates": True, "hostvars": hostvars, "host": name}
+            answering = {"responder": one.get("responder"), "is_held": False, "error": ""}
+            hostvars[name]["__preflight_answering"] = answer_of("start_responder", answering, **task)
+            hostvars[name].update(
+                ddp_links=answer_of("peer_check", {"links": [one.get("link")]}, **task),
+                __preflight_gloo={"stdout": json.dumps(one.get("gloo")), "rc": 0},
+                __preflight_step=step,
+            )
+        judged: Any = SimpleNamespace(variables={"hostvars": hostvars}, check=True)
+        preflight.judge_links(judged, plan)
+        found: dict[str, Any] = preflight.judge_preflight(judged, plan, show="none", rehearsal=True)
         json.dumps(found, allow_nan=False)
         refused = [one for one in found["findings"] if "sent an invalid answer" in one["seen"]]
         assert {one["host"] for one in refused} <= {"laptop"}

@@ -39,8 +39,3 @@ def test_the_addresses_are_those_of_the_plan():
 @pytest.mark.parametrize("told", [None, "x", {}, {"server": 7}, {"server": {"port": "22"}}, {"server": {"port": 22}}])
 def test_a_host_that_serves_nothing_or_tells_nonsense_is_left_out(told):
     assert order({}, {**SERVERS, "c": told}) == "adb"
-
-
-@pytest.mark.parametrize("told", [{"links": 7}, {"links": [{"bandwidth_mbit": -5}]}])
-def test_a_host_with_odd_measurements_comes_late(told):
-    assert order({"c": told, "d": links(90.0)}) == "adcb"

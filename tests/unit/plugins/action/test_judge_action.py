@@ -57,55 +57,6 @@ def test_only_what_runs_or_has_finished_on_every_host_is_left_alone(agent, state
 def test_a_host_without_evidence_is_never_taken_for_one_where_nothing_was_found(agent, evidence):
     with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
         agent("judge_launch", plan=PLAN, evidence=evidence)
-    with pytest.raises(AnsibleError, match=r"no evidence.* from laptop"):
-        agent("judge_sameness", hosts=HOSTS, master="desktop", data={"desktop": {"digest": "x"}})
-
-
-HOSTS = ["desktop", "laptop"]
-FILES = {host: {"digest": "f"} for host in HOSTS}
-
-
-def test_a_host_that_reads_other_files_is_named(agent):
-    same = {host: {"digest": "x"} for host in HOSTS}
-    assert not agent("judge_sameness", hosts=HOSTS, master="desktop", data=same)["failed"]
-    told = agent("judge_sameness", hosts=HOSTS, master="desktop", data={**same, "laptop": {"digest": "y"}})
-    assert told["failed"] and told["msg"].startswith(
-        "laptop reads different files from desktop: y in its run folder, x there."
-    )
-
-
-def venv(torch: str = "2.13.0+cpu", python: str = "3.11", **packages: str) -> dict[str, Any]:
-    return {"venv": "/venv", "torch": torch, "python_version": python, "packages": {"torch": torch, **packages}}
-
-
-DISAGREE = "ranks of different versions would disagree."
-
-
-@pytest.mark.parametrize(
-    ("desktop", "laptop", "message"),
-    [
-        (venv(), venv("2.13.0"), ""),
-        (venv(), venv("2.12.0"), f"laptop has torch 2.12.0, desktop has torch 2.13.0; {DISAGREE}"),
-        (venv(), venv(pyarrow="25"), ""),
-        (venv(), venv(python="3.12", pyarrow="25"), ""),
-        (venv(numpy="2.4.6"), venv(pyarrow="26.0.1", numpy="2.4.6"), ""),
-        # Only packages whose versions differ are named.
-        (
-            venv(numpy="2.4.6"),
-            venv(pyarrow="26.0.1", numpy="2.3.0"),
-            f"laptop has numpy 2.3.0, desktop has numpy 2.4.6; {DISAGREE}",
-        ),
-    ],
-)
-def test_hosts_need_the_same_packages(agent, desktop, laptop, message):
-    told = agent("judge_sameness", hosts=HOSTS, files=FILES, venv={"desktop": desktop, "laptop": laptop})
-    assert told["failed"] == bool(message) and str(told.get("msg", "")).startswith(message)
-
-
-def test_hosts_need_the_same_trainer_files(agent):
-    files = {**FILES, "laptop": {"digest": "g"}}
-    told = agent("judge_sameness", hosts=HOSTS, files=files, venv={host: venv() for host in HOSTS})
-    assert told["failed"] and told["msg"].startswith("laptop has different trainer files from desktop")
 
 
 DIAGNOSED = {
@@ -134,19 +85,3 @@ def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_pat
 def test_a_verdict_takes_evidence_of_every_host(agent):
     with pytest.raises(AnsibleError, match="no evidence, not even a failed one, from b"):
         agent("judge_verdict", plan=DIAGNOSED, evidence={"a": DONE})
-
-
-def test_a_folder_in_which_the_verdict_cannot_be_kept_is_told(agent, tmp_path):
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(AnsibleError, match="could not be written"):
-        agent(
-            "judge_verdict",
-            plan=DIAGNOSED,
-            evidence={"a": DONE, "b": DONE},
-            file=str(tmp_path / "runs" / "doctor.json"),
-        )
-
-
-def test_options_of_another_judgement_are_refused(agent):
-    with pytest.raises(AnsibleError, match=r"restart\. Supported parameters include: hosts, tolerant"):
-        agent("read_questions", hosts=["desktop"], restart=True)

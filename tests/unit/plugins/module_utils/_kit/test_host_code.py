@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
@@ -63,7 +62,7 @@ def test_what_another_room_lends_is_found():
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
     """Like the loader of collections on the controller."""
-    source = host_code.sources(setup_look.__name__)
+    source = host_code.sources(polling.__name__)
 
     class Loader:
         @staticmethod
@@ -73,4 +72,4 @@ def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
     host_code._read.cache_clear()
     monkeypatch.setattr(host_code, "sys", SimpleNamespace(modules={}))
     monkeypatch.setattr(host_code.importlib.util, "find_spec", lambda name: SimpleNamespace(loader=Loader))
-    assert host_code.sources(setup_look.__name__) == source
+    assert host_code.sources(polling.__name__) == source

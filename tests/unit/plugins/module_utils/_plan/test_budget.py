@@ -13,7 +13,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings_ta
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import budget
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import PlanOutcome, make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
-from ansible_collections.nanochat.ddp.plugins.module_utils._preflight.measured import measured_of
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     flag,
     hosts,
@@ -49,7 +48,8 @@ def measured(seconds: float = 0.5, **settings: Any) -> dict[str, Any]:
         "muon_seconds": seconds / 10,
         "tokens_per_second": 2048 / seconds,
     }
-    return {"measured": {**parts, "link": {"mbit": 900.0, "latency_ms": 0.3}, **measured_of(plan)}}
+    of = {"model": plan["model"], "device_batch": plan["training"]["device_batch"]}
+    return {"measured": {**parts, "link": {"mbit": 900.0, "latency_ms": 0.3}, **of}}
 
 
 def made(time_given: dict[str, Any], *more: dict[str, Any]) -> PlanOutcome:

@@ -77,22 +77,6 @@ def test_a_host_without_a_compiler_is_named_where_kernels_are_wanted() -> None:
     assert not findings_with(make_plan(hosts({"ddp_kernels": "torch"}, two=bare)), "no-compiler")
 
 
-@pytest.mark.parametrize(("threads", "severity"), [(4, None), (6, "info"), (8, "info"), (9, "warning")])
-def test_threads_are_held_against_cores_and_processors(threads, severity):
-    told = findings_with(make_plan(hosts(two={"ddp_threads": threads})), "threads-over-cores")
-    assert [one["severity"] for one in told] == ([severity] if severity else [])
-
-
-def test_nobody_is_told_to_leave_threads_empty_who_did():
-    """Each node has a thread at least; on a machine with fewer processors than nodes that is too many."""
-    crowd = one_machine(3)
-    for host in crowd:
-        host["probe"]["cpu"].update(available=2, available_physical=2)
-    (told,) = findings_with(make_plan(crowd), "threads-over-cores")
-    assert told["seen"] == "3 threads on 2 processors"
-    assert told["remedy"] == "Train with fewer than 3 nodes on this machine."
-
-
 def test_tolerant_a_run_can_be_seen_though_a_host_is_down_and_another_is_full():
     known = hosts(one={"disk": {**desktop()["disk"], "free": 0}})
     known[1].update(probe=None, error="ssh: connect to host 192.168.1.11 port 22: No route to host")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.hosts import NetworkInterface
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     codes,
@@ -33,23 +32,6 @@ CARDS = [
 def alone_at(address):
     """A machine with one address, at which its peers reach it."""
     return {"nics": [nic("eth0", "wired", address)], "routes": [route("x", "eth0", address.partition("/")[0])]}
-
-
-@pytest.mark.parametrize(
-    ("taken", "other", "faster"),
-    [
-        (("wifi", 400), ("wired", 100), True),
-        (("wifi", 400), ("wifi", 800), True),
-        (("wired", 1000), ("wired", 100), False),
-        (("wired", 100), ("wired", 1000), True),
-        (("wired", 100), ("wifi", 800), False),
-        (("wired", 0), ("wired", 1000), False),
-        (("wired", 100), ("wired", 0), False),
-    ],
-)
-def test_which_interface_would_be_quicker(taken, other, faster):
-    one, two = (NetworkInterface("eth0", kind, True, speed, ()) for kind, speed in (taken, other))
-    assert two.is_quicker(one) is faster
 
 
 def test_field_03_an_interface_that_is_named_wins():

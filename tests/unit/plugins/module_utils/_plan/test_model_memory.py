@@ -14,20 +14,6 @@ D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
 D12 = Shape(12, 64, 128, 2048, "SSSL", 32768)
 
 
-def test_memory_grows_with_the_batch_and_shrinks_with_the_parts_of_the_head():
-    small, large = model_size.memory(D8, 2), model_size.memory(D8, 4)
-    assert large["activations"] == 2 * small["activations"]
-    assert large["weights"] == small["weights"] == 4 * 125829354
-    assert model_size.memory(D8, 2, parts_of_head=2)["gradients"] < small["gradients"]
-    assert model_size.memory(D8, 2, ours=False)["logits"] == 4 * 2048 * 32768 * 3
-    # Gradients of the embeddings are rows of the tokens where rows travel.
-    counts = parameters(D8)
-    others = counts["total"] - counts["wte"] - counts["value_embeds"]
-    rows = 2 * D8.sequence * D8.n_embd * (1 + len(D8.value_layers))
-    assert small["gradients"] == 4 * (2 * others + rows)
-    assert model_size.memory(D8, 2, ours=False)["gradients"] == 4 * 2 * counts["total"]
-
-
 @pytest.mark.parametrize("sync", ["int8", "int4"])
 def test_packing_keeps_a_copy_of_the_matrices_in_memory_and_checkpoints(sync):
     counts = parameters(D8)

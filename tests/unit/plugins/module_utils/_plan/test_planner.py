@@ -11,9 +11,7 @@ import json
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import believed_plans
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import undamaged
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import plan_text
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
@@ -31,16 +29,6 @@ def test_field_10_a_gpu_does_not_change_a_run_on_the_cpu():
     assert node(outcome, "desktop")["env"]["NANOCHAT_DTYPE"] == "float32"
 
 
-def test_the_first_field_run_has_the_counts_of_its_profile():
-    plan = planned({"ddp_profile": "real"})
-    assert plan["model"]["parameters"]["total"] == 125829354
-    assert plan["training"]["tokens"] == 20_480_000
-    assert plan["training"]["flops"] == pytest.approx(5.6e15, rel=0.01)
-    assert plan["training"]["tokens_per_parameter"] == pytest.approx(0.16, abs=0.005)
-    assert plan["data"]["names"][-2:] == ["shard_00006.parquet", "shard_06542.parquet"]
-    assert len(plan["data"]["names"]) == 8
-
-
 def test_the_digest_is_of_everything_else_and_stays_the_same():
     plan = planned()
     noisy = hosts()
@@ -54,18 +42,6 @@ def test_the_digest_is_of_everything_else_and_stays_the_same():
         host["probe"]["python"]["venv"]["exists"] = True
     assert make_plan(noisy).plan == plan
     assert undamaged(json.loads(plan_text(plan))) == plan
-
-
-def test_all_problems_of_all_hosts_are_told_at_once():
-    small = {"total": GIGA // 2, "available": 0}
-    with pytest.raises(PlanError) as caught:
-        make_plan(hosts({}, {"tmux": {"path": None}}, {"ddp_nic": "eth7", "memory": small}))
-    assert [(found["code"], found["host"]) for found in caught.value.findings] == [
-        ("address-refused", "laptop"),
-        ("no-tmux", "desktop"),
-        ("memory-short", "laptop"),
-    ]
-    assert str(caught.value).startswith("3 problems; nothing was changed:\n- ddp_nic is eth7 on laptop")
 
 
 def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
@@ -97,24 +73,3 @@ def test_a_plan_of_ours_is_believed_when_a_host_brings_it_back(run, machines):
     plan = json.loads(json.dumps(make_plan(machines(run), tolerant=True).plan))
     assert believed_plans([plan], [node["host"] for node in plan["nodes"]]) == [plan]
     assert believed_plans([plan], ["elsewhere"]) == []
-
-
-def test_questions_name_what_to_look_at():
-    known = [
-        {"name": "desktop", "settings": {"ddp_base_dir": "~/n", "ddp_address": "10.0.0.1"}, "reach": "desktop.lan"},
-        {"name": "laptop", "settings": {"ddp_venv_dir": "/v"}, "reach": "192.168.1.11"},
-        {"name": "here", "settings": {}, "reach": None},
-    ]
-    asked = questions(known)
-    assert asked["desktop"] == {
-        "base_dir": "~/n",
-        "run_dir": "~/n/runs/d4",
-        "base_run": None,
-        "venv_dir": None,
-        "python": None,
-        "ports": [29500],
-        "folders": [],
-        "peers": ["192.168.1.11"],
-    }
-    assert asked["laptop"]["peers"] == ["10.0.0.1"] and asked["laptop"]["venv_dir"] == "/v"
-    assert refusal([]) == ["There are no hosts to plan for; the inventory's group trainers is empty."]

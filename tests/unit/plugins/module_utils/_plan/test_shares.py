@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.settings import resolve
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.shares import (
     BatchError,
-    BatchRequest,
-    SharedBatch,
     plan_batch,
 )
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
@@ -151,27 +151,21 @@ def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
         assert "rebalance" not in planned({"ddp_batch_split": fixed})["nodes"][0]["flags"]
 
 
-def test_rows_go_with_the_rank_and_not_with_the_place_in_the_inventory():
-    outcome = make_plan(hosts({"ddp_total_batch": 6144, "ddp_batch_split": "threads"}, two={"ddp_rank": 0}))
-    assert [(entry["host"], entry["rows"]) for entry in outcome.plan["nodes"]] == [("laptop", 4), ("desktop", 8)]
-    assert flag(outcome.plan["nodes"][0], "rank-rows") == [4, 8]
-
-
 # The sharing out of a batch
 
-SMOKE = BatchRequest(512, 2048, 2, False, False)
+BASE = resolve([("desktop", {})])
 
 
-def told(total=None, device=None):
-    return BatchRequest(512, total or 2048, device or 2, total is not None, device is not None)
+def told(total=None, device=None, sequence=512, rows=4, most=2):
+    """Settings with a batch; if it is given, the user wrote it."""
+    run = dataclasses.replace(
+        BASE.run, sequence=sequence, total_batch=total or rows * sequence, device_batch=device or most
+    )
+    wrote = {"ddp_total_batch": total, "ddp_device_batch": device}
+    return dataclasses.replace(BASE, run=run, given=frozenset(name for name, value in wrote.items() if value))
 
 
-@pytest.mark.parametrize(
-    ("world", "rows", "device"),
-    [(1, 4, 2), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 1), (12, 1, 1)],
-)
-def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
-    assert plan_batch(SMOKE, [1.0] * world, True) == SharedBatch([rows] * world, device, rows * world * 512)
+SMOKE = told()
 
 
 @pytest.mark.parametrize(
@@ -181,19 +175,6 @@ def test_what_nobody_set_adapts_to_the_number_of_hosts(world, rows, device):
 def test_field_34_rows_are_shared_out_by_speed_and_each_share_goes_through_in_one_pass(speeds, rows, device):
     found = plan_batch(SMOKE, [float(one) for one in speeds])
     assert (found.rows, found.device_batch) == (rows, device)
-
-
-def test_passes_of_unequal_hosts_have_a_limit():
-    found = plan_batch(BatchRequest(512, 512 * 64, 8, True, False), [3.0, 1.0])
-    assert (found.rows, found.device_batch) == ([48, 16], 16)
-    assert plan_batch(BatchRequest(512, 512 * 64, 2, True, True), [3.0, 1.0]).device_batch == 2
-
-
-def test_a_run_keeps_the_shares_that_it_has_had():
-    assert plan_batch(SMOKE, [1.0, 1.0], kept=[3, 1]).rows == [3, 1]
-    assert plan_batch(SMOKE, [3.0, 1.0], kept=[2, 2]) == SharedBatch([2, 2], 2, 2048)
-    assert plan_batch(told(device=2), [3.0, 1.0], kept=[3, 1]) == SharedBatch([3, 1], 2, 2048)
-    assert plan_batch(told(total=4096), [3.0, 1.0], kept=[3, 1]).rows == [6, 2]
 
 
 @given(
@@ -206,7 +187,8 @@ def test_a_run_keeps_the_shares_that_it_has_had():
 )
 def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device, told_device, weights, equal):
     weights = [1.0] * len(weights) if equal else weights
-    found = plan_batch(BatchRequest(sequence, sequence * wanted, device, False, told_device), weights, equal)
+    limits = {"device": device} if told_device else {"most": device}
+    found = plan_batch(told(sequence=sequence, rows=wanted, **limits), weights, equal)
     assert found.total_batch == sum(found.rows) * sequence
     assert all(rows > 0 for rows in found.rows)
     assert 1 <= found.device_batch <= max(found.rows)
@@ -218,12 +200,9 @@ def test_nothing_that_was_not_asked_for_is_ever_refused(sequence, wanted, device
     ("total", "device", "world", "equal", "sentence"),
     [
         (2000, 2, 2, True, "2000 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts = 512 x 2 x 2 = 2048"),
-        (2000, 2, 2, True, "= 2048; use 2048."),
         (5000, 2, 2, True, "use 4096 or 6144."),
-        (1000, 2, 1, True, "= 512 x 2 = 1024; use 1024."),
         (2048, None, 3, True, "of ddp_sequence x 3 hosts = 512 x 3 = 1536; use 1536 or 3072."),
         (1000, None, 1, True, "ddp_total_batch 1000 is not a multiple of ddp_sequence = 512; use 512 or 1024."),
-        (1024, 2, 2, True, "1024 is not a multiple of ddp_sequence x ddp_device_batch x 2 hosts"),
         (512, None, 2, False, "has too few rows for 2 hosts; use 1024 or more."),
     ],
 )

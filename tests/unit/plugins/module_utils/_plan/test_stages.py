@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import lineage
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions, questions
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.questions import controller_questions
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import render
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _conversations as conversations
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts, planned, refusal
@@ -31,23 +31,6 @@ def having_trained(stage: str, where: tuple[str, ...] = ("desktop", "laptop"), *
 
 def refused(known: list[dict[str, Any]], here: dict[str, Any] | None = None) -> str:
     return " ".join(refusal(known, here=here or HERE))
-
-
-def test_a_fine_tuning_is_a_run_beside_that_of_the_base_model():
-    known = having_trained("sft", where=("laptop",))
-    plan = make_plan(known, here=HERE).plan
-    one = plan["nodes"][0]
-    argv = one["argv"]
-    assert (plan["run"], one["run_dir"]) == ("d4-sft", "/home/lzw/nanochat-ddp/runs/d4-sft")
-    assert argv[1:3] == ["-m", "scripts.chat_sft"] and plan["training"]["iterations"] == 200
-    assert "--base-checkpoints=/home/lzw/nanochat-ddp/runs/d4/base_checkpoints/d4" in argv
-    assert "--conversations=/home/lzw/nanochat-ddp/runs/d4-sft/conversations.jsonl" in argv
-    assert "--resume" in argv and not any(word.startswith("--model-step") for word in argv)
-    assert plan["stage"]["conversations"] == {"path": "/talks.jsonl", "sha256": "ab" * 32, "count": 7}
-    assert "fine-tunes the model of the run d4 on 7 conversations of /talks.jsonl" in render(plan)
-    asked = questions(known)["desktop"]
-    assert (asked["run_dir"], asked["base_run"]) == ("~/nanochat-ddp/runs/d4-sft", "d4")
-    assert controller_questions(known)["conversations"] == ""
 
 
 def test_conversations_can_be_held_out_to_evaluate_on():

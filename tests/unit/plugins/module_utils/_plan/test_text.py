@@ -9,30 +9,9 @@ import shlex
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.command_line import torchrun_argv
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan import text
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_hand, render, render_findings
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
-    hosts,
-    nic,
-    route,
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (9_999, "9999"),
-        (10_000, "10.0k"),
-        (999_000, "999k"),
-        (1e6, "1.0M"),
-        (2.5e9, "2.5G"),
-        (1e12, "1.0T"),
-        (3e15, "3.0P"),
-    ],
-)
-def test_numbers_are_told_in_few_digits(number, said):
-    assert text.human(number) == said
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.text import by_hand, render
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import codes, hosts, nic, route
 
 
 def test_field_15_the_text_says_how_big_it_is_before_anything_starts():
@@ -75,7 +54,7 @@ def test_the_text_says_how_many_times_the_steps_read_an_own_text(size, steps, sa
 
 def test_field_25_a_host_on_the_radio_is_told():
     seen = {"nics": [nic("wlp3s0", "wifi", "192.168.1.11/24")], "routes": [route("x", "wlp3s0", "192.168.1.11")]}
-    assert "WARNING nic-wifi laptop: wlp3s0 is a Wi-Fi" in render_findings(make_plan(hosts(two=seen)).findings)
+    assert ("nic-wifi", "laptop") in codes(make_plan(hosts(two=seen)))
 
 
 def test_the_command_by_hand_fits_a_terminal_and_is_what_torchrun_takes():

@@ -106,5 +106,5 @@ def probe(digest: str = "d1", exit_code: int | None = 0, alive: bool = False, st
 )
 def test_a_run_is_in_progress_with_any_host_and_done_with_all(of_laptop, running, done):
     probes = {"desktop": probe(), "laptop": of_laptop}
-    assert so_far("d1", probes, fresh=False) == {"running": running, "done": done}
-    assert so_far("d1", probes, fresh=True) == {"running": running, "done": False}
+    assert so_far("d1", probes, fresh=False) == {"running": running, "done": done, "deployed": False}
+    assert so_far("d1", probes, fresh=True) == {"running": running, "done": False, "deployed": False}

@@ -67,11 +67,6 @@ def test_an_arm_board_with_big_and_little_cores(machine):
     assert machine.fast() == [4, 5]
 
 
-def test_without_any_topology_every_processor_is_a_core(machine):
-    machine.count = 3
-    assert machine.fast() == [0, 1, 2]
-
-
 def test_limits_hold(machine):
     hybrid(machine, 4, 4)
     machine.write("devices/system/cpu/online", "0-9")

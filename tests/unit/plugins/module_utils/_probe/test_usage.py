@@ -63,12 +63,6 @@ def answering(answers: dict[str, tuple[int, str]]) -> usage.Run:
     return lambda argv: (*answers.get(argv[1], (127, "")), "")
 
 
-def test_a_login_screen_is_no_user():
-    found = usage.sessions_in(LOGINCTL)
-    assert [(one["Name"], one["Type"]) for one in found] == [("lzw", "wayland"), ("lzw", "tty")]
-    assert usage.graphical(found) == ["lzw"]
-
-
 @pytest.mark.parametrize(
     ("change", "users"),
     [
