@@ -139,7 +139,7 @@ def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     found = results(second, "Check whether anything must be copied")["a"]
     assert (found["trainer"], found["data"]) == (True, True)
     assert not results(second, "Copy the trainer's files") and not results(second, "Create the trainer's environment")
-    assert not results(second, "Check whether the data set is complete")
+    assert not results(second, "Check whether the data set is described")
 
     Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").write_text("changed by hand")
     Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").unlink()

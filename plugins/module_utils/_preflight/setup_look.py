@@ -14,7 +14,7 @@ from typing import Any, Mapping
 from .._contract.document import Document
 from .._shards.folder import Digests, compare, links_of_run, load_manifest
 from .._trainer import files as trainer_files
-from .._trainer.uv_errors import VenvError, VenvSpec
+from .._trainer.uv_errors import VenvError
 from .._trainer.venv import Venv
 
 
@@ -30,8 +30,8 @@ def setup_info(
     host: str = "",
 ) -> dict[str, Document]:
     """The parts that a host already has: the trainer's files below dest, the environment of a lock (its digest and pins), and the data."""
-    wanted = VenvSpec(host, venv_dir.rstrip("/"), python or sys.executable, digest, pins)
-    return {"files": files_seen(dest, files), "venv": venv_seen(wanted), "data": data_seen(data_dir, run_dir)}
+    venv = Venv(host, venv_dir.rstrip("/"), python or sys.executable, digest, pins)
+    return {"files": files_seen(dest, files), "venv": venv_seen(venv), "data": data_seen(data_dir, run_dir)}
 
 
 def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
@@ -42,19 +42,17 @@ def files_seen(folder: str, wanted: Mapping[str, str]) -> Document:
     return {"ready": ready, "digest": trainer_files.digest_of(wanted)}
 
 
-def venv_seen(wanted: VenvSpec) -> Document:
+def venv_seen(venv: Venv) -> Document:
     """Whether the environment has the lock's packages and Python; only `ready` if it is incomplete."""
     try:
-        venv = Venv(wanted)
-        state, found = venv.look()
-    except VenvError:
+        if not venv.is_ready():
+            return {"ready": False}
+    except (VenvError, OSError):
         return {"ready": False}
-    if found is None or state != "ready":
-        return {"ready": False}
-    packages = found["packages"]
+    packages = venv.packages()
     return {
         "ready": True,
-        "venv": wanted.path,
+        "venv": venv.path,
         "python_version": venv.minor,
         "torch": packages.get("torch"),
         "packages": packages,

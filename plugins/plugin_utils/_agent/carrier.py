@@ -60,7 +60,7 @@ HOST_VERBS = {
     "start_all_reduce": HostVerb("_preflight.all_reduce"),
     "end_all_reduce": HostVerb("_preflight.all_reduce"),
     "trainer_files": HostVerb("_trainer.files", check=True, host=True),
-    "trainer_venv": HostVerb("_trainer.environment", check=True, host=True),
+    "trainer_venv": HostVerb("_trainer.venv", check=True, host=True),
 }
 
 

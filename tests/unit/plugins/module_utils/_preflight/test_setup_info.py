@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that has everything, and each thing that it may lack; pip's Python is played by the test."""
+"""A host that has everything, and each thing that it may lack; its base Python is played by the test."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ DIGESTS = trainer_tree.digests_of(SOURCES)
 
 
 class Host:
-    """A folder with all that a run needs, and what its Pythons say of themselves."""
+    """A folder with all that a run needs, and what its Python says of itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.base: list[Any] = [3, 11, "x86_64"]
-        self.installed: dict[str, Any] = {"packages": {"torch": "2.13.0+cpu"}, "cuda": None, "python": "3.11"}
         contents = {path: base64.b64encode(content).decode() for path, content in SOURCES.items()}
         trainer = str(folder / "trainer")
         trainer_tree.apply(trainer, DIGESTS, trainer_tree.compare(trainer, DIGESTS), contents)
-        (folder / "venv").mkdir()
+        (folder / "venv/bin").mkdir(parents=True)
+        (folder / "venv/bin/python").symlink_to("/bin/sh")
+        (folder / "venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
         (folder / "venv" / venv.STAMP).write_text(json.dumps({"digest": "one", "python": "3.11"}))
         make_ready(str(folder / "data"), str(folder / "run"))
 
     def run(self, argv: list[str]) -> tuple[int, str, str]:
-        if venv.ASK_PYTHON in argv:
-            return 0, json.dumps(self.base), ""
-        assert venv.ASK_PACKAGES in argv, "it only reads"
-        return 0, json.dumps(self.installed), ""
+        assert venv.ASK_PYTHON in argv, "it only reads"
+        return 0, json.dumps(self.base), ""
 
 
 @pytest.fixture
@@ -85,9 +84,12 @@ def replaced(path: Path, content: bytes) -> None:
     [
         ("files", lambda host: replaced(host.folder / "trainer/run.sh", b"#!/bin/bash\n")),
         ("venv", lambda host: (host.folder / "venv" / venv.STAMP).unlink()),
-        ("venv", lambda host: host.installed.update(packages={"torch": "2.12.0"})),
-        ("venv", lambda host: host.installed.update(damaged=["torch/lib/libtorch.so"])),
-        ("venv", lambda host: host.installed.update(python="3.12")),
+        ("venv", lambda host: next((host.folder / "venv").rglob("torch-*")).rmdir()),
+        (
+            "venv",
+            lambda host: next((host.folder / "venv").rglob("torch-*")).rename(host.folder / "torch-2.12.0.dist-info"),
+        ),
+        ("venv", lambda host: (host.folder / "venv/bin/python").unlink()),
         ("venv", lambda host: host.base.__setitem__(1, 12)),
         ("venv", lambda host: host.base.__setitem__(1, 9)),
         ("data", lambda host: (host.folder / "data/shard_00001.parquet").unlink()),
