@@ -150,17 +150,6 @@ def test_shards_of_a_host_that_is_not_the_master(lab):
     assert "changed: nothing" in lab.play(*words_for("theirs", "host", "/srv/own", host="laptop"))
 
 
-def test_text_of_a_folder(lab):
-    lab.on("lab", "mkdir /srv/text && for n in $(seq 50); do seq $n 900 >/srv/text/$n.txt; done")
-    lab.play(*words_for("text", "text", "/srv/text", host="lab"))
-    made = read_by(lab, "lab", "text")
-    assert sorted(made) == ALL[:3]
-    assert_read_everywhere(lab, "text", made)
-    # Once made it needs the text no more.
-    lab.on("lab", "rm -r /srv/text")
-    assert "changed: nothing" in lab.play(*words_for("text", "text", "/srv/text", host="lab"))
-
-
 class Background:
     """A playbook that goes on while the test does something else."""
 

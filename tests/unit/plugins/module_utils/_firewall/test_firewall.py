@@ -96,27 +96,6 @@ ufw allow from 192.168.1.11 to any port 29500 proto tcp comment 'nanochat.ddp:d4
 ufw allow from 10.0.0.9 to any port 80 proto tcp comment 'hi there'
 """
 DENY = "Status: active\nDefault: deny (incoming), allow (outgoing)\n"
-ALLOW = DENY.replace("deny", "allow")
-
-
-def change_ufw(added, *wanted, **more):
-    return change(ufw.Ufw, script(ufw_version="0.36", ufw_status_verbose=DENY, ufw_show_added=added), *wanted, **more)
-
-
-@pytest.mark.parametrize(
-    ("status", "added", "backend"),
-    [
-        ("Status: inactive\n", "", "none"),
-        (DENY, "", "ufw"),
-        (ALLOW, "ufw allow 22\n", "none"),
-        (ALLOW, "ufw deny 29500/tcp\n", "ufw"),
-    ],
-)
-def test_ufw_is_opened_where_it_is_active_and_can_drop(status, added, backend):
-    run = script(ufw_version="0.36", ufw_status_verbose=status, ufw_show_added=added)
-    assert apply(run, request(FOUR))["backend"] == backend
-
-
 # iptables
 
 IN = "-P INPUT ACCEPT\n-A INPUT "
@@ -139,13 +118,6 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
 )
 def test_iptables_is_opened_where_a_packet_can_be_dropped_on_its_way_through_input(listing, drops):
     assert apply(script(iptables_w_S=listing), request(FOUR))["backend"] == ("iptables" if drops else "none")
-
-
-@pytest.mark.parametrize("chain", ["f2b-sshd", "KUBE-FIREWALL", "DOCKER-USER", "LIBVIRT_INP"])
-def test_field_30_chains_of_other_programs_are_named_and_left_alone(chain):
-    listing = f"-P INPUT ACCEPT\n-N {chain}\n-A INPUT -j {chain}\n-A {chain} -s 192.168.1.11/32 -j REJECT\n"
-    result = apply(script(iptables_w_S=listing), request(FOUR))
-    assert (result["changed"], result["commands"], result["foreign"]) == (False, [], [f"iptables chain {chain}"])
 
 
 @pytest.mark.parametrize(
@@ -254,10 +226,13 @@ def test_nftables_is_opened_in_native_chains_where_a_packet_can_be_dropped(table
     assert apply(nft(table), request(FOUR))["backend"] == ("nftables" if drops else "none")
 
 
-@pytest.mark.parametrize("table", ["f2b-table", "docker-bridges", "kube-proxy", "libvirt_network", "netavark"])
-def test_field_30_tables_of_other_programs_are_named_and_left_alone(table):
-    result = apply(nft(base("chain", table=table, hook="prerouting", rules=["drop"])), request(FOUR))
-    assert (result["changed"], result["foreign"]) == (False, [f"nft chain inet {table} chain"])
+@pytest.mark.parametrize("name", ["f2b-sshd", "KUBE-FIREWALL", "DOCKER-USER", "LIBVIRT_INP", "netavark"])
+def test_field_30_chains_and_tables_of_other_programs_are_named_and_left_alone(name):
+    listing = f"-P INPUT ACCEPT\n-N {name}\n-A INPUT -j {name}\n-A {name} -s 192.168.1.11/32 -j REJECT\n"
+    table = base("chain", table=name, hook="prerouting", rules=["drop"])
+    result = apply(nft(table, iptables_w_S=listing), request(FOUR))
+    assert (result["changed"], result["commands"]) == (False, [])
+    assert result["foreign"] == [f"nft chain inet {name} chain", f"iptables chain {name}"]
 
 
 @pytest.mark.parametrize(
