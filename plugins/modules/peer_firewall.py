@@ -18,7 +18,7 @@ description:
   - Does nothing if no firewall can drop incoming packets.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
   - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
-    elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind.
+    elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind, firewalld in every zone in use.
   - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that can drop packets.
   - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
     see RV(persistent).
