@@ -38,5 +38,5 @@ def test_the_addresses_are_those_of_the_plan():
 def test_a_host_that_tells_nonsense_is_left_out_and_one_with_odd_measurements_comes_late():
     for told in (None, "x", {}, {"server": 7}, {"server": {"port": "22"}}, {"server": {"port": 22}}):
         assert order({}, {**SERVERS, "c": told}) == "adb"
-    for told in ({"links": 7}, {"links": [{"bandwidth_mbit": -5}]}):
-        assert order({"c": told, "d": links(90.0)}) == "adcb"
+    for odd in ({"links": 7}, {"links": [{"bandwidth_mbit": -5}]}):
+        assert order({"c": odd, "d": links(90.0)}) == "adcb"
