@@ -45,11 +45,13 @@ class Transfer:
             self.lan.run(number, "tc", "qdisc", "add", "dev", "eth0", *shape)
             self.lan._in(self.lan.switch, "tc", "qdisc", "add", "dev", f"p{number}eth0", *shape)
         first = folder / "h0"
-        first.mkdir(parents=True)
+        (first / "tokenizer").mkdir(parents=True)
+        for name in ("tokenizer.pkl", "token_bytes.pt"):
+            (first / "tokenizer" / name).write_bytes(b"tiny")
         for number in range(4):
-            (first / f"shard_{number}").write_bytes(os.urandom(megabytes * 250_000))
+            (first / f"shard_{number}.parquet").write_bytes(os.urandom(megabytes * 250_000))
         self.bytes = megabytes * 1_000_000
-        self.manifest = self.module(0, state="described", layout="files")["manifest"]
+        self.manifest = self.module(0, state="described")["manifest"]
         self.servers = [self.serve(number) for number in range(hosts + 1)]
 
     def module(self, number: int, **options: Any) -> dict[str, Any]:

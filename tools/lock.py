@@ -69,7 +69,7 @@ def only_ours(package: Package) -> Package:
     tags = [tag for machine in MACHINES for python in PYTHONS for tag in supported(python, machine)]
     found = {
         digest
-        for url, digest in links(package.name, "default")
+        for url, digest in links(package)
         if digest in package.digests and is_for(urllib.parse.unquote(url.rsplit("/", 1)[-1]), package, tags)
     }
     if not found:

@@ -18,7 +18,7 @@ description:
   - Does nothing if no firewall can drop incoming packets.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
   - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
-    elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind.
+    elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind, firewalld in every zone in use.
   - Chains of other programs (fail2ban, Docker, libvirt, Kubernetes) are left alone; RV(foreign) lists those that can drop packets.
   - The rules survive a reboot with ufw and firewalld, and with nftables and iptables if the distribution loads a saved rule set at boot;
     see RV(persistent).
@@ -64,19 +64,6 @@ options:
     type: list
     elements: str
     default: []
-  proto:
-    description:
-      - The protocol of the ports.
-    type: str
-    choices: [tcp]
-    default: tcp
-  backend:
-    description:
-      - The firewall to work on, V(ufw), V(firewalld), V(nftables) or V(iptables).
-      - V(auto) finds those that are active.
-      - V(none) does nothing.
-    type: str
-    default: auto
   state:
     description:
       - Whether the rules of this job are there.
@@ -183,8 +170,6 @@ def main() -> None:
             "ports": {"type": "list", "elements": "str", "default": []},
             "known": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "list", "elements": "str", "default": []},
-            "proto": {"type": "str", "choices": ["tcp"], "default": "tcp"},
-            "backend": {"type": "str", "default": "auto"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_if=[("state", "present", ["name"])],
@@ -197,7 +182,6 @@ def main() -> None:
             wanted=wanted_rules(params["peers"], params["ports"]),
             needed=[address(peer) for peer in (params["peers"] if params["needed"] is None else params["needed"])],
             present=params["state"] == "present",
-            backend=params["backend"],
             check=module.check_mode,
             root=os.geteuid() == 0,
             known=tuple(name for name in params["known"] if NAME.match(name)),

@@ -12,8 +12,8 @@ version_added: 0.1.0
 author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
-  - Brings a folder (a data set of numbered parquet shards with its tokenizer, or any other folder) in line with a
-    manifest of names, sizes and SHA-256 digests, and links it into a run.
+  - Brings a data set of numbered parquet shards with its tokenizer in line with a manifest of names, sizes and SHA-256 digests, and links it
+    into a run. The manifest may also be one of another folder, with a list C(files).
   - Hosts take pieces from each other directly, in a chain, without SSH keys between them and without passing through the controller. Each
     host hands on what it has received so far, so the first source sends every file about once, regardless of the number of hosts.
   - Interrupted transfers resume, every piece is checked against its digest before it is kept, and corrupted, truncated and missing
@@ -32,8 +32,8 @@ options:
         whatever the source contains today.
       - V(fetched) downloads those of O(names) at O(url) that are missing or broken. Interrupted downloads resume; truncated and corrupted
         files are downloaded again.
-      - V(described) writes names, sizes and SHA-256 digests of the folder's files to C(manifest.json). An existing manifest stays valid
-        unless O(refresh=true).
+      - V(described) writes names, sizes and SHA-256 digests of the folder's shards and tokenizer to C(manifest.json). An existing manifest
+        stays valid.
       - V(served) starts a process that serves the manifest's files to the addresses in O(allow), unless the same one runs. It ends by itself.
       - V(synced) copies missing and broken files from the hosts in O(peers).
       - V(stopped) ends that process and forgets its secret.
@@ -45,11 +45,6 @@ options:
   manifest:
     description: The manifest as O(state=described) returned it on the first host; by default, except with O(state=synced), the folder's own.
     type: dict
-  layout:
-    description: V(data) is shards and a tokenizer, V(files) is any folder.
-    type: str
-    choices: [data, files]
-    default: data
   verify:
     description:
       - V(changed) reads only files whose size, time or inode have changed since they were read last.
@@ -78,10 +73,6 @@ options:
   id:
     description: Name of the data set in a new manifest; by default the folder's name. With O(state=described).
     type: str
-  refresh:
-    description: Rebuild the manifest even if there is one. With O(state=described).
-    type: bool
-    default: false
   address:
     description: This host's own address, to listen on and to connect from. Required with O(state=served).
     type: str
@@ -155,13 +146,6 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Take eight of the shards that this host has
-  nanochat.ddp.shard_sync:
-    path: /mnt/data/nanochat/data/books
-    state: imported
-    source: /srv/books
-    shards: 8
-
 - name: Write the manifest of the data set on the first host
   nanochat.ddp.shard_sync:
     path: /mnt/data/nanochat/data/books
@@ -189,12 +173,6 @@ EXAMPLES = r"""
         address: 192.168.1.10
         port: 40123
     secret: "{{ transfer_secret }}"
-
-- name: Let the run read exactly these shards
-  nanochat.ddp.shard_sync:
-    path: /mnt/data/nanochat/data/books
-    state: linked
-    dest: /mnt/data/nanochat/runs/d4
 """
 
 RETURN = r"""
@@ -213,10 +191,6 @@ digest:
   returned: O(state=described), O(state=synced) or O(state=linked)
   type: str
   sample: 0f343b0931126a20
-described:
-  description: Whether the folder had a whole manifest before.
-  returned: O(state=described)
-  type: bool
 files:
   description: The source's files that belong to the data set; if no tokenizer is among them, one must be trained.
   returned: O(state=imported)
@@ -262,17 +236,12 @@ from ..module_utils._kit.arguments import checked_module
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
 
-
-def port_options(*names: str) -> dict[str, object]:
-    return {name: {"type": "int", "required": True} for name in names}
-
-
+PORT = {"type": "int", "required": True}
 SPEC = {
     "path": {"type": "path", "required": True},
     "host": {"type": "str"},
     "state": {"type": "str", "choices": list(STATES), "default": "synced"},
     "manifest": {"type": "dict"},
-    "layout": {"type": "str", "default": "data", "choices": ["data", "files"]},
     "verify": {"type": "str", "default": "changed", "choices": ["changed", "full"]},
     "source": {"type": "path"},
     "tokenizer": {"type": "path"},
@@ -280,9 +249,8 @@ SPEC = {
     "names": {"type": "list", "elements": "str"},
     "shards": {"type": "int", "default": 0},
     "id": {"type": "str"},
-    "refresh": {"type": "bool", "default": False},
     "address": {"type": "str"},
-    "ports": {"type": "dict", "options": port_options("low", "high")},
+    "ports": {"type": "dict", "options": {"low": PORT, "high": PORT}},
     "allow": {"type": "list", "elements": "str"},
     "secret": {"type": "str", "no_log": True},
     "idle": {"type": "int", "default": 900},
@@ -293,7 +261,7 @@ SPEC = {
         "options": {
             "host": {"type": "str", "required": True},
             "address": {"type": "str", "required": True},
-            **port_options("port"),
+            "port": PORT,
         },
     },
     "seeds": {"type": "list", "elements": "path", "default": []},
@@ -321,9 +289,7 @@ def main() -> None:
     request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
     try:
         module.exit_json(**STATES[given["state"]](request).as_result())
-    except ShardsError as why:
-        module.fail_json(msg=str(why))
-    except validate.InvalidHostData as why:
+    except (ShardsError, validate.InvalidHostData) as why:
         module.fail_json(msg=f"{request.host}: {why}")
     except OSError as why:
         module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")

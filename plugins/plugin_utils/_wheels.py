@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
-from ansible.module_utils.urls import open_url
 
 from ..module_utils._contract.versions import UV
 from ..module_utils._kit.files import locked, write_whole
-from ..module_utils._trainer.pip_settings import folders, indexes, pip_settings
+from ..module_utils._trainer.pip_settings import fetched, folders, indexes, pip_settings
 from ..module_utils._trainer.uv_errors import CPU_INDEX
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -80,7 +79,7 @@ def packages(text: str) -> list[Package]:
     ]
 
 
-def bring_wheels(text: str, python: str, machine: str, folder: Path, torch_index: str) -> bool:
+def bring_wheels(text: str, python: str, machine: str, folder: Path) -> bool:
     """Fetch what a lock names for a Python and an architecture; whether any wheel was missing."""
     # Comes with ansible-core, but not with the Python that checks what this file imports.
     from packaging.markers import Marker
@@ -90,7 +89,7 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path, torch_index
     changed, wanted = False, set()
     for one in packages(text):
         if not one.marker or Marker(one.marker).evaluate(dict(environment)):
-            name, fetched = bring_wheel(one, python, machine, folder, torch_index)
+            name, fetched = bring_wheel(one, python, machine, folder)
             wanted.add(name)
             changed |= fetched
     for other in set(os.listdir(folder)) - wanted:
@@ -98,7 +97,7 @@ def bring_wheels(text: str, python: str, machine: str, folder: Path, torch_index
     return changed
 
 
-def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch_index: str) -> tuple[str, bool]:
+def bring_wheel(package: Package, python: str, machine: str, folder: Path) -> tuple[str, bool]:
     """The wheel's name in the folder, and whether it had to be fetched."""
     folder.mkdir(parents=True, exist_ok=True)
     tags = list(supported(python, machine))
@@ -106,7 +105,7 @@ def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch
         if is_for(path.name, package, tags) and hashlib.sha256(path.read_bytes()).hexdigest() in package.digests:
             return path.name, False
     seen = []
-    for url, digest in links(package.name, torch_index):
+    for url, digest in links(package):
         name = urllib.parse.unquote(url.rsplit("/", 1)[-1])
         if is_for(name, package, tags) and (not digest or digest in package.digests):
             content = fetch(url)
@@ -114,7 +113,7 @@ def bring_wheel(package: Package, python: str, machine: str, folder: Path, torch
                 write_whole(str(folder / name), content)
                 return name, True
             seen.append(f"{url} has another digest")
-    asked = ", ".join(places(torch_index)) or "none"
+    asked = ", ".join(places(package)) or "none"
     raise AnsibleActionFail(
         f"the controller could not fetch {package.name} {package.version} for Python {python} on {machine}: "
         f"{'; '.join(seen) or 'no package index of it has that wheel'} (asked: {asked}). Connect the controller, set its index in "
@@ -145,24 +144,23 @@ def is_for(name: str, package: Package, tags: Sequence[str]) -> bool:
     return same and any(str(tag) in tags for tag in offered)
 
 
-def places(torch_index: str) -> list[str]:
-    """Folders and indexes of the controller, and torch's."""
+def places(package: Package) -> list[str]:
+    """Folders and indexes of the controller, and for a CPU build that of PyTorch."""
     settings = pip_settings()
-    torch = {"auto": CPU_INDEX, "default": ""}.get(torch_index, torch_index)
     found = indexes(settings, DEFAULT_INDEX)
-    return [*folders(settings), *found, *([torch] if torch and found else [])]
+    return [*folders(settings), *found, *([CPU_INDEX] if found and "+cpu" in package.version else [])]
 
 
-def links(project: str, torch_index: str) -> Iterator[tuple[str, str]]:
+def links(package: Package) -> Iterator[tuple[str, str]]:
     """Every file of a project in these places, with its digest if the page tells it."""
-    for place in places(torch_index):
+    for place in places(package):
         local = place[len("file://") :] if place.startswith("file://") else place
         if os.path.isdir(local):
-            for folder in (local, os.path.join(local, project)):
+            for folder in (local, os.path.join(local, package.name)):
                 for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
                     yield "file://" + os.path.join(folder, name), ""
         if "://" in place:
-            page = place if place in folders(pip_settings()) else f"{place.rstrip('/')}/{project}/"
+            page = place if place in folders(pip_settings()) else f"{place.rstrip('/')}/{package.name}/"
             try:
                 text = fetch(page + ("index.html" if page.startswith("file://") else "")).decode("utf-8", "replace")
             except AnsibleActionFail:
@@ -172,26 +170,11 @@ def links(project: str, torch_index: str) -> Iterator[tuple[str, str]]:
 
 
 def fetch(url: str) -> bytes:
-    """The content of a page or file, fetched as pip would (proxy, certificate)."""
-    settings = pip_settings()
-    if url.startswith("file://"):
-        try:
-            return Path(urllib.parse.unquote(url[len("file://") :])).read_bytes()
-        except OSError as why:
-            raise AnsibleActionFail(f"{url}: {why.strerror}") from why
-    proxy = settings.get("proxy")
-    before = {name: os.environ.get(name) for name in ("http_proxy", "https_proxy")}
+    """The content of a page or file."""
     try:
-        if proxy:
-            os.environ.update(http_proxy=proxy, https_proxy=proxy)
-        with open_url(url, timeout=SECONDS, ca_path=settings.get("cert"), http_agent="nanochat.ddp") as response:
-            return bytes(response.read())
-    except Exception as why:
+        return fetched(url, pip_settings(), SECONDS)
+    except (OSError, ValueError) as why:
         raise AnsibleActionFail(f"{url} could not be fetched: {why}") from why
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({name: value} if value else {})
 
 
 def bring_uv(cache: Path, machine: str) -> Path:
@@ -203,7 +186,7 @@ def bring_uv(cache: Path, machine: str) -> Path:
     folder = cache / "uv" / f"wheel-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(program) + ".lock", 600):
-        name = bring_wheel(package, "3.12", machine, folder, "default")[0]
+        name = bring_wheel(package, "3.12", machine, folder)[0]
         with zipfile.ZipFile(folder / name) as wheel:
             inside = next(one for one in wheel.namelist() if one.endswith(".data/scripts/uv"))
             write_whole(str(program), wheel.read(inside), 0o755)

@@ -113,9 +113,3 @@ def test_field_01_the_peer_is_let_in_and_nobody_else(lan, backend):
     assert lan.module(0, "peer_firewall", name="other", state="absent")["changed"]
     assert rules() == before
     assert not reaches(lan, 1)
-
-
-def test_where_nothing_blocks_nothing_is_done(lan):
-    result = lan.module(0, "peer_firewall", **OPEN)
-    assert (result["changed"], result["backend"], result["active"]) == (False, "none", False)
-    assert lan.run(0, "nft", "list", "ruleset") == ""

@@ -138,7 +138,7 @@ def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
     ready = [results(one, "Check what is there, and that no training uses what will change") for one in (first, second)]
     assert [one["a"]["ready"] for one in ready] == [False, True]
     assert not results(second, "Copy the trainer's files") and not results(second, "Create the trainer's environment")
-    assert all(one.get("skipped") for one in results(second, "Check whether the data set is complete").values())
+    assert all(one.get("skipped") for one in results(second, "Check whether the data set is described").values())
 
     Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").write_text("changed by hand")
     Path(play.hosts["b"]["data_dir"], "shard_00001.parquet").unlink()

@@ -35,7 +35,6 @@ class FirewallRequest(NamedTuple):
     wanted: list[Rule]
     needed: list[str]  # the peers for whom a missing rule is added
     present: bool
-    backend: str = "auto"
     check: bool = False
     root: bool = True
     # For state absent without a name: jobs that may have rules here, and jobs to keep.
@@ -63,9 +62,6 @@ class Result:
 
 def apply(run: Run, request: FirewallRequest) -> dict[str, Any]:
     """Bring the host's firewall to the requested state and report it."""
-    known = ["auto", *BACKENDS, "none"]
-    if request.backend not in known:
-        raise FirewallError(f"backend is {request.backend}; it must be one of: {', '.join(known)}")
     return dataclasses.asdict(_apply_one(run, request) if request.mark != MARK else _close_all(run, request))
 
 
@@ -73,7 +69,7 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
     """Remove the rules of all jobs except those to keep."""
     names: Sequence[str] = request.known
     try:
-        if request.root and request.backend != "none":
+        if request.root:
             names = sorted(set().union(*(one.names(request.known) for one in _all(run, request).values())))
     except Forbidden:
         pass
@@ -92,28 +88,25 @@ def _close_all(run: Run, request: FirewallRequest) -> Result:
 
 
 def _all(run: Run, request: FirewallRequest) -> dict[str, FirewallBackend]:
-    """The firewalls asked for, with their rules as they are now; without those that another one in force manages."""
-    names = list(BACKENDS) if request.backend == "auto" else [request.backend]
+    """The firewalls with their rules as they are now; without those that another one in force manages."""
     found: dict[str, FirewallBackend] = {}
-    for name in names:
+    for name, kind in BACKENDS.items():
         managed = any(name in other.writes for other in found.values() if request.present and other.in_force())
         if not managed:
-            found[name] = BACKENDS[name](run, request.mark)
+            found[name] = kind(run, request.mark)
             found[name].read()
     return found
 
 
 def _apply_one(run: Run, request: FirewallRequest) -> Result:
     """Apply one job's rules."""
-    if request.backend == "none":
-        return Result("none", False, NOTHING + " (by your setting)")
     if not request.root:
         return _for_the_owner(run, request)
     try:
         backends = list(_all(run, request).values())
         in_force = [one for one in backends if one.in_force()]
         # Rules to be removed may be those of a firewall that was active earlier.
-        chosen = backends if request.backend != "auto" or not request.present else in_force
+        chosen = in_force if request.present else backends
         changes = [(one, one.change(request.wanted if request.present else [], request.needed)) for one in chosen]
         changes = [(one, change) for one, change in changes if request.present or change.steps]
         result = _carry_out(run, request, changes)
@@ -191,10 +184,9 @@ def carry_out_step(run: Run, step: FirewallStep) -> None:
 
 def _for_the_owner(run: Run, request: FirewallRequest) -> Result:
     """Without root nothing is changed; the owner gets commands for the firewall that seems active."""
-    names = list(BACKENDS) if request.backend == "auto" else [request.backend]
-    backends = [BACKENDS[name](run, request.mark) for name in names]
+    backends = [kind(run, request.mark) for kind in BACKENDS.values()]
     wanted = [rule for rule in request.wanted if rule.peer in request.needed]
-    guessed = next((one for one in backends if request.backend != "auto" or one.suspected()), None)
+    guessed = next((one for one in backends if one.suspected()), None)
     if guessed is None:
         # Rules may be loaded without any file or service showing it.
         unseen = [one for one in backends if one.packet_filter and one.has_program(one.packet_filter)][:1]

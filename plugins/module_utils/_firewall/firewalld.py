@@ -1,20 +1,19 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""firewalld: rich rules in the zone of the peer's packets, both running and permanent.
+"""firewalld: rich rules in every zone in use, both running and permanent; which one a peer's packets enter is not worked out.
 
 Rich rules have no comment; a priority derived from the job's name identifies them and puts them before any denial.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import zlib
 from typing import NamedTuple, Sequence, Tuple
 
-from .backend import FirewallBackend, Placed
-from .rules import MARK, FirewallError, Rule, port_range
+from .backend import FOREIGN, FirewallBackend, Placed
+from .rules import MARK, Rule, port_range
 
 RUNNING: Tuple[str, ...] = ("firewall-cmd",)
 PERMANENT: Tuple[str, ...] = ("firewall-cmd", "--permanent")
@@ -24,8 +23,7 @@ STOPPED: Tuple[str, ...] = ("firewall-offline-cmd",)
 class Zone(NamedTuple):
     """One zone from `firewall-cmd --list-all-zones`."""
 
-    interfaces: list[str]
-    sources: list[str]
+    in_use: bool  # has interfaces or sources
     rich: list[str]
 
 
@@ -56,16 +54,8 @@ def parse_zones(text: str) -> dict[str, Zone]:
         if lines and lines[0].strip():
             value = {key.strip(): rest.split() for key, dummy, rest in (line.partition(":") for line in lines[1:])}
             rich = [line.strip() for line in lines if re.match(r"^\s+rule ", line)]
-            zones[lines[0].split()[0]] = Zone(value.get("interfaces", []), value.get("sources", []), rich)
+            zones[lines[0].split()[0]] = Zone(bool(value.get("interfaces") or value.get("sources")), rich)
     return zones
-
-
-def holds(network: str, peer: str) -> bool:
-    """Whether a source of a zone holds a peer; false for a MAC address or a set."""
-    try:
-        return ipaddress.ip_address(peer) in ipaddress.ip_network(network, strict=False)
-    except ValueError:
-        return False
 
 
 class Firewalld(FirewallBackend):
@@ -95,20 +85,12 @@ class Firewalld(FirewallBackend):
         ]
 
     def targets(self, wanted: Sequence[Rule]) -> list[Placed]:
-        zones = {rule.peer: self._zone_of(rule.peer) for rule in wanted} if self.runs else {}
-        return [Placed((*scope, zones[rule.peer]), rule) for scope in self.zones for rule in wanted if zones]
-
-    def _zone_of(self, peer: str) -> str:
-        """A source's zone takes precedence over that of the interface towards the peer, which takes precedence over the default."""
-        zones = self.zones[RUNNING]
-        route = re.search(r"\bdev (\S+)", self.run(["ip", "route", "get", peer])[1])
-        nic = route.group(1) if route else ""
-        found = [name for name, zone in zones.items() if any(holds(source, peer) for source in zone.sources)]
-        found += [name for name, zone in zones.items() if nic in zone.interfaces]
-        name = found[0] if found else self.tool("firewall-cmd", "--get-default-zone").strip()
-        if name not in zones:
-            raise FirewallError(f"firewalld: zone {name!r}, which receives {peer}, does not exist")
-        return name
+        if not self.runs or not wanted:
+            return []
+        default = self.tool("firewall-cmd", "--get-default-zone").strip()
+        names = [name for name, zone in self.zones[RUNNING].items() if zone.in_use or name == default]
+        places = [(*scope, name) for scope in self.zones for name in names if not FOREIGN.match(name)]
+        return [Placed(place, rule) for place in places for rule in wanted]
 
     def insertion(self, target: Placed) -> list[str]:
         return self._command("add", target)

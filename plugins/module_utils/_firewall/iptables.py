@@ -51,22 +51,16 @@ def rule_of(words: Sequence[str]) -> Rule:
 
 
 def dropping_chains(listing: str) -> list[str]:
-    """The chains on a packet's way through INPUT that can drop one, by their policy or a rule."""
+    """INPUT, if its policy or a rule of its own can drop a packet, and the chains to which it leads whose rules can, or lead further."""
     jumps: dict[str, list[str]] = {}
-    for line in listing.splitlines():
-        words = words_in(line)
+    for words in map(words_in, listing.splitlines()):
         if words[:1] in (["-N"], ["-A"]):
             targets = [after for flag, after in zip(words, words[1:]) if flag in ("-j", "-g")]
             jumps.setdefault(words[1], []).extend(targets)
-    reached = ["INPUT"]
-    for chain in reached:
-        reached += [target for target in jumps.get(chain, []) if target in jumps and target not in reached]
-    closed = bool(re.search(r"^-P INPUT (?!ACCEPT)", listing, re.M))
-    return [
-        chain
-        for chain in reached
-        if (chain == "INPUT" and closed) or not {*jumps.get(chain, [])} <= {*HARMLESS, *jumps}
-    ]
+    of_input = jumps.get("INPUT", [])
+    closed = bool(re.search(r"^-P INPUT (?!ACCEPT)", listing, re.M)) or not {*of_input} <= {*HARMLESS, *jumps}
+    led = [chain for chain in dict.fromkeys(of_input) if not {*jumps.get(chain, [])} <= HARMLESS]
+    return (["INPUT"] if closed else []) + led
 
 
 def saved_with(text: str, mark: str, rules: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ Chain = Tuple[str, ...]  # family, table, name
 
 
 def parsed(text: str) -> dict[Chain, str]:
-    """The text of each chain in the output of `nft -a list ruleset`, or in a file of that syntax; a set or map has an @ before its name."""
+    """The text of each chain in the output of `nft -a list ruleset`, or in a file of that syntax."""
     found: dict[Chain, str] = {}
     place: Chain = ()
     table = ["", ""]
@@ -33,8 +33,8 @@ def parsed(text: str) -> dict[Chain, str]:
         if kind == "table":
             table = ["ip", name] if more in ("", "#") else [name, more]
         elif kind in ("chain", "set", "map") and name:
-            place = (*table, name if kind == "chain" else f"@{name}")
-            found[place] = ""
+            place = (*table, name) if kind == "chain" else ()
+            found.update({place: ""} if place else {})
         elif place and kind not in ("", "#"):
             found[place] += part.strip() + "\n"
     return found
@@ -46,16 +46,9 @@ def base_chains(chains: dict[Chain, str]) -> list[Chain]:
     return [chain for chain, text in chains.items() if hook.match(text) and chain[0] in ("ip", "ip6", "inet")]
 
 
-def drops(chains: dict[Chain, str], base: Chain) -> bool:
-    """Whether a chain, or one that it leads to, can drop a packet."""
-    reached = [base]
-    for chain in reached:
-        text = re.sub(r'"[^"]*"', "", chains.get(chain, ""))
-        if re.search(r"\b(drop|reject|queue)\b", text):
-            return True
-        named = [(*base[:2], name) for name in re.findall(r"\b(?:jump|goto|vmap) (@?[\w./-]+)", text)]
-        reached += [chain for chain in named if chain not in reached]
-    return False
+def can_drop(text: str) -> bool:
+    """Whether a packet may be dropped in a chain, or where it leads. That is not looked up: a rule that does not help does no harm."""
+    return bool(re.search(r"\b(drop|reject|queue|jump|goto|vmap)\b", re.sub(r'"[^"]*"', "", text)))
 
 
 def managed(chain: Chain, by_iptables: bool) -> bool:
@@ -76,7 +69,7 @@ class Nftables(FirewallBackend):
         self.all = parsed(self.listed)
         # Tables in iptables' format that it cannot handle, or without iptables installed, count as native.
         seen = all(self._is_seen_by(tool) for tool in ("iptables", "ip6tables"))
-        chains = [one for one in base_chains(self.all) if drops(self.all, one) and not managed(one, seen)]
+        chains = [one for one in base_chains(self.all) if can_drop(self.all[one]) and not managed(one, seen)]
         self.others = [chain for chain in chains if FOREIGN.match(chain[1])]
         self.chains = [chain for chain in chains if chain not in self.others]
 

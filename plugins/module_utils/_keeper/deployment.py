@@ -13,7 +13,7 @@ from .._kit import host_code
 from .._run import purge as purge_utils
 from .._run.folder import KeeperSetup, make_ready, prepare
 from .._session.tmux import end_sessions
-from .._trainer.environment import trainer_venv
+from .._trainer.venv import remove_venv
 from . import keeper
 
 
@@ -57,16 +57,14 @@ def purge(
     purge_utils.purge(base_dir, run, everything, dry=True)
     is_own = venv.startswith(base_dir.rstrip("/") + "/")
     there = everything and os.path.exists(venv)
-    gone = trainer_venv(venv, host, "absent", check=check, digest="", pins={}) if there and is_own else {}
     # An environment that is not ours is used, but never removed.
-    if gone.get("reason", "occupied") != "occupied":
-        return gone
+    gone = there and is_own and remove_venv(venv, host, check)
     # Last, so that the base folder goes if nothing else is in it.
     found = purge_utils.purge(base_dir, run, everything, check, end_sessions)
     removed = "would be removed" if check else "removed"
     elsewhere = "left alone, since it lies outside the base folder, where other inventories may use it"
     told = {
-        f"{removed}: the trainer's Python environment {venv}": gone.get("changed"),
+        f"{removed}: the trainer's Python environment {venv}": gone,
         f"{elsewhere}: {venv} (ddp_venv_dir)": there and not is_own,
         f"{removed}: {found['brief']}": found["removed"],
         "nothing of it is there": not found["removed"],
@@ -74,4 +72,4 @@ def purge(
     }
     said = [f"{host}: {sentence}" for sentence, holds in told.items() if holds]
     diff = {"before": "".join(f"{path}\n" for path in found["removed"]), "after": ""}
-    return {**found, "changed": found["changed"] or bool(gone.get("changed")), "diff": diff, "said": said}
+    return {**found, "changed": found["changed"] or gone, "diff": diff, "said": said}

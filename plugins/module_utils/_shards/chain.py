@@ -125,11 +125,8 @@ class Source:
 class Chain:
     """A host that receives files from the others."""
 
-    def __init__(
-        self, host: str, digests: Digests, before: list[Source], behind: list[Source], patience: float
-    ) -> None:
+    def __init__(self, digests: Digests, before: list[Source], behind: list[Source], patience: float) -> None:
         """`before`: the hosts before this one, the nearest first."""
-        self.host = host
         self.digests = digests
         self.sources = [*before, *behind]
         self.first = before[-1] if before else None
@@ -207,7 +204,7 @@ class Chain:
                 f"remove {os.path.join(self.digests.folder, MANIFEST)} here and on the first host to rebuild the manifest"
             )
         return (
-            f"{self.host}: {plural(len(names), 'file')} could not be copied ({some}); asked {asked}: {seen}. "
+            f"{plural(len(names), 'file')} could not be copied ({some}); asked {asked}: {seen}. "
             "Partial files are kept, and the next attempt resumes from them"
         )
 

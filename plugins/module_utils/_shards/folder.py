@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A folder of files and the manifest that says which files, of which size and digest, belong in it.
 
-A data set (`layout` data) has numbered parquet shards, the last of them validation, and a tokenizer folder; any other
-folder, such as one of wheels, is `layout` files. Digests are remembered with size, time and inode of the file, so that
+A data set has numbered parquet shards, the last of them validation, and a tokenizer folder; a manifest of any other
+folder, such as one of wheels, has files. Digests are remembered with size, time and inode of the file, so that
 only what changed is read again.
 """
 
@@ -37,7 +37,7 @@ SECTIONS = {"shards": "", "tokenizer": "tokenizer/", "files": ""}
 
 
 class ShardsError(Exception):
-    """Which host and file, what was seen, what to do, in one sentence."""
+    """Which file, what was seen, what to do, in one sentence; who raises it further names the host."""
 
 
 class ManifestEntry(NamedTuple):
@@ -46,15 +46,13 @@ class ManifestEntry(NamedTuple):
     path: str
     bytes: int
     sha256: str
-    pieces: str = ""  # the beginnings of the digests of its pieces, one after the other; empty if it is one piece
+    pieces: str = (
+        ""  # the beginnings of the digests of its pieces; empty if it is one, as all files were in earlier versions
+    )
 
     def line(self) -> str:
         """For people and diffs."""
         return f"{self.path} {self.bytes} {self.sha256[:16]}\n"
-
-    def is_in_pieces(self) -> bool:
-        """Whether its pieces can be proven one by one, which an earlier version did not foresee."""
-        return bool(self.pieces) or self.bytes <= PIECE
 
     def proofs(self) -> list[str]:
         """The beginning of the digest of each piece."""
@@ -147,31 +145,25 @@ class Digests:
     def of(self, path: str) -> str:
         """The digest of a file as it is now; empty if missing."""
         full = os.path.join(self.folder, path)
-        try:
-            found = os.stat(full)
-        except OSError:
-            return ""
-        if not self._unchanged(path, found):
-            self._remember(path, found, hash_file(full))
-        return self._unchanged(path, found)
+        if not self.known(path) and os.path.isfile(full):
+            self._remember(path, os.stat(full), hash_file(full))
+        return self.known(path)
 
     def known(self, path: str) -> str:
         """The digest if nothing must be read for it; otherwise empty."""
+        known = section(self._known, path)
         try:
-            return self._unchanged(path, os.stat(os.path.join(self.folder, path)))
+            found = _identity(os.stat(os.path.join(self.folder, path)))
         except OSError:
             return ""
+        return text(known, "sha256") or "" if known.items() >= found.items() else ""
 
     def described(self, path: str) -> ManifestEntry:
-        """The manifest's entry for a file, which is read for the digests of its pieces."""
-        whole, pieces = hashlib.sha256(), []
-        with open(os.path.join(self.folder, path), "rb") as file:
-            found = os.fstat(file.fileno())
-            for piece in iter(lambda: file.read(PIECE), b""):
-                whole.update(piece)
-                pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
-        self._remember(path, found, whole.hexdigest())
-        return ManifestEntry(path, found.st_size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
+        """The manifest's entry for a file."""
+        full = os.path.join(self.folder, path)
+        found, entry = os.stat(full), described(full)
+        self._remember(path, found, entry.sha256)
+        return entry._replace(path=path)
 
     def learn(self, path: str, sha256: str) -> None:
         """Store a digest that was computed while writing the file."""
@@ -182,10 +174,6 @@ class Digests:
         if self._dirty and os.path.isdir(self.folder):
             write_json(os.path.join(self.folder, DIGESTS), {"format": 1, "files": self._known})
             self._dirty = False
-
-    def _unchanged(self, path: str, found: os.stat_result) -> str:
-        known = section(self._known, path)
-        return text(known, "sha256") or "" if known.items() >= _identity(found).items() else ""
 
     def _remember(self, path: str, found: os.stat_result, sha256: str) -> None:
         self._known[path] = {**_identity(found), "sha256": sha256}
@@ -203,6 +191,17 @@ def hash_file(path: str) -> str:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def described(path: str) -> ManifestEntry:
+    """The manifest's entry for a file, which is read for the digests of its pieces."""
+    whole, pieces, size = hashlib.sha256(), [], 0
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(PIECE), b""):
+            whole.update(piece)
+            pieces.append(hashlib.sha256(piece).hexdigest()[:PIECE_DIGITS])
+            size += len(piece)
+    return ManifestEntry(os.path.basename(path), size, whole.hexdigest(), "".join(pieces) if len(pieces) > 1 else "")
 
 
 def compare(wanted: list[ManifestEntry], digests: Digests) -> dict[ManifestEntry, str]:
@@ -224,21 +223,11 @@ def _state_of(entry: ManifestEntry, digests: Digests) -> str:
 # Folders
 
 
-def files_below(folder: str, layout: str) -> list[str]:
-    """The files that belong to the layout, in training order, without hidden files and the manifest."""
-    if layout == "data":
-        shards = [name for name in _names(folder) if name.endswith(".parquet") and not name.startswith(".")]
-        have = _names(os.path.join(folder, "tokenizer"))
-        return shards + ["tokenizer/" + name for name in TOKENIZER if name in have]
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = os.path.relpath(root, folder)
-        for name in sorted(names):
-            path = name if inside == "." else f"{inside}/{name}"
-            if not name.startswith(".") and path != MANIFEST:
-                found.append(path)
-    return found
+def data_files(folder: str) -> list[str]:
+    """The files of a data set, in training order, without hidden files and the manifest."""
+    shards = [name for name in _names(folder) if name.endswith(".parquet") and not name.startswith(".")]
+    have = _names(os.path.join(folder, "tokenizer"))
+    return shards + ["tokenizer/" + name for name in TOKENIZER if name in have]
 
 
 def _names(folder: str) -> list[str]:
@@ -251,29 +240,29 @@ def _names(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def writing(folder: str, host: str) -> Iterator[None]:
+def writing(folder: str) -> Iterator[None]:
     """One writer at a time in a folder."""
     try:
         with locked(os.path.join(folder, LOCK), WRITER_PATIENCE):
             yield
     except Busy:
         raise ShardsError(
-            f"{host}: another process has been writing to {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
+            f"another process has been writing to {folder} for {WRITER_PATIENCE:.0f} s (it holds {LOCK} there); "
             "wait until that playbook has ended, then run this one again"
         ) from None
 
 
-def check_space(folder: str, need: int, host: str) -> None:
+def check_space(folder: str, need: int) -> None:
     """Fail before anything is copied if the disk is too small."""
     free = free_bytes(folder)
     if need > free:
         raise ShardsError(
-            f"{host}: {folder} needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free; "
-            "make room there, or give this host another base folder (ddp_base_dir)"
+            f"{folder} needs {bytes_text(need)} more, but its file system has {bytes_text(free)} free; make "
+            "room, take fewer shards (ddp_data_shards), or give this host another base folder (ddp_base_dir)"
         )
 
 
-def make_folder(folder: str, host: str) -> None:
+def make_folder(folder: str) -> None:
     """Create a folder, or say in one sentence why it cannot be created or written."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
@@ -281,9 +270,8 @@ def make_folder(folder: str, host: str) -> None:
     except OSError as why:
         trouble = f"cannot be created: {why.strerror}"
     if trouble:
-        raise ShardsError(
-            f"{host}: {folder} {trouble}; give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
-        )
+        advice = f"give the folder to user id {os.getuid()}, or give this host another base folder (ddp_base_dir)"
+        raise ShardsError(f"{folder} {trouble}; {advice}")
 
 
 def link(source: str, target: str) -> None:
@@ -312,35 +300,34 @@ def is_link_to(source: str, target: str) -> bool:
 class Linking(NamedTuple):
     """How a folder gets exactly some files: paths in it to link, with the files that they lead to, and paths to remove."""
 
+    folder: str
     make: dict[str, str]
     remove: list[str]
 
+    def apply(self) -> None:
+        for path, source in self.make.items():
+            target = os.path.join(self.folder, path)
+            os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+            link(source, target)
+        for path in self.remove:
+            os.unlink(os.path.join(self.folder, path))
 
-def plan_links(folder: str, targets: Mapping[str, str], there: list[str]) -> Linking:
+
+def linking(folder: str, targets: Mapping[str, str], there: list[str]) -> Linking:
     """Compare what is there with the targets, path and file of each."""
     make = {path: source for path, source in targets.items() if not is_link_to(source, os.path.join(folder, path))}
-    return Linking(make, [path for path in there if path not in targets])
+    return Linking(folder, make, [path for path in there if path not in targets])
 
 
 def links_of_run(store: str, run: str, wanted: list[ManifestEntry]) -> Linking:
     """Compare run/data and run/tokenizer with the manifest."""
     there = [f"{part}/{name}" for part in ("data", "tokenizer") for name in _names(os.path.join(run, part))]
-    return plan_links(run, {run_path(one.path): os.path.join(store, one.path) for one in wanted}, there)
+    return linking(run, {run_path(one.path): os.path.join(store, one.path) for one in wanted}, there)
 
 
 def run_path(path: str) -> str:
     """A data set file's path in the run folder."""
     return path if path.startswith("tokenizer/") else "data/" + path
-
-
-def apply_links(folder: str, links: Linking) -> None:
-    """Make the planned links, and remove what does not belong there."""
-    for path, source in links.make.items():
-        target = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-        link(source, target)
-    for path in links.remove:
-        os.unlink(os.path.join(folder, path))
 
 
 def take_seeds(wanted: list[ManifestEntry], seeds: list[str], digests: Digests) -> list[ManifestEntry]:

@@ -44,7 +44,6 @@ LIFETIME = 86400
 class ServerSettings(NamedTuple):
     """Files that a server offers, to whom, and where it listens."""
 
-    host: str
     folder: str
     manifest: Manifest
     address: str
@@ -192,7 +191,7 @@ def bound(settings: ServerSettings) -> Server:
             if why.errno != errno.EADDRINUSE:
                 break
     raise ShardsError(
-        f"{settings.host}: the shard server cannot listen on {settings.address} ports {low}-{high}: {seen}; the address must be one of "
+        f"the shard server cannot listen on {settings.address} ports {low}-{high}: {seen}; the address must be one of "
         "this host's own and the range must hold a free port"
     )
 
@@ -218,11 +217,6 @@ def running(place: str) -> ServerState | None:
     return state if found and found.start == state.get("pid_start") and found.name == NAME else None
 
 
-def fingerprint(settings: ServerSettings) -> str:
-    """To tell whether the server that runs for this transfer has the same settings."""
-    return digest_of(settings)
-
-
 def start(settings: ServerSettings) -> ServerState:
     """Start the server in a process of its own; returns its state once it listens."""
     for old in places(settings.folder):
@@ -231,7 +225,7 @@ def start(settings: ServerSettings) -> ServerState:
     with bound(settings) as server:
         pid, begun = background.spawn(NAME, [server.socket], server.work)
         state: ServerState = {"pid": pid, "pid_start": begun, "address": settings.address, "port": server.port}
-    state["settings"] = fingerprint(settings)
+    state["settings"] = digest_of(settings)
     os.makedirs(os.path.dirname(settings.place), mode=0o700, exist_ok=True)
     write_json(settings.place, state, 0o600)
     return state

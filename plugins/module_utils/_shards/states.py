@@ -11,6 +11,7 @@ import os
 from typing import Any, Callable, Collection, Mapping, NamedTuple
 
 from .._contract import validate
+from .._contract.document import digest_of
 from .._contract.run_folder import MANIFEST, TOKENIZER
 from .._contract.urls import NO_CREDENTIALS, has_credentials
 from .._kit.words import plural
@@ -22,15 +23,14 @@ from .folder import (
     Manifest,
     ManifestEntry,
     ShardsError,
-    apply_links,
     check_space,
     compare,
-    files_below,
+    data_files,
+    linking,
     links_of_run,
     load_manifest,
     make_folder,
     part_bytes,
-    plan_links,
     run_path,
     save_manifest,
     sweep_parts,
@@ -50,7 +50,7 @@ class ShardsRequest(NamedTuple):
     options: Mapping[str, Any]
 
     def manifest(self) -> Manifest | None:
-        """The given one; by default, except where it is brought from other hosts, the folder's own."""
+        """The given one, or the folder's own."""
         given = self.options["manifest"]
         return Manifest.read(given) if given is not None else load_manifest(self.path)
 
@@ -75,13 +75,13 @@ class ShardsOutcome:
     msg: str = ""
     more: dict[str, object] = dataclasses.field(default_factory=dict)
 
-    def compare_names(self, wanted: Collection[str]) -> None:
-        """The diff between the wanted names and those already there, which are all but the moved ones, and extra ones."""
-        lacking = set(self.moved)  # a whole collection has thousands
-        there = [*(name for name in wanted if name not in lacking), *self.extra]
-        self.before = "".join(f"{name}\n" for name in sorted(there))
-        self.after = "".join(f"{name}\n" for name in sorted(wanted))
-        self.changed = bool(self.moved or self.extra)
+    @classmethod
+    def of_names(cls, wanted: Collection[str], moved: list[str], extra: list[str]) -> ShardsOutcome:
+        """A folder gets exactly the wanted names: all are there but the moved ones, and extra ones are removed."""
+        lacking = set(moved)  # a whole collection has thousands
+        there = [*(name for name in wanted if name not in lacking), *extra]
+        before, after = ("".join(f"{name}\n" for name in sorted(names)) for names in (there, wanted))
+        return cls(bool(moved or extra), moved=moved, extra=extra, before=before, after=after)
 
     def as_result(self) -> dict[str, object]:
         return {
@@ -99,88 +99,67 @@ class ShardsOutcome:
         }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# imported: from an existing folder of the same host
-
-
 def import_folder(request: ShardsRequest) -> ShardsOutcome:
     """Link the chosen shards of an existing folder and its tokenizer into the store, without copying; a described store stays as it is."""
     if load_manifest(request.path):
         return ShardsOutcome(more={"files": []})
-    pairs = _chosen(request)
-    there = [name for name in files_below(request.path, "data") if "/" not in name]
-    outcome = _link(request, request.path, plan_links(request.path, pairs, there), pairs)
-    outcome.bytes = sum(os.path.getsize(pairs[path]) for path in outcome.moved)
+    chosen = _chosen(request)
+    there = [name for name in data_files(request.path) if "/" not in name]
+    outcome = _link(request, linking(request.path, chosen, there), chosen)
+    outcome.bytes = sum(os.path.getsize(chosen[path]) for path in outcome.moved)
     outcome.sources = {request.host: outcome.bytes} if outcome.bytes else {}
-    outcome.more["files"] = sorted(pairs)
+    outcome.more["files"] = sorted(chosen)
     return outcome
 
 
-def _link(request: ShardsRequest, folder: str, links: Linking, wanted: Collection[str]) -> ShardsOutcome:
-    """Give the folder exactly the wanted files."""
-    outcome = ShardsOutcome(moved=list(links.make), extra=links.remove)
-    outcome.compare_names(wanted)
+def _link(request: ShardsRequest, links: Linking, wanted: Collection[str]) -> ShardsOutcome:
+    """Give a folder exactly the wanted files."""
+    outcome = ShardsOutcome.of_names(wanted, list(links.make), links.remove)
     if outcome.changed and not request.check:
-        make_folder(folder, request.host)
-        apply_links(folder, links)
+        make_folder(links.folder)
+        links.apply()
     return outcome
 
 
 def _chosen(request: ShardsRequest) -> dict[str, str]:
     """Path in the store -> file of the source."""
     source, wanted = str(request.options["source"]), int(request.options["shards"])
-    tokenizer = _tokenizer_folder(request, source)
-    shards = [name for name in files_below(source, "data") if not name.startswith("tokenizer/")]
+    shards = [name for name in data_files(source) if not name.startswith("tokenizer/")]
     if wanted > len(shards) or not shards:
         raise ShardsError(
-            f"{request.host}: {source} holds {plural(len(shards), 'shard')} (*.parquet), but {max(wanted, 2)} are wanted; "
+            f"{source} holds {plural(len(shards), 'shard')} (*.parquet), but {max(wanted, 2)} are wanted; "
             "ask for fewer (ddp_data_shards), add shards there, or name another folder (ddp_data_paths)"
         )
-    return {
-        # The last one is for validation.
-        **{name: os.path.join(source, name) for name in (shards[: wanted - 1] + shards[-1:] if wanted else shards)},
-        **{"tokenizer/" + name: os.path.join(tokenizer, name) for name in TOKENIZER if tokenizer},
-    }
-
-
-def _tokenizer_folder(request: ShardsRequest, source: str) -> str:
-    """The given folder, or the one in or beside the source; empty if a tokenizer must be trained."""
+    # The last one is for validation.
+    found = {name: os.path.join(source, name) for name in (shards[: wanted - 1] + shards[-1:] if wanted else shards)}
     given = request.options["tokenizer"]
     for folder in [given] if given else [os.path.join(one, "tokenizer") for one in (source, os.path.dirname(source))]:
         if all(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER):
-            return str(folder)
+            return {**found, **{"tokenizer/" + name: os.path.join(folder, name) for name in TOKENIZER}}
     if given:
-        raise ShardsError(
-            f"{request.host}: {given} holds no tokenizer ({' and '.join(TOKENIZER)}); name the folder that does"
-        )
-    return ""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# fetched: from the base URL of a collection
+        raise ShardsError(f"{given} holds no tokenizer ({' and '.join(TOKENIZER)}); name the folder that does")
+    return found  # one will be trained
 
 
 def fetch(request: ShardsRequest) -> ShardsOutcome:
     """Download missing or broken files of a collection."""
     base, names = str(request.options["url"]), [validate.file_path(name) for name in request.options["names"]]
     if has_credentials(base):
-        raise ShardsError(f"{request.host}: url is {NO_CREDENTIALS}")
-    kept = request.manifest()
+        raise ShardsError(f"url is {NO_CREDENTIALS}")
+    kept, digests = request.manifest(), request.digests()
     expected = {one.path: one.sha256 for one in kept.files} if kept else {}
-    digests = request.digests()
     problems = {name: _problem(request.path, name, digests, expected.get(name)) for name in names}
-    outcome = ShardsOutcome(moved=[name for name in names if problems[name]])
+    outcome = ShardsOutcome.of_names(names, [name for name in names if problems[name]], [])
     outcome.repaired = {name: what for name, what in problems.items() if what not in ("", "missing")}
-    outcome.compare_names(names)
-    outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {base}" if outcome.moved else ""
-    if request.check:
-        return outcome
     if outcome.moved:
-        make_folder(request.path, request.host)
-        with writing(request.path, request.host):
-            outcome.bytes = url.fetch_all(request.host, base, outcome.moved, digests, expected)
+        outcome.msg = f"{plural(len(outcome.moved), 'shard')} to fetch from {base}"
+    if outcome.moved and not request.check:
+        make_folder(request.path)
+        with writing(request.path):
+            outcome.bytes = url.fetch_all(base, outcome.moved, digests, expected)
         outcome.sources = {base: outcome.bytes}
-    digests.save()
+    if not request.check:
+        digests.save()
     return outcome
 
 
@@ -193,88 +172,61 @@ def _problem(folder: str, name: str, digests: Digests, sha256: str | None) -> st
     return "corrupted" if digests.of(name) != (sha256 or digests.of(name)) else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# described: what is in the folder
-
-
 def describe(request: ShardsRequest) -> ShardsOutcome:
-    """Describe the folder. An existing manifest stays valid unless it should be rebuilt."""
-    kept, options = load_manifest(request.path), request.options
-    whole = kept is not None and all(one.is_in_pieces() for one in kept.files)
-    outcome = ShardsOutcome(manifest=kept, more={"described": whole})
-    outcome.before = outcome.after = kept.listing() if kept else ""
-    if whole and not options["refresh"]:
-        return outcome
-    names = files_below(request.path, options["layout"])
-    _require_files(request, names)
-    if not names:
-        outcome.msg = f"{request.path} holds no files yet"
-        return outcome
-    digests = request.digests()
-    made = Manifest(options["id"] or os.path.basename(request.path), [digests.described(name) for name in names])
-    if kept and not options["refresh"] and made.digest() != kept.digest():
-        return outcome  # it is not for its pieces that a data set changes
-    outcome.manifest, outcome.after, outcome.changed = made, made.listing(), made != kept
+    """Describe the folder; an existing manifest stays valid."""
+    if kept := load_manifest(request.path):
+        return ShardsOutcome(manifest=kept, before=kept.listing(), after=kept.listing())
+    names, digests = data_files(request.path), request.digests()
+    shards = [name for name in names if name.endswith(".parquet")]
+    lacking = [name for name in TOKENIZER if f"tokenizer/{name}" not in names]
+    if request.check and (lacking or len(shards) < 2):
+        return ShardsOutcome(msg=UNKNOWN_YET)
+    if len(shards) < 2:
+        raise ShardsError(
+            f"{request.path} holds {f'only {shards[0]}' if shards else 'no *.parquet files'}; at least two shards are needed, "
+            "since the last one is kept for validation"
+        )
+    if lacking:
+        raise ShardsError(
+            f"{request.path}/tokenizer lacks {' and '.join(lacking)}; train a tokenizer first (python -m scripts.tok_train) or name "
+            "the folder that holds one"
+        )
+    name = request.options["id"] or os.path.basename(request.path)
+    made = Manifest(name, [digests.described(path) for path in names])
     if not request.check:
         digests.save()
         save_manifest(request.path, made)
-    return outcome
-
-
-def _require_files(request: ShardsRequest, names: list[str]) -> None:
-    if request.check and not os.path.isdir(request.path):
-        return
-    is_data = request.options["layout"] == "data"
-    shards = [name for name in names if name.endswith(".parquet")]
-    if not names or (is_data and not shards):
-        kind = "*.parquet files" if is_data else "files"
-        raise ShardsError(f"{request.host}: {request.path} holds no {kind}, so there is nothing to describe")
-    if is_data and len(shards) < 2:
-        raise ShardsError(
-            f"{request.host}: {request.path} holds only {shards[0]}; at least two shards are needed, since the last "
-            "one is kept for validation"
-        )
-    missing = [name for name in TOKENIZER if "tokenizer/" + name not in names]
-    if is_data and missing:
-        raise ShardsError(
-            f"{request.host}: {os.path.join(request.path, 'tokenizer')} lacks {' and '.join(missing)}; "
-            "train a tokenizer first (python -m scripts.tok_train) or name the folder that holds one"
-        )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# served, stopped: to the other hosts of the job
+    return ShardsOutcome(True, made, after=made.listing())
 
 
 def serve(request: ShardsRequest) -> ShardsOutcome:
     """Serve the folder's files to the peers, also those that are still to come."""
-    options = request.options
+    options, ports = request.options, request.options["ports"] or {"low": 0, "high": 0}
     settings = server.ServerSettings(
-        request.host,
         request.path,
         request.manifest() or Manifest("", []),
         options["address"],
-        options["ports"]["low"] if options["ports"] else 0,
-        options["ports"]["high"] if options["ports"] else 0,
+        ports["low"],
+        ports["high"],
         sorted(options["allow"]),
         options["secret"],
         options["idle"],
     )
     state = server.running(settings.place)
-    same = state is not None and state.get("settings") == server.fingerprint(settings)
+    same = state is not None and state.get("settings") == digest_of(settings)
     outcome = ShardsOutcome(changed=not same, before=_server_line(state))
     outcome.after = outcome.before if same else f"serving {request.path} on {settings.address}\n"
     if not same and not request.check:
-        make_folder(request.path, request.host)
+        make_folder(request.path)
         server.stop(settings.place)
-        with writing(request.path, request.host):
+        with writing(request.path):
             # It offers only what has been read.
             digests = request.digests()
             compare(settings.manifest.files, digests)
             digests.save()
         state = server.start(settings)
     port = state["port"] if state and (same or not request.check) else None
-    outcome.more = {"server": {"host": settings.host, "address": settings.address, "port": port}}
+    outcome.more = {"server": {"host": request.host, "address": settings.address, "port": port}}
     return outcome
 
 
@@ -284,9 +236,8 @@ def stop(request: ShardsRequest) -> ShardsOutcome:
     places = [server.place_of(request.path, secret)] if secret else server.places(request.path)
     outcome = ShardsOutcome(before="".join(_server_line(server.running(place)) for place in places))
     outcome.changed = outcome.before != ""
-    if not request.check:
-        for place in places:
-            server.stop(place)
+    for place in [] if request.check else places:
+        server.stop(place)
     return outcome
 
 
@@ -294,49 +245,35 @@ def _server_line(state: server.ServerState | None) -> str:
     return f"serving on {state['address']}:{state['port']}, pid {state['pid']}\n" if state else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# synced: from the other hosts of the job
-
-
 def sync(request: ShardsRequest) -> ShardsOutcome:
     """Complete the folder with every file of the manifest, from any peer."""
     if request.options["manifest"] is None:
         if request.check:
             return ShardsOutcome(msg=UNKNOWN_YET)
-        raise ShardsError(f"{request.host}: there is no manifest for {request.path}")
+        raise ShardsError(f"there is no manifest for {request.path}")
     manifest = Manifest.read(request.options["manifest"])
-    kept = load_manifest(request.path)
+    kept, digests = load_manifest(request.path), request.digests()
     if not request.check:
-        make_folder(request.path, request.host)
-    digests = request.digests()
+        make_folder(request.path)
     states = compare(manifest.files, digests)
     lacking = [entry for entry, state in states.items() if state != "ok"]
-    outcome = ShardsOutcome(changed=bool(lacking) or kept != manifest, manifest=manifest, after=manifest.listing())
-    _foretell(request, outcome, states, lacking)
+    outcome = ShardsOutcome(bool(lacking) or kept != manifest, manifest, after=manifest.listing())
+    outcome.moved = [entry.path for entry in lacking]
+    outcome.bytes = sum(entry.bytes for entry in lacking)
+    outcome.repaired = {entry.path: states[entry] for entry in lacking if states[entry] != "missing"}
+    there = [(entry, state) for entry, state in states.items() if state != "missing"]
+    outcome.before = "".join(entry.line() if state == "ok" else f"{entry.path} {state}\n" for entry, state in there)
+    names = {entry.path for entry in states}
+    outcome.extra = [name for name in data_files(request.path) if name not in names]
+    if lacking:
+        outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to copy here"
     if not request.check:
-        with writing(request.path, request.host):
+        with writing(request.path):
             _bring(request, outcome, lacking, digests)
             digests.save()
             save_manifest(request.path, manifest)
             sweep_parts(request.path)
     return outcome
-
-
-def _foretell(
-    request: ShardsRequest, outcome: ShardsOutcome, states: dict[ManifestEntry, str], lacking: list[ManifestEntry]
-) -> None:
-    """Say what is to be brought."""
-    outcome.moved = [entry.path for entry in lacking]
-    outcome.bytes = sum(entry.bytes for entry in lacking)
-    outcome.repaired = {entry.path: states[entry] for entry in lacking if states[entry] != "missing"}
-    there = {entry: state for entry, state in states.items() if state != "missing"}
-    outcome.before = "".join(
-        entry.line() if state == "ok" else f"{entry.path} {state}\n" for entry, state in there.items()
-    )
-    names = {entry.path for entry in states}
-    outcome.extra = [name for name in files_below(request.path, request.options["layout"]) if name not in names]
-    if lacking:
-        outcome.msg = f"{plural(len(lacking), 'file')}, {outcome.bytes} bytes to copy here"
 
 
 def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[ManifestEntry], digests: Digests) -> None:
@@ -348,12 +285,12 @@ def _bring(request: ShardsRequest, outcome: ShardsOutcome, lacking: list[Manifes
         outcome.sources[request.host] = sum(one.bytes for one in lacking) - outcome.bytes
     if not wanted:
         return
-    check_space(request.path, outcome.bytes - part_bytes(request.path, wanted), request.host)
+    check_space(request.path, outcome.bytes - part_bytes(request.path, wanted))
     before, behind = (
         [Source(peer, options["secret"] or "", options["address"] or "") for peer in peers]
         for peers in around(request.host, options["peers"])
     )
-    received = Chain(request.host, digests, before, behind, options["timeout"]).pull(wanted)
+    received = Chain(digests, before, behind, options["timeout"]).pull(wanted)
     for host, count in received.items():
         outcome.sources[host] = outcome.sources.get(host, 0) + count
 
@@ -365,34 +302,26 @@ def around(host: str, chain: list[dict[str, Any]]) -> tuple[list[ShardPeer], lis
     return peers[:own][::-1], peers[own + 1 :]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# linked: what a run reads
-
-
 def link_run(request: ShardsRequest) -> ShardsOutcome:
     """Link exactly the manifest's files into the run's data and tokenizer folders, after verifying each digest."""
     manifest, run_dir = request.manifest(), str(request.options["dest"])
     if manifest is None:
         if request.check:
             return ShardsOutcome(msg=UNKNOWN_YET)
-        raise ShardsError(f"{request.host}: {request.path} has no {MANIFEST}; sync the data set first (--tags data)")
+        raise ShardsError(f"{request.path} has no {MANIFEST}; sync the data set first (--tags data)")
     if not request.check:
-        _require_right(request, manifest)
+        digests = request.digests()
+        states = compare(manifest.files, digests)
+        digests.save()
+        if wrong := [f"{entry.path} {state}" for entry, state in states.items() if state != "ok"]:
+            raise ShardsError(
+                f"{plural(len(wrong), 'file')} of {request.path} do not match the manifest ({', '.join(wrong[:3])}); "
+                "sync the data set first (--tags data)"
+            )
     links = links_of_run(request.path, run_dir, manifest.files)
-    outcome = _link(request, run_dir, links, [run_path(one.path) for one in manifest.files])
+    outcome = _link(request, links, [run_path(one.path) for one in manifest.files])
     outcome.manifest = manifest
     return outcome
-
-
-def _require_right(request: ShardsRequest, manifest: Manifest) -> None:
-    digests = request.digests()
-    wrong = [f"{entry.path} {state}" for entry, state in compare(manifest.files, digests).items() if state != "ok"]
-    digests.save()
-    if wrong:
-        raise ShardsError(
-            f"{request.host}: {plural(len(wrong), 'file')} of {request.path} do not match the manifest ({', '.join(wrong[:3])}); "
-            "sync the data set first (--tags data)"
-        )
 
 
 STATES: dict[str, Callable[[ShardsRequest], ShardsOutcome]] = {

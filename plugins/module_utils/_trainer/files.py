@@ -14,12 +14,13 @@ import fnmatch
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .._contract.run_folder import DEPLOYED
 from .._kit import processes
-from .._kit.files import Diff, read_bytes, read_object, write_whole
+from .._kit.files import read_object, write_whole
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc", "venv", "node_modules", "*.egg-info")
 LARGEST_TREE = 64_000_000
@@ -30,9 +31,9 @@ class TreeError(Exception):
 
 
 class TreeChanges(NamedTuple):
-    """Changes to make in a folder."""
+    """Files to write, with the digests of those that are there, and files to remove."""
 
-    write: list[str]
+    write: dict[str, str]
     remove: list[str]
 
 
@@ -75,9 +76,9 @@ def digest_of(digests: Mapping[str, str]) -> str:
 
 def compare(folder: str, wanted: Mapping[str, str]) -> TreeChanges:
     """Compare a folder with the wanted digests; only previously deployed files are ever removed."""
-    write = [path for path, digest in sorted(wanted.items()) if _digest_at(os.path.join(folder, path)) != digest]
+    there = {path: _digest_at(os.path.join(folder, path)) for path in sorted(wanted)}
     stale = [path for path in _recorded(folder) if path not in wanted and os.path.lexists(os.path.join(folder, path))]
-    return TreeChanges(write, sorted(stale))
+    return TreeChanges({path: old for path, old in there.items() if old != wanted[path]}, sorted(stale))
 
 
 def _digest_at(path: str) -> str:
@@ -100,15 +101,17 @@ def is_inside(path: str) -> bool:
     return not os.path.isabs(path) and ".." not in path.split("/")
 
 
-def users_of(folder: str) -> list[processes.Process]:
-    """Session processes that run files of this folder."""
+def refuse_in_use(folder: str) -> None:
+    """Refuse to change files that a session's process runs: a restarted rank would differ from those still running the old ones."""
     places = {folder, os.path.realpath(folder)}
     inside = tuple(place + "/" for place in places)
-    return [
-        one
-        for pid, one in sorted(processes.processes().items())
-        if one.marker and (_place_of(pid) in places or any(word.startswith(inside) for word in one.argv))
-    ]
+    for pid, one in sorted(processes.processes().items()):
+        if one.marker and (_place_of(pid) in places or any(word.startswith(inside) for word in one.argv)):
+            raise TreeError(
+                f"the files in {folder} would have to change, but {f'the run {one.run}' if one.run else 'a training'} uses them "
+                f"(process {pid}). Stop it first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY "
+                f"-e ddp_run={one.run or 'NAME'}; or give the new run its own folders (ddp_base_dir, ddp_venv_dir)"
+            )
 
 
 def _place_of(pid: int) -> str:
@@ -116,16 +119,6 @@ def _place_of(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         return ""
-
-
-def refuse_in_use(folder: str) -> None:
-    """Refuse to change files in use: a restarted rank would differ from those still running the old ones."""
-    for user in users_of(folder):
-        raise TreeError(
-            f"the files in {folder} would have to change, but {f'the run {user.run}' if user.run else 'a training'} uses them "
-            f"(process {user.pid}). Stop it first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY "
-            f"-e ddp_run={user.run or 'NAME'}; or give the new run its own folders (ddp_base_dir)"
-        )
 
 
 def trainer_files(
@@ -142,7 +135,6 @@ def trainer_files(
         changed = bool(changes.write or changes.remove)
         if changed:
             refuse_in_use(dest)
-        shown = {} if contents is None else {"diff": diffs(dest, changes, contents)}
         if changed and contents is not None and not check:
             apply(dest, files, changes, contents)
     except TreeError as why:
@@ -151,12 +143,15 @@ def trainer_files(
         raise TreeError(
             f"{host}: {why.filename or dest}: {why.strerror or why}; the user with id {os.getuid()} must be able to write there"
         ) from why
+    gone = [f"{path}\n" for path in changes.remove]
+    before = "".join([*(f"{path} {old[:12]}\n" for path, old in changes.write.items() if old), *gone])
+    after = "".join(f"{path} {files[path][:12]}\n" for path in changes.write)
     return {
         "changed": changed,
         "digest": digest_of(files),
-        "written": changes.write,
+        "written": list(changes.write),
         "removed": changes.remove,
-        **shown,
+        "diff": {"before_header": dest, "after_header": dest, "before": before, "after": after},
     }
 
 
@@ -170,7 +165,10 @@ def apply(folder: str, wanted: Mapping[str, str], changes: TreeChanges, contents
         _write(os.path.join(folder, path), content)
     for path in changes.remove:
         os.unlink(os.path.join(folder, path))
-        _drop_empty(folder, os.path.dirname(path))
+        place = os.path.dirname(os.path.join(folder, path))
+        shutil.rmtree(os.path.join(place, "__pycache__"), ignore_errors=True)
+        with contextlib.suppress(OSError):  # others have files there, too
+            os.removedirs(place)
     record = {"digest": digest_of(wanted), "files": sorted(wanted)}
     _write(os.path.join(folder, DEPLOYED), json.dumps(record, indent=1).encode())
 
@@ -178,50 +176,3 @@ def apply(folder: str, wanted: Mapping[str, str], changes: TreeChanges, contents
 def _write(path: str, content: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, content, 0o755 if content.startswith(b"#!") else 0o644)
-
-
-def _drop_empty(folder: str, inside: str) -> None:
-    while inside:
-        cache = os.path.join(folder, inside, "__pycache__")
-        with contextlib.suppress(OSError):
-            if os.listdir(os.path.join(folder, inside)) == ["__pycache__"]:
-                for name in os.listdir(cache):
-                    os.unlink(os.path.join(cache, name))
-                os.rmdir(cache)
-        try:
-            os.rmdir(os.path.join(folder, inside))
-        except OSError:
-            return
-        inside = os.path.dirname(inside)
-
-
-def diffs(folder: str, changes: TreeChanges, contents: Mapping[str, str]) -> list[Diff]:
-    """Line diffs of changed files; new and removed ones are only named, to keep a first deployment short."""
-    changed = [path for path in changes.write if os.path.isfile(os.path.join(folder, path))]
-    new = [path for path in changes.write if path not in changed]
-    shown: list[Diff] = [
-        {
-            "before_header": os.path.join(folder, path),
-            "after_header": os.path.join(folder, path),
-            "before": _text(read_bytes(os.path.join(folder, path))),
-            "after": _text(base64.b64decode(contents[path])),
-        }
-        for path in changed
-    ]
-    if new or changes.remove:
-        shown.append(
-            {
-                "before_header": f"{folder} (removed files)",
-                "after_header": f"{folder} (new files)",
-                "before": "".join(f"{path}\n" for path in changes.remove),
-                "after": "".join(f"{path}\n" for path in new),
-            }
-        )
-    return shown
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return f"(binary, {len(content)} bytes)\n"

@@ -15,8 +15,9 @@ NAMES = ("index-url", "extra-index-url", "find-links", "no-index", "cert", "prox
 NO = ("", "0", "false", "no", "off")
 
 
-def config_files(environ: Mapping[str, str]) -> list[str]:
+def config_files() -> list[str]:
     """pip's files, the strongest last."""
+    environ = os.environ
     home = environ.get("HOME") or os.path.expanduser("~")
     own = environ.get("PIP_CONFIG_FILE", "")
     if own == os.devnull:
@@ -29,9 +30,8 @@ def config_files(environ: Mapping[str, str]) -> list[str]:
 
 def pip_settings() -> dict[str, str]:
     """The settings by pip's names; the environment wins over files."""
-    environ = os.environ
     parser = configparser.RawConfigParser(strict=False)
-    for path in config_files(environ):
+    for path in config_files():
         try:
             parser.read(path, encoding="utf-8")
         except (OSError, configparser.Error, UnicodeDecodeError):
@@ -42,8 +42,8 @@ def pip_settings() -> dict[str, str]:
             if parser.has_option(section, name):
                 found[name] = parser.get(section, name)
         variable = "PIP_" + name.upper().replace("-", "_")
-        if environ.get(variable):
-            found[name] = environ[variable]
+        if os.environ.get(variable):
+            found[name] = os.environ[variable]
     return {name: value.strip() for name, value in found.items() if value.strip()}
 
 
@@ -52,6 +52,26 @@ def indexes(settings: Mapping[str, str], default: str) -> list[str]:
     if settings.get("no-index", "").lower() not in NO:
         return []
     return [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
+
+
+def fetched(url: str, settings: Mapping[str, str], seconds: float) -> bytes:
+    """A page or file, as pip would fetch it (proxy, certificate), also one of this machine (file:///)."""
+    # Imported here because inspecting an environment needs none of it, and takes less time than loading it.
+    import http.client
+    import ssl
+    import urllib.request
+
+    proxy = settings.get("proxy")
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=settings.get("cert"))),
+    )
+    opener.addheaders = [("User-Agent", "nanochat.ddp")]
+    try:
+        with opener.open(url, timeout=seconds) as response:
+            return bytes(response.read())
+    except http.client.HTTPException as why:
+        raise OSError(None, f"{type(why).__name__}: {why}", url) from why
 
 
 def folders(settings: Mapping[str, str]) -> list[str]:

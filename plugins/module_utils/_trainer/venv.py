@@ -10,72 +10,102 @@ rebuilt; one with neither belongs to somebody else: it is used if it has the pac
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Optional, TypedDict, cast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Optional
 
-from .._contract.document import Document
+from .._contract.document import section
 from .._contract.run_folder import PYTHON_IN_FOLDER, PYTHON_MARK
 from .._contract.versions import MADE_PYTHON, UV, VENV_BYTES
 from .._kit.bare import run
 from .._kit.files import Busy, free_bytes, locked, read_object, write_json, write_whole
 from .._kit.words import bytes_text
-from .files import users_of
-from .pip_settings import for_uv, pip_settings
-from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, VenvSpec, explain, last_line
+from .files import TreeError, refuse_in_use
+from .pip_settings import fetched, for_uv, pip_settings
+from .uv_errors import ANSWER_SECONDS, CPU_INDEX, VenvError, explain, last_line
 
 STAMP = ".nanochat-ddp.json"
 MARK = ".nanochat-ddp.building"
 OLDEST_PYTHON = (3, 10)
-
+LOCK_SECONDS = 1800  # how long another build of the same environment is waited for
 ASK_PYTHON = "import json, platform, sys; print(json.dumps([*sys.version_info[:2], platform.machine()]))"
-ASK_PACKAGES = """
-import csv, importlib.metadata, json, os, pathlib, re, sys
-names = json.loads(sys.argv[1])
-found = {}
-damaged = []
 
-def lost(one):
-    # Compiled files come and go; all else that was installed is still there, or the package does not work. PyTorch has ten thousand
-    # files, so folders are listed and no file is asked for.
-    base, there = str(one.locate_file("")), {}
-    for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
-        folder, slash, name = row[0].rpartition("/")
-        if folder not in there:
-            path = os.path.join(base, folder + slash)
-            there[folder] = set(os.listdir(path)) if os.path.isdir(path) else set()
-        if name not in there[folder] and not name.endswith(".pyc"):
-            yield row[0]
 
-for name in names:
+def trainer_venv(
+    path: str,
+    host: str,
+    digest: str,
+    pins: Mapping[str, Sequence[str]],
+    lock: str = "",
+    python: str = "",
+    wheels_dir: str = "",
+    offline: bool = False,
+    check: bool = False,
+) -> dict[str, object]:
+    """Make the environment of a lock with uv unless it is there, or tell what that would change.
+
+    The parameters are the fields of Venv. Where the host has no uv, `lacks_uv` is its architecture. A failure has its reason in one word,
+    for choosing another way (`network` if no package index answers).
+    """
+    venv = Venv(host, path.rstrip("/"), python or sys.executable, digest, pins, lock, wheels_dir, offline)
+    tags = None
     try:
-        one = importlib.metadata.distribution(name)
-        found[name] = one.version
-        damaged += list(lost(one))[:1]
-    except importlib.metadata.PackageNotFoundError:
-        found[name] = None
-cuda = None
-if found.get("torch"):
-    where = importlib.metadata.distribution("torch").locate_file("torch/version.py")
-    text = pathlib.Path(str(where)).read_text() if pathlib.Path(str(where)).exists() else ""
-    match = re.search(r"^cuda(?:: [^=]+)? = (.*)$", text, re.M)
-    cuda = match.group(1).strip().strip("'\\"") if match else None
-print(json.dumps({"packages": found, "cuda": None if cuda in (None, "None") else cuda, "damaged": damaged,
-    "python": "%d.%d" % sys.version_info[:2]}))
-"""
+        tags = venv.tags
+        # Somebody else's environment is only read, and its folder may not be writable for a lock.
+        with contextlib.nullcontext() if check or venv.owner() == "foreign" else building(venv.path, host):
+            return {"venv": venv.path, "python_version": tags["python"], "tags": tags, **present(venv, check)}
+    except VenvError as why:
+        return {"failed": True, "msg": str(why), "reason": why.reason, "tags": tags}
+    except OSError as why:
+        message = f"{host}: {why.filename or path}: {why.strerror or why}"
+        return {"failed": True, "msg": message, "reason": "folder", "tags": tags}
 
 
-class Installed(TypedDict):
-    """Installed versions of the pinned packages, torch's build, missing files, and the Python."""
+def present(venv: Venv, check: bool) -> dict[str, object]:
+    """Make the environment unless it is there."""
+    before, changed, lacks_uv = section(venv.stamp(), "packages"), not venv.is_ready(), ""
+    if changed:
+        venv.refuse()
+        if not check and not venv.uv:
+            changed, lacks_uv = False, os.uname().machine
+        elif not check:
+            venv.build()
+    packages = venv.packages()
+    after = {name: versions[-1] for name, versions in venv.pins.items()} if changed and check else packages
+    return {
+        "changed": changed,
+        "lacks_uv": lacks_uv,
+        "packages": packages,
+        "torch": packages.get("torch"),
+        "diff": {"before": listed(before), "after": listed(after)},
+    }
 
-    packages: dict[str, Optional[str]]
-    cuda: Optional[str]
-    damaged: list[str]
-    python: str
+
+def remove_venv(path: str, host: str, check: bool) -> bool:
+    """Remove an environment with all that was kept beside it, or tell whether it would be; not what only has its path."""
+    venv = Venv(host, path)
+    if venv.owner() != "ours":
+        return False
+    venv.refuse()
+    if not check:
+        with building(path, host):
+            venv.discard()
+        for leftover in (path + ".lock", uv_beside(path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(leftover)
+        shutil.rmtree(venv.cache, ignore_errors=True)
+    return True
+
+
+def listed(packages: Mapping[str, object]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
 
 
 def uv_beside(path: str) -> str:
@@ -83,194 +113,163 @@ def uv_beside(path: str) -> str:
     return os.path.join(os.path.dirname(path.rstrip("/")), UV.replace("==", "-"))
 
 
+@dataclasses.dataclass
 class Venv:
-    """One environment on this host."""
+    """One environment on this host, as it is wanted."""
 
-    def __init__(self, wanted: VenvSpec) -> None:
-        self.wanted = wanted
-        self.warnings: list[str] = []
-        self.index = ""
+    host: str
+    path: str
+    base_python: str = ""  # an interpreter; one that the plan would have made may be absent
+    digest: str = ""  # of the lock
+    pins: Mapping[str, Sequence[str]] = dataclasses.field(
+        default_factory=dict
+    )  # what the trainer imports, with the lock's versions
+    lock: str = ""  # its text, in uv's format; only needed to install
+    wheels: str = ""  # a folder of wheels, or of such folders
+    offline: bool = False  # only from there
 
     @property
     def python(self) -> str:
-        return os.path.join(self.wanted.path, "bin", "python")
+        return os.path.join(self.path, "bin", "python")
+
+    @property
+    def cache(self) -> str:
+        """uv's; on the environment's own disk, so that files are linked and not copied."""
+        return self.path + ".cache"
+
+    @property
+    def uv(self) -> str:
+        """The program; empty if there is none."""
+        found = (uv_beside(self.path), shutil.which("uv"))
+        return next((one for one in found if one and os.access(one, os.X_OK)), "")
 
     @property
     def minor(self) -> str:
         """For example 3.11, the part of the version that compiled packages depend on."""
-        return self._base_python[0]
+        return self._python[0]
 
     @property
     def tags(self) -> dict[str, str]:
         """The tags that wheels must match, and the name of their folder."""
-        return {"python": self.minor, "machine": self._base_python[1], "kind": "-".join(self._base_python)}
+        return {"python": self.minor, "machine": self._python[1], "kind": "-".join(self._python)}
 
     @property
     def makes_python(self) -> bool:
         """Whether the interpreter is one that uv installs, and is not there yet."""
-        return self.wanted.python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.wanted.python)
+        return self.base_python.endswith("/" + PYTHON_IN_FOLDER) and not os.path.exists(self.base_python)
 
     @functools.cached_property
-    def _base_python(self) -> tuple[str, str]:
+    def _python(self) -> tuple[str, str]:
         """Version and machine of the interpreter that the environment is made with."""
         if self.makes_python:
             return MADE_PYTHON, os.uname().machine
-        dummy, out, err = run([self.wanted.python, "-I", "-c", ASK_PYTHON])
+        dummy, out, err = run([self.base_python, "-I", "-c", ASK_PYTHON])
         try:
             major, minor, machine = json.loads(out)
+            problem = f"is Python {major}.{minor}, and the trainer needs 3.10 or newer"
         except (ValueError, TypeError):
-            raise VenvError(
-                f"{self.wanted.host}: {self.wanted.python} does not run as a Python ({last_line(err or out)}); set ddp_python to "
-                "one, or leave it empty",
-                "python",
-            ) from None
+            major, minor, machine = 0, 0, ""
+            problem = f"does not run as a Python ({last_line(err or out)})"
         if (major, minor) < OLDEST_PYTHON:
-            raise VenvError(
-                f"{self.wanted.host}: {self.wanted.python} is Python {major}.{minor}, and the trainer needs 3.10 or newer; set "
-                "ddp_python to such a one, or leave it empty",
-                "python",
-            )
+            advice = "set ddp_python to another, or leave it empty"
+            raise VenvError(f"{self.host}: {self.base_python} {problem}; {advice}", "python")
         return f"{major}.{minor}", str(machine)
 
-    def stamp(self) -> Document:
+    def stamp(self) -> dict[str, object]:
         """The stamp of the environment; empty if it was never finished."""
-        return read_object(os.path.join(self.wanted.path, STAMP))
+        return read_object(os.path.join(self.path, STAMP))
 
-    def place(self) -> str:
-        """State of the folder, without running anything: absent, occupied, foreign, broken (half-built) or made."""
-        path = self.wanted.path
-        if not os.path.lexists(path):
-            return "absent"
-        if not os.path.isdir(path) or (os.listdir(path) and not self._looks_like_venv()):
-            return "occupied"
-        if self.stamp():
-            return "made"
-        is_foreign = os.path.exists(os.path.join(path, "pyvenv.cfg")) and not os.path.exists(os.path.join(path, MARK))
-        return "foreign" if is_foreign else "broken"
+    def owner(self) -> str:
+        """Whose the folder is: nobody's, ours (also half-built), foreign (somebody else's environment), or occupied by something else."""
+        if not os.path.lexists(self.path):
+            return "nobody"
+        names = os.listdir(self.path) if os.path.isdir(self.path) else ["a file"]
+        if STAMP in names or MARK in names or not names:
+            return "ours"
+        return "foreign" if "pyvenv.cfg" in names else "occupied"
 
-    def look(self) -> tuple[str, Installed | None]:
-        """The state (absent, ready, other, broken, foreign or occupied), and the content of a readable environment.
+    def is_ready(self) -> bool:
+        """Whether it can be used as it is: ours, from this lock and Python, or somebody else's with the packages."""
+        is_right = self.has_its_python() and self.stamp().get("digest") == self.digest
+        return (is_right or self.owner() == "foreign") and not self.lacking()
 
-        ready: usable as it is, ours or somebody else's with the packages.
-        other: finished, but from another lock, or a package was removed or replaced since.
-        """
-        place = self.place()
-        if place == "foreign":
-            found = self.packages()
-            return "foreign" if self.lacking(found["packages"]) else "ready", found
-        if place != "made":
-            return place, None
+    def has_its_python(self) -> bool:
+        """Whether it was finished, and has the Python that is wanted still."""
+        return self.stamp().get("python") == self.minor and os.access(self.python, os.X_OK)
+
+    def packages(self) -> dict[str, str]:
+        """Installed versions of the pinned packages."""
+        found = {}
+        for place in glob.glob(os.path.join(glob.escape(self.path), "lib", "python3*", "site-packages", "*.dist-info")):
+            name, _dash, version = os.path.basename(place)[: -len(".dist-info")].partition("-")
+            found[re.sub(r"[-_.]+", "-", name).lower()] = version
+        return {name: found[name] for name in self.pins if name in found}
+
+    def lacking(self) -> list[str]:
+        """Pinned packages whose installed version the lock does not name; a build (+cpu) is not compared."""
+        there = self.packages()
+        return [
+            f"{name}=={versions[-1]}"
+            for name, versions in sorted(self.pins.items())
+            if there.get(name, "").partition("+")[0] not in versions
+        ]
+
+    def refuse(self) -> None:
+        """Refuse to change what is not ours, and what a training uses."""
+        owner = self.owner()
+        if owner == "occupied":
+            told = "exists and is not a virtual environment, so it was not touched; give another folder (ddp_venv_dir)"
+            raise VenvError(f"{self.host}: {self.path} {told}", owner)
+        if owner == "foreign":
+            told = (
+                f"is a virtual environment that this collection did not create, so it is not changed, but it lacks "
+                f"{', '.join(self.lacking())}; install that there, or give another folder (ddp_venv_dir)"
+            )
+            raise VenvError(f"{self.host}: {self.path} {told}", "occupied")
         try:
-            found = self.packages()
-        except VenvError:
-            return "broken", None
-        state = self._as_stamped(found)
-        return state, found if state == "ready" else None
+            refuse_in_use(self.path)
+        except TreeError as why:
+            raise VenvError(f"{self.host}: {why}", "in-use") from why
 
-    def _as_stamped(self, found: Installed) -> str:
-        stamp = self.stamp()
-        if found.get("python") != stamp.get("python") or found.get("python") != self.minor:
-            return "broken"
-        if stamp.get("digest") != self.wanted.digest:
-            return "other"
-        if found.get("damaged"):
-            return "broken"
-        return "other" if self.lacking(found["packages"]) else "ready"
-
-    def _looks_like_venv(self) -> bool:
-        return any(os.path.exists(os.path.join(self.wanted.path, name)) for name in ("pyvenv.cfg", STAMP, MARK))
-
-    def build(self, state: str) -> None:
+    def build(self) -> None:
         """Make or update the environment; the stamp comes last."""
-        self._refuse(state)
-        self.refuse_in_use()
-        check_room(
-            os.path.dirname(self.wanted.path), VENV_BYTES if "torch" in self.wanted.pins else 0, self.wanted.host
-        )
+        check_room(os.path.dirname(self.path), VENV_BYTES if "torch" in self.pins else 0, self.host)
         # Update a finished environment of the same Python; rebuild any other.
-        fresh = state != "other"
+        fresh = not self.has_its_python()
         if fresh:
             self.discard()
-        os.makedirs(self.wanted.path, exist_ok=True)
-        write_whole(os.path.join(self.wanted.path, MARK), f"{os.getpid()}\n")
+        os.makedirs(self.path, exist_ok=True)
+        write_whole(os.path.join(self.path, MARK), f"{os.getpid()}\n")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.wanted.path, STAMP))
+            os.unlink(os.path.join(self.path, STAMP))
         if self.makes_python:
             self._make_python()
         if fresh:
-            self._uv("venv", "--quiet", "--allow-existing", "--python", self.wanted.python, self.wanted.path)
+            self._uv("venv", "--quiet", "--allow-existing", "--python", self.base_python, self.path)
         self._install()
-        self._write_stamp()
-        os.unlink(os.path.join(self.wanted.path, MARK))
+        if lacking := self.lacking():
+            raise VenvError(f"{self.host}: uv reported success, but {self.path} lacks {', '.join(lacking)}")
+        stamp = {"digest": self.digest, "python": self.minor, "packages": self.packages()}
+        write_json(os.path.join(self.path, STAMP), stamp)
+        os.unlink(os.path.join(self.path, MARK))
         # Kept after a broken attempt only, so that the next one continues from there.
-        shutil.rmtree(self._cache(), ignore_errors=True)
+        shutil.rmtree(self.cache, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the environment, renaming it first: a half-removed one must not look like somebody else's."""
         # A link to it stays, so that it is rebuilt on the disk where its owner wants it.
-        place = os.path.realpath(self.wanted.path)
+        place = os.path.realpath(self.path)
         trash = place + ".trash"
         shutil.rmtree(trash, ignore_errors=True)
         if os.path.lexists(place):
             os.rename(place, trash)
-            if os.path.islink(self.wanted.path):
+            if os.path.islink(self.path):
                 os.mkdir(place)
             shutil.rmtree(trash)
 
-    def remove(self) -> None:
-        """Remove the environment with all that was kept beside it."""
-        self.refuse_in_use()
-        self.discard()
-        for path in (self.wanted.path + ".lock", uv_beside(self.wanted.path)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        shutil.rmtree(self._cache(), ignore_errors=True)
-
-    def refuse_in_use(self) -> None:
-        """Refuse to replace files that a training uses."""
-        for user in users_of(self.wanted.path):
-            raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} must be changed, but a run uses it (process {user.pid} of "
-                f"{user.user}: {user.command[:80]}); stop it first with `ansible-playbook nanochat.ddp.stop`",
-                "in-use",
-            )
-
-    def _refuse(self, state: str) -> None:
-        if state == "occupied":
-            raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} exists and is not a virtual environment, so it was not touched; "
-                "give another folder (ddp_venv_dir)",
-                "occupied",
-            )
-        if state == "foreign":
-            lacking = ", ".join(self.lacking(self.packages()["packages"]))
-            raise VenvError(
-                f"{self.wanted.host}: {self.wanted.path} is a virtual environment that this collection did not create, so it "
-                f"is not changed, but it lacks {lacking}; install that there, or give another folder (ddp_venv_dir)",
-                "occupied",
-            )
-
-    def _cache(self) -> str:
-        # On the environment's own disk, so that files are linked and not copied.
-        return self.wanted.path.rstrip("/") + ".cache"
-
-    def _uv(self, *argv: str, environ: Optional[Mapping[str, str]] = None) -> None:
-        """Run uv, and explain its failure."""
-        given = {
-            "UV_CACHE_DIR": self._cache(),
-            "UV_NO_PROGRESS": "1",
-            "UV_HTTP_RETRIES": "2",
-            "UV_PYTHON_DOWNLOADS": "never",
-            "PYTHONPATH": "",
-            **(environ or {}),
-        }
-        rc, out, err = run([self.wanted.uv, *argv], given)
-        if rc != 0:
-            raise explain(f"{err}\n{out}", self.wanted, self.tags["kind"], self.index)
-
     def _make_python(self) -> None:
         """A Python for a host that has none that is new enough; the link to it comes last."""
-        folder = self.wanted.python[: -len("/" + PYTHON_IN_FOLDER)]
+        folder = self.base_python[: -len("/" + PYTHON_IN_FOLDER)]
         os.makedirs(folder, exist_ok=True)
         # First of all, so that what is left of a broken try is known as ours.
         write_json(os.path.join(folder, PYTHON_MARK), {"made_by": UV, "python": MADE_PYTHON})
@@ -285,85 +284,45 @@ class Venv:
 
     def _install(self) -> None:
         """Exactly the lock's packages, from the indexes of this machine or a folder of wheels."""
-        lock = os.path.join(self.wanted.path, "requirements.lock")
-        # "==2.13.0" is also met by 2.13.0+cpu, whose digests are in the other lock.
-        write_whole(lock, self.wanted.lock.replace("torch==", "torch==="))
-        argv = ("pip", "sync", "--quiet", "--python", self.python, "--require-hashes", "--no-build", lock)
-        self._uv(*argv, environ=self._sources())
-
-    def _sources(self) -> dict[str, str]:
-        settings = pip_settings()
-        if self.wanted.offline:
-            handed_on = os.path.join(self.wanted.wheels, self.tags["kind"])
-            self.index = handed_on if os.path.isdir(handed_on) else self.wanted.wheels
-            if not os.path.isdir(self.index):
+        settings, folder = pip_settings(), ""
+        if self.offline:
+            folders = (os.path.join(self.wheels, self.tags["kind"]), self.wheels)
+            folder = next((one for one in folders if os.path.isdir(one)), "")
+            if not folder:
+                told = f"the wheel folder {self.wheels or '(none given)'} does not exist"
                 raise VenvError(
-                    f"{self.wanted.host}: packages must be installed without a package index, but the wheel folder "
-                    f"{self.index or '(none given)'} does not exist",
-                    "network",
+                    f"{self.host}: packages must be installed without a package index, but {told}", "network"
                 )
-            return {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": self.index}
-        self.index = "default"
-        if self.wanted.torch_index == "default" or "torch" not in self.wanted.pins:
-            return for_uv(settings)
-        url = CPU_INDEX if self.wanted.torch_index == "auto" else self.wanted.torch_index
-        if answers(url, settings):
-            self.index = url
-            return for_uv(settings, url)
-        if self.wanted.torch_index != "auto":
-            self.warnings.append(f"{self.wanted.host}: {url} did not answer within {ANSWER_SECONDS} s")
-        return for_uv(settings)
+            environ = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": folder}
+        else:
+            wants_cpu_index = "+cpu" in self.lock and answers(CPU_INDEX, settings)
+            environ = for_uv(settings, CPU_INDEX if wants_cpu_index else None)
+        lock = os.path.join(self.path, "requirements.lock")
+        # "==2.13.0" is also met by 2.13.0+cpu, whose digests are in the other lock.
+        write_whole(lock, self.lock.replace("torch==", "torch==="))
+        argv = ("pip", "sync", "--quiet", "--python", self.python, "--require-hashes", "--no-build", lock)
+        self._uv(*argv, environ=environ, wheels=folder)
 
-    def packages(self) -> Installed:
-        """Installed versions of the pinned packages, and torch's build."""
-        rc, out, err = run([self.python, "-I", "-c", ASK_PACKAGES, json.dumps(sorted(self.wanted.pins))])
-        try:
-            told = json.loads(out)
-        except ValueError:
-            told = None
-        if not isinstance(told, dict) or not isinstance(told.get("packages"), dict):
-            raise VenvError(f"{self.wanted.host}: {self.python} does not run ({rc}): {last_line(err or out)}")
-        return cast(Installed, told)
-
-    def lacking(self, packages: Mapping[str, Optional[str]]) -> list[str]:
-        """Pinned packages whose installed version the lock does not name; builds (+cpu) are compared elsewhere."""
-        return [
-            f"{name}=={versions[-1]}"
-            for name, versions in sorted(self.wanted.pins.items())
-            if str(packages.get(name)).partition("+")[0] not in versions
-        ]
-
-    def _write_stamp(self) -> None:
-        found = self.packages()
-        lacking = self.lacking(found["packages"])
-        if lacking:
-            raise VenvError(
-                f"{self.wanted.host}: uv reported success, but {self.wanted.path} lacks {', '.join(lacking)}"
-            )
-        stamp = {"digest": self.wanted.digest, "index": self.index, **found}
-        write_json(os.path.join(self.wanted.path, STAMP), stamp)
+    def _uv(self, *argv: str, environ: Optional[Mapping[str, str]] = None, wheels: str = "") -> None:
+        """Run uv, and explain its failure."""
+        given = {
+            "UV_CACHE_DIR": self.cache,
+            "UV_NO_PROGRESS": "1",
+            "UV_HTTP_RETRIES": "2",
+            "UV_PYTHON_DOWNLOADS": "never",
+            "PYTHONPATH": "",
+            **(environ or {}),
+        }
+        code, out, err = run([self.uv, *argv], given)
+        if code != 0:
+            raise explain(f"{err}\n{out}", self.host, self.path, wheels)
 
 
 def answers(url: str, settings: Mapping[str, str]) -> bool:
-    """Whether an index lists torch; asked as pip would (proxy, certificate)."""
-    # Imported here because inspecting an environment needs none of it, and takes less time than loading it.
-    import http.client
-    import ssl
-    import urllib.request
-
-    if url.startswith("file://"):
-        return os.path.isdir(os.path.join(urllib.request.url2pathname(url[len("file://") :]), "torch"))
-    proxy = settings.get("proxy")
-    handlers: list[urllib.request.BaseHandler] = (
-        [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
-    )
+    """Whether an index lists torch."""
     try:
-        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=settings.get("cert"))))
-        with urllib.request.build_opener(*handlers).open(
-            f"{url.rstrip('/')}/torch/", timeout=ANSWER_SECONDS
-        ) as response:
-            return bool(response.status == 200)
-    except (OSError, ValueError, http.client.HTTPException):
+        return bool(fetched(f"{url}/torch/", settings, ANSWER_SECONDS))
+    except (OSError, ValueError):
         return False
 
 
@@ -371,33 +330,24 @@ def check_room(folder: str, need: int, host: str) -> None:
     """Make the parent folder and check free space before downloading."""
     try:
         os.makedirs(folder, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else f"cannot be written by this user (id {os.getuid()})"
     except OSError as why:
-        raise VenvError(
-            f"{host}: {folder} cannot be created: {why.strerror}; give another folder (ddp_venv_dir)"
-        ) from why
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise VenvError(
-            f"{host}: {folder} cannot be written by this user (id {os.getuid()}); give it to that user, or give another "
-            "folder (ddp_venv_dir)",
-            "folder",
-        )
-    free = free_bytes(folder)
-    if free < need:
-        raise VenvError(
-            f"{host}: {folder} has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}; "
-            "make room there, or give another folder (ddp_venv_dir)",
-            "disk",
-        )
+        problem = f"cannot be created: {why.strerror}"
+    free, reason = free_bytes(folder), "folder"
+    if not problem and free < need:
+        reason = "disk"
+        problem = f"has {bytes_text(free)} free, but the trainer's packages need about {bytes_text(need)}"
+    if problem:
+        raise VenvError(f"{host}: {folder} {problem}; change that, or give another folder (ddp_venv_dir)", reason)
 
 
 @contextlib.contextmanager
-def building(path: str, host: str, patience: float) -> Iterator[None]:
+def building(path: str, host: str) -> Iterator[None]:
     """Lock a path that several nodes on a machine share, for one builder at a time."""
     check_room(os.path.dirname(path), 0, host)
     try:
-        with locked(path + ".lock", patience):
+        with locked(path + ".lock", LOCK_SECONDS):
             yield
     except Busy:
-        raise VenvError(
-            f"{host}: another process has been building {path} for {patience:.0f} s (it holds {path}.lock)"
-        ) from None
+        told = f"another process has been building {path} for {LOCK_SECONDS} s (it holds {path}.lock)"
+        raise VenvError(f"{host}: {told}") from None

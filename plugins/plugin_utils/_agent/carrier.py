@@ -61,7 +61,7 @@ HOST_VERBS = {
     "end_program": HostVerb("_preflight.programs"),
     "keep_measured": HostVerb("_preflight.programs"),
     "trainer_files": HostVerb("_trainer.files", check=True, host=True),
-    "trainer_venv": HostVerb("_trainer.environment", check=True, host=True),
+    "trainer_venv": HostVerb("_trainer.venv", check=True, host=True),
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 
 from ...module_utils._kit.files import locked
+from ...module_utils._shards.folder import Manifest, described
 from ...module_utils._trainer import files
 from ...module_utils._trainer.venv import uv_beside
 from .._wheels import TRAINER, Lock, bring_uv, bring_wheels, cache_folder, read_lock
@@ -42,44 +43,29 @@ def lock_of(params: Mapping[str, Any]) -> Lock:
 
 def with_lock(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the verb on the host."""
-    lock = lock_of(params) if params.get("state", "present") == "present" else Lock("", "", {})
-    given = {name: value for name, value in params.items() if name not in ("src", "packages")}
+    lock = lock_of(params)
+    given = {name: value for name, value in params.items() if name not in ("src", "packages", "torch_index")}
     return {**given, "lock": lock.text, "digest": lock.digest, "pins": lock.pins}
 
 
 def check_trainer(call: Call) -> dict[str, Any]:
     """Tell whether files (trees: as for trainer_files) and environment (venv: as for trainer_venv) are all there (`ready`); refuse to
-    change what a training uses.
-
-    processes: those of the host's probe.
-    """
+    change what a training uses."""
     ready = True
     for dest, src in call.params["trees"].items():
-        asked = call.ask("trainer_files", dest=dest, files=files.digests_of(sources(src)), check=True)
+        asked = call.ask("trainer_files", dest=dest, files=files.digests_of(sources(src)))
         if asked.get("failed"):
             return asked
         ready = ready and not asked["changed"]
-    venv = call.params["venv"]
-    would = call.ask("trainer_venv", check=True, **with_lock(venv))
-    is_made = not would.get("changed") and not would.get("failed")
-    users = [
-        one for one in call.params["processes"] if one["session"] and one["command"].startswith(venv["path"] + "/")
-    ]
-    if is_made or not users:
-        return {"ready": ready and is_made}
-    told = (
-        f"{call.host}: {venv['path']} would have to change, but a training there uses it (process {users[0]['pid']}); stop that "
-        "first, with a checkpoint: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run=NAME; or give this run a Python of its own "
-        "(ddp_venv_dir)"
-    )
-    return {"failed": True, "msg": told}
+    asked = call.ask("trainer_venv", **{**with_lock(call.params["venv"]), "check": True})
+    return asked if asked.get("failed") else {"ready": ready and not asked["changed"]}
 
 
 def trainer_files(call: Call) -> dict[str, Any]:
     """Bring folders on the host to the files of others on the controller (trees); the digest is that of the first."""
     found = [brought(call, dest, sources(src)) for dest, src in call.params["trees"].items()]
     failed = [one for one in found if one.get("failed")]
-    diff = [part for one in found for part in one.get("diff", [])]
+    diff = [one["diff"] for one in found if "diff" in one]
     return failed[0] if failed else {**found[0], "changed": any(one["changed"] for one in found), "diff": diff}
 
 
@@ -87,14 +73,14 @@ def brought(call: Call, dest: str, tree: Mapping[str, bytes]) -> dict[str, Any]:
     """One of them: two round trips if something differs, otherwise one."""
     digests = files.digests_of(tree)
     asked = call.ask("trainer_files", dest=dest, files=digests)
-    if not asked.get("changed") or asked.get("failed"):
+    if not asked.get("changed") or asked.get("failed") or call.check:
         return asked
     contents = {path: base64.b64encode(tree[path]).decode() for path in asked["written"]}
     return call.ask("trainer_files", dest=dest, files=digests, contents=contents)
 
 
 def trainer_venv(call: Call) -> dict[str, Any]:
-    """Make or remove an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
+    """Make an environment, see the verb on the host; packages, torch_index and src (a trainer's folder) select its lock.
 
     Two round trips if uv must be brought, otherwise one.
     """
@@ -122,11 +108,15 @@ def bring_uv_beside(call: Call, machine: str, venv: str) -> None:
 
 
 def trainer_wheels(call: Call) -> dict[str, Any]:
-    """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index."""
+    """Fetch the wheels of a lock for a python and a machine to dest on the controller, for hosts that reach no package index.
+
+    The answer has their manifest.
+    """
     if call.check:
         return {"changed": True}
     params, folder = call.params, Path(call.params["dest"])
     folder.mkdir(parents=True, exist_ok=True)
     with locked(str(folder) + ".lock", 1800):
-        lock, index = lock_of(params), params.get("torch_index", "auto")
-        return {"changed": bring_wheels(lock.text, params["python"], params["machine"], folder, index)}
+        changed = bring_wheels(lock_of(params).text, params["python"], params["machine"], folder)
+        manifest = Manifest(folder.name, [described(str(path)) for path in sorted(folder.iterdir())])
+    return {"changed": changed, "manifest": manifest.document()}

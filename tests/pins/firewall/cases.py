@@ -108,7 +108,6 @@ CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "iptables": (IPTABLES, [*ROUND, *OWNER]),
     "iptables saved": (IPTABLES_SAVED, ROUND),
     "iptables beside others": (IPTABLES_FOREIGN, ROUND),
-    "none by the setting": (NFT_DROP, [{**BASE, "backend": "none"}]),
 }  # fmt: skip
 
 

@@ -14,8 +14,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._shards.chain import 
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import (
     Digests,
     Manifest,
-    apply_links,
-    files_below,
+    data_files,
     links_of_run,
     save_manifest,
 )
@@ -42,8 +41,7 @@ def fill(folder: Path, shards: int = 3, size: int = 40_000) -> Path:
 def describe(folder: Path) -> dict:
     """The folder's manifest, with its digests remembered, so that a server offers its files."""
     digests = Digests(str(folder))
-    names = files_below(str(folder), "data")
-    manifest = Manifest(folder.name, [digests.described(name) for name in names])
+    manifest = Manifest(folder.name, [digests.described(name) for name in data_files(str(folder))])
     digests.save()
     return manifest.document()
 
@@ -52,15 +50,13 @@ def make_ready(data_dir: str, run_dir: str) -> None:
     """A data set in the store, and its links in a run."""
     manifest = Manifest.read(describe(fill(Path(data_dir))))
     save_manifest(data_dir, manifest)
-    apply_links(run_dir, links_of_run(data_dir, run_dir, manifest.files))
+    links_of_run(data_dir, run_dir, manifest.files).apply()
 
 
 def server_settings(folder: Path, manifest: dict | None = None, **changes) -> shard_server.ServerSettings:
     """Those of a server on this machine and for this machine."""
     offered = Manifest.read(manifest or {})
-    given = shard_server.ServerSettings(
-        folder.name, str(folder), offered, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120
-    )
+    given = shard_server.ServerSettings(str(folder), offered, "127.0.0.1", 0, 0, ["127.0.0.1"], SECRET, idle=120)
     return given._replace(**changes)
 
 
@@ -83,7 +79,7 @@ class Host:
         digests = Digests(str(self.folder))
         wanted = [one for one in Manifest.read(manifest).files if digests.known(one.path) != one.sha256]
         sources = [Source(peer, SECRET, "127.0.0.1") for peer in peers]
-        return Chain(self.folder.name, digests, sources, [], patience).pull(wanted)
+        return Chain(digests, sources, [], patience).pull(wanted)
 
 
 def all_at_once(jobs: list) -> list:

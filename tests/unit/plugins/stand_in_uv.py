@@ -31,14 +31,11 @@ elif sys.argv[1:3] == ["python", "install"]:
 else:
     venv = pathlib.Path(sys.argv[sys.argv.index("--python") + 1]).parents[1]
     packages = venv / "lib" / ("python%d.%d" % sys.version_info[:2]) / "site-packages"
-    for old in packages.glob("*.dist-info/*"):
-        old.unlink()
-    for name, version in re.findall(r"^([a-z0-9-]+)={{2,3}}([^ ;]+)", pathlib.Path(sys.argv[-1]).read_text(), re.M):
+    for old in packages.glob("*.dist-info"):
+        old.rmdir()
+    for name, version in re.findall(r"^([a-z0-9-]+)={{2,3}}([^ ;\\n]+)", pathlib.Path(sys.argv[-1]).read_text(), re.M):
         info = packages / (name + "-" + version + ".dist-info")
         info.mkdir(parents=True, exist_ok=True)
-        (packages / (name + ".py")).write_text("")
-        (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: " + name + "\\nVersion: " + version + "\\n")
-        (info / "RECORD").write_text(name + ".py,,\\n")
 """
 
 

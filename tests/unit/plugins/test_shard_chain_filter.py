@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import pytest
 from ansible_collections.nanochat.ddp.plugins.filter.values import shard_chain
 
 NODES = [
@@ -36,6 +35,8 @@ def test_the_addresses_are_those_of_the_plan():
     assert shard_chain(SERVERS, {}, NODES, "a")[0] == {"host": "a", "address": "192.0.2.1", "port": 40000}
 
 
-@pytest.mark.parametrize("told", [None, "x", {}, {"server": 7}, {"server": {"port": "22"}}, {"server": {"port": 22}}])
-def test_a_host_that_serves_nothing_or_tells_nonsense_is_left_out(told):
-    assert order({}, {**SERVERS, "c": told}) == "adb"
+def test_a_host_that_tells_nonsense_is_left_out_and_one_with_odd_measurements_comes_late():
+    for told in (None, "x", {}, {"server": 7}, {"server": {"port": "22"}}, {"server": {"port": 22}}):
+        assert order({}, {**SERVERS, "c": told}) == "adb"
+    for odd in ({"links": 7}, {"links": [{"bandwidth_mbit": -5}]}):
+        assert order({"c": odd, "d": links(90.0)}) == "adcb"

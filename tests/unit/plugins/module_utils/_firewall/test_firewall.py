@@ -8,7 +8,7 @@ The tools are scripted here; tests/integration/test_firewall_backends.py and the
 
 from __future__ import annotations
 
-import os
+import sys
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._firewall import firewalld, iptables, nftables, rules, ufw
@@ -67,38 +67,9 @@ def argvs(change):
     return [step.argv for step in change.steps]
 
 
-# What is wanted
-
-
-def test_rules_are_made_for_every_peer_and_range_once():
-    wanted = rules.wanted_rules(["192.168.1.11", "fd00:0::11", "192.168.1.11"], [29500, "32768-60999"])
-    assert wanted == [FOUR, WIDE, SIX, rules.Rule("fd00::11", 32768, 60999)]
-
-
-def test_ranges_that_touch_become_one():
-    assert rules.merged([(30, 40), (10, 20), (21, 25), (35, 50)]) == [(10, 25), (30, 50)]
-
-
-@pytest.mark.parametrize("ports", ["0", "65536", "20-10", "http", "1-2-3", "", "-5"])
-def test_what_is_no_port_is_refused_by_name(ports):
-    with pytest.raises(rules.FirewallError, match="is neither a port"):
-        rules.port_range(ports)
-
-
-@pytest.mark.parametrize("peer", ["laptop", "192.168.1", "10.0.0.0/8", "fe80::zz"])
-def test_what_is_no_address_is_refused_by_name(peer):
-    with pytest.raises(rules.FirewallError, match="is not an IPv4 or IPv6 address"):
-        rules.wanted_rules([peer], [1])
-
-
-def test_a_zone_is_dropped_from_an_address():
-    assert rules.address("fe80::1%eth0") == "fe80::1"
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a;b", "-x", "x" * 65, 'a"'])
-def test_a_name_that_could_break_out_of_a_comment_is_refused(name):
-    with pytest.raises(rules.FirewallError, match="cannot mark firewall rules"):
-        rules.marker(name)
+def test_rules_are_made_for_every_peer_once_and_without_its_zone():
+    wanted = rules.wanted_rules(["192.168.1.11", "fd00:0::11", "fe80::1%eth0", "192.168.1.11"], [29500])
+    assert wanted == [FOUR, SIX, rules.Rule("fe80::1", 29500, 29500)]
 
 
 @given(
@@ -125,27 +96,6 @@ ufw allow from 192.168.1.11 to any port 29500 proto tcp comment 'nanochat.ddp:d4
 ufw allow from 10.0.0.9 to any port 80 proto tcp comment 'hi there'
 """
 DENY = "Status: active\nDefault: deny (incoming), allow (outgoing)\n"
-ALLOW = DENY.replace("deny", "allow")
-
-
-def change_ufw(added, *wanted, **more):
-    return change(ufw.Ufw, script(ufw_version="0.36", ufw_status_verbose=DENY, ufw_show_added=added), *wanted, **more)
-
-
-@pytest.mark.parametrize(
-    ("status", "added", "backend"),
-    [
-        ("Status: inactive\n", "", "none"),
-        (DENY, "", "ufw"),
-        (ALLOW, "ufw allow 22\n", "none"),
-        (ALLOW, "ufw deny 29500/tcp\n", "ufw"),
-    ],
-)
-def test_ufw_is_opened_where_it_is_active_and_can_drop(status, added, backend):
-    run = script(ufw_version="0.36", ufw_status_verbose=status, ufw_show_added=added)
-    assert apply(run, request(FOUR))["backend"] == backend
-
-
 # iptables
 
 IN = "-P INPUT ACCEPT\n-A INPUT "
@@ -160,7 +110,7 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
         (IN + "-p tcp -j LOG\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -j RETURN\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A INPUT -j mine\n-A mine -s 1.2.3.4/32 -j DROP\n", True),
-        ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n-A b -j a\n", False),
+        ("-P INPUT ACCEPT\n-N a\n-N b\n-A INPUT -j a\n-A a -g b\n", True),
         ("-P INPUT ACCEPT\n-P FORWARD DROP\n-A FORWARD -j DROP\n", False),
         ("-P INPUT ACCEPT\n-N mine\n-A mine -j DROP\n", False),  # nothing leads there
         ("", False),
@@ -168,13 +118,6 @@ IN = "-P INPUT ACCEPT\n-A INPUT "
 )
 def test_iptables_is_opened_where_a_packet_can_be_dropped_on_its_way_through_input(listing, drops):
     assert apply(script(iptables_w_S=listing), request(FOUR))["backend"] == ("iptables" if drops else "none")
-
-
-@pytest.mark.parametrize("chain", ["f2b-sshd", "KUBE-FIREWALL", "DOCKER-USER", "LIBVIRT_INP"])
-def test_field_30_chains_of_other_programs_are_named_and_left_alone(chain):
-    listing = f"-P INPUT ACCEPT\n-N {chain}\n-A INPUT -j {chain}\n-A {chain} -s 192.168.1.11/32 -j REJECT\n"
-    result = apply(script(iptables_w_S=listing), request(FOUR))
-    assert (result["changed"], result["commands"], result["foreign"]) == (False, [], [f"iptables chain {chain}"])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +167,7 @@ LET_IN_BY_E5 = {
 def test_a_peer_that_another_job_lets_in_gets_a_rule_of_this_job_too(kind):
     """It could connect, so trying found nothing; but the other job's rule goes with that job."""
     found = change(kind, LET_IN_BY_E5[kind](), FOUR, OTHER, needed=[])
-    assert [line.rpartition(": ")[2] for line in found.after] == [FOUR.text()] and found.steps
+    assert {line.rpartition(": ")[2] for line in found.after} == {FOUR.text()} and found.steps
 
 
 SAVED = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n"
@@ -258,7 +201,6 @@ def nft(*tables, **answers):
 
 
 BAD = "\tchain bad {{ # handle 3\n\t\t{} # handle 4\n\t}}\n"
-NAMED = "\tmap m {{ # handle 3\n\t\ttype inet_service : verdict\n\t\telements = {{ 1 : {} }}\n\t}}\n"
 
 
 @pytest.mark.parametrize(
@@ -268,20 +210,15 @@ NAMED = "\tmap m {{ # handle 3\n\t\ttype inet_service : verdict\n\t\telements = 
         (base(), False),
         (base(policy="drop"), True),
         (base(hook="prerouting", policy="drop"), True),
-        (base(hook="output", policy="drop"), False),
         (base(policy="drop", family="bridge"), False),
-        (base(rules=["accept", 'log prefix "drop: " accept comment "no drop"']), False),
+        (base(rules=['log prefix "drop: " accept comment "no drop"']), False),
         (base(rules=[f'accept comment "{rules.MARK}drop"']), False),
         (base(rules=['log prefix "#{1; " drop comment "ticket #5"']), True),
         (base(rules=["tcp dport { 22, 80 } reject with tcp reset"]), True),
-        (base(rules=["jump bad"], more=BAD.format("accept")), False),
         (base(rules=["tcp dport 1-9 jump bad"], more=BAD.format("drop")), True),
-        (base(rules=["tcp dport vmap { 22 : accept, 23 : goto bad }"], more=BAD.format("drop")), True),
-        (base(rules=["jump bad"], more=BAD.format("jump bad")), False),
+        (base(rules=["tcp dport vmap @m"]), True),
         (base(more=BAD.format("drop")), False),  # nothing leads there
         (base(rules=["ct state vmap { invalid : drop, established : accept }"]), True),
-        (base(rules=["tcp dport vmap @m"], more=NAMED.format("drop")), True),
-        (base(rules=["tcp dport vmap @m"], more=NAMED.format("accept")), False),
         (base("filter_INPUT", "drop", "firewalld"), False),
     ],
 )
@@ -289,11 +226,13 @@ def test_nftables_is_opened_in_native_chains_where_a_packet_can_be_dropped(table
     assert apply(nft(table), request(FOUR))["backend"] == ("nftables" if drops else "none")
 
 
-@pytest.mark.parametrize("table", ["f2b-table", "docker-bridges", "kube-proxy", "libvirt_network", "netavark"])
-@pytest.mark.parametrize("hook", ["input", "prerouting"])
-def test_field_30_tables_of_other_programs_are_named_and_left_alone(table, hook):
-    result = apply(nft(base("chain", table=table, hook=hook, rules=["drop"])), request(FOUR))
-    assert (result["changed"], result["foreign"]) == (False, [f"nft chain inet {table} chain"])
+@pytest.mark.parametrize("name", ["f2b-sshd", "KUBE-FIREWALL", "DOCKER-USER", "LIBVIRT_INP", "netavark"])
+def test_field_30_chains_and_tables_of_other_programs_are_named_and_left_alone(name):
+    listing = f"-P INPUT ACCEPT\n-N {name}\n-A INPUT -j {name}\n-A {name} -s 192.168.1.11/32 -j REJECT\n"
+    table = base("chain", table=name, hook="prerouting", rules=["drop"])
+    result = apply(nft(table, iptables_w_S=listing), request(FOUR))
+    assert (result["changed"], result["commands"]) == (False, [])
+    assert result["foreign"] == [f"nft chain inet {name} chain", f"iptables chain {name}"]
 
 
 @pytest.mark.parametrize(
@@ -322,12 +261,6 @@ def test_nftables_survives_a_reboot_where_its_file_is_loaded_and_a_boot_never_fa
         assert files[0].startswith("flush ruleset\n# BEGIN nanochat.ddp:d4\ninsert rule inet filter input")
 
 
-def test_input_chains_are_read_from_a_file_without_root():
-    text = "table inet fw { # c\n chain in { type filter hook input priority 0; policy drop; }\n chain out {\n}\n}\n"
-    more = "table t {\nchain\tx { type filter hook input priority 0\n} }"
-    assert nftables.base_chains(nftables.parsed(text + more)) == [("inet", "fw", "in"), ("ip", "t", "x")]
-
-
 # firewalld
 
 ZONES = """block
@@ -348,16 +281,20 @@ public (active)
   sources:
   rich rules:
 \trule family="ipv4" source address="10.0.0.1" reject
+libvirt (active)
+  interfaces: virbr0
 trusted
   target: ACCEPT
   interfaces: tun0
+unused
+  target: DROP
 """
 
 
-def firewall_cmd(running, permanent, route="dev enp4s0 src 192.168.1.10"):
+def firewall_cmd(running, permanent):
     return script(
         firewallcmd_state="running\n", firewallcmd_listallzones=running, firewallcmd_getdefaultzone="block\n",
-        firewallcmd_permanent_listallzones=permanent, ip_route_get=route,
+        firewallcmd_permanent_listallzones=permanent,
     )  # fmt: skip
 
 
@@ -365,31 +302,13 @@ def with_rich(rule, mark=MARK):
     return ZONES.replace("reject\n", f"reject\n\t{firewalld.rich_rule(rule, mark)}\n")
 
 
-@pytest.mark.parametrize(
-    ("rule", "route", "zone"),
-    [(FOUR, "dev enp4s0", "public"), (rules.Rule("10.7.1.2", 1, 2), "dev enp4s0", "home"), (SIX, "", "block")],
-)
-def test_firewalld_puts_a_rule_in_the_zone_of_the_packets_now_and_for_good(rule, route, zone):
-    found = change(firewalld.Firewalld, firewall_cmd(ZONES, ZONES, route), rule)
-    adds = [f"--zone={zone}", f"--add-rich-rule={firewalld.rich_rule(rule, MARK)}"]
-    assert sorted(argvs(found)) == [["firewall-cmd", "--permanent", *adds], ["firewall-cmd", *adds]]
-    assert (found.after, found.note) == ([f"zone {zone}: {rule.text()}"], "")
-
-
-def test_firewalld_brings_each_of_the_two_rule_sets_to_what_is_wanted():
-    there = with_rich(FOUR)
-    assert change(firewalld.Firewalld, firewall_cmd(there, there), FOUR).steps == []
-    [argv] = argvs(change(firewalld.Firewalld, firewall_cmd(there, ZONES), FOUR))
-    assert argv[1] == "--permanent"
-    removed = argvs(change(firewalld.Firewalld, firewall_cmd(there, there)))
-    assert [argv[-1].split("=")[0] for argv in removed] == ["--remove-rich-rule"] * 2
-
-
-def test_firewalld_knows_its_rules_from_those_of_other_jobs_and_of_the_owner():
-    rich = firewalld.rich_rule(WIDE, MARK)
-    assert firewalld.own_rule(rich, MARK) == WIDE
-    assert firewalld.own_rule(rich, MARK + "2") is None
-    assert firewalld.own_rule(rich.replace("accept", "drop"), MARK) is None
+def test_firewalld_puts_a_rule_in_every_zone_in_use_now_and_for_good():
+    found = change(firewalld.Firewalld, firewall_cmd(ZONES, ZONES), FOUR)
+    scopes = (["firewall-cmd"], ["firewall-cmd", "--permanent"])
+    adds = f"--add-rich-rule={firewalld.rich_rule(FOUR, MARK)}"
+    zones = ("block", "home", "public", "trusted")
+    assert sorted(argvs(found)) == sorted([*scope, f"--zone={zone}", adds] for scope in scopes for zone in zones)
+    assert (found.after, found.note) == ([f"zone {zone}: {FOUR.text()}" for zone in zones], "")
 
 
 def test_rules_of_a_stopped_firewalld_are_taken_away_as_well():
@@ -427,12 +346,6 @@ def test_field_29_blocks_of_all_jobs_are_found_in_the_file_that_is_loaded_at_boo
 # Choosing
 
 
-def test_a_native_drop_beside_ufw_is_opened_too():
-    answers = {"ufw_version": "0.36", "ufw_status_verbose": DENY, "ufw_show_added": ""}
-    result = apply(nft(base(policy="drop"), iptables_w_S="-P INPUT DROP\n", **answers), request(FOUR))
-    assert (result["backend"], len(result["commands"])) == ("ufw+nftables", 2)
-
-
 def test_a_ban_beside_ufw_is_named_too():
     answers = {"ufw_version": "0.36", "ufw_status_verbose": DENY, "ufw_show_added": ""}
     listing = "-P INPUT DROP\n-N f2b-sshd\n-A INPUT -j f2b-sshd\n-A f2b-sshd -j REJECT\n"
@@ -461,20 +374,6 @@ def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
     carry_out_step(script(), rules.FirewallStep(["sh"], str(path), "new \udce4\n"))
     assert path.read_bytes() == b"new \xe4\n"
     assert path.stat().st_mode & 0o777 == 0o640
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_that_cannot_be_replaced_stays_and_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "rules.v4"
-    path.write_text("old\n")
-
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(rules.FirewallError, match=f"cannot write {path}: No space left"):
-        carry_out_step(script(), rules.FirewallStep(["sh"], str(path), "new\n"))
-    assert path.read_text() == "old\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -513,7 +412,7 @@ class Gate(FirewallBackend):
 
 
 def test_a_new_backend_is_one_class(monkeypatch):
-    monkeypatch.setitem(BACKENDS, "gate", Gate)
+    monkeypatch.setattr(sys.modules[apply.__module__], "BACKENDS", {"gate": Gate, **BACKENDS})
     held: list[str] = []
 
     def run(argv):
@@ -525,12 +424,7 @@ def test_a_new_backend_is_one_class(monkeypatch):
             held.append(argv[2])
         return 0, " ".join(held), ""
 
-    one = request(rules.Rule("192.168.1.11", 1, 2), check=False, backend="gate")
+    one = request(rules.Rule("192.168.1.11", 1, 2), check=False)
     assert apply(run, one)["changed"]
     assert held == ["192.168.1.11"] and not apply(run, one)["changed"]
     assert apply(run, one._replace(root=False))["commands"] == ["sudo gate open 192.168.1.11"]
-
-
-def test_a_backend_that_is_not_known_is_refused_with_those_that_are():
-    with pytest.raises(rules.FirewallError, match=r"backend is gate; it must be one of: auto, .*ufw.*, none"):
-        apply(script(), request(FOUR, backend="gate"))

@@ -10,6 +10,7 @@ import http.server
 import threading
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._shards import folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import url as shard_url
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests, ShardsError
 from ansible_collections.nanochat.ddp.tests.unit.plugins.shard_folders import parquet
@@ -95,7 +96,7 @@ def fetch(site, tmp_path, monkeypatch):
     def run(*names: str, expected: dict | None = None, tries: int = 4, base: str = "") -> int:
         monkeypatch.setattr(shard_url, "TRIES", tries)
         digests = Digests(str(tmp_path))
-        return shard_url.fetch_all("master", base or site.url, list(names or [NAME]), digests, expected or {})
+        return shard_url.fetch_all(base or site.url, list(names or [NAME]), digests, expected or {})
 
     return run
 
@@ -122,17 +123,6 @@ def test_shards_arrive_whole(site, fetch, tmp_path, faults, knows_ranges, asked)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == site.files
 
 
-def test_next_try_goes_on_after_a_failed_one(site, fetch, tmp_path):
-    site.faults[NAME] = ["cut", 500, 500, 500]
-    with pytest.raises(
-        ShardsError, match=r"^master: http.*shard_00000.parquet could not be downloaded in 4 attempts.*500"
-    ):
-        fetch()
-
-    fetch()
-    assert site.ranges[-1] == HALF
-
-
 @pytest.mark.parametrize("there", [10_000, len(parquet(0))])
 def test_download_goes_on_through_a_redirection_or_is_whole_already(site, fetch, tmp_path, there):
     """As big files are served: from another address than the one that was asked."""
@@ -146,13 +136,13 @@ def test_download_goes_on_through_a_redirection_or_is_whole_already(site, fetch,
 def test_file_that_changed_on_the_server_is_fetched_from_the_start(site, fetch, tmp_path):
     site.headers[NAME] = {"ETag": '"one"'}
     site.faults[NAME] = ["cut", 500]
-    with pytest.raises(ShardsError):
+    with pytest.raises(ShardsError, match=r"^http.*shard_00000.parquet could not be downloaded in 2 attempts.*500"):
         fetch(tries=2)
     site.files[NAME] = parquet(5)
-    site.headers[NAME] = {"ETag": '"two"'}
+    site.headers[NAME] = {"ETag": '"two"', "X-Linked-Etag": f'"{hashlib.sha256(parquet(5)).hexdigest()}"'}
 
     fetch()
-    assert (tmp_path / NAME).read_bytes() == parquet(5)
+    assert site.ranges[2:] == [HALF, ""] and (tmp_path / NAME).read_bytes() == parquet(5)
 
 
 @pytest.mark.parametrize(
@@ -170,21 +160,18 @@ def test_what_is_no_right_shard_is_said_and_not_kept(site, fetch, tmp_path, give
     site.headers[NAME] = {"X-Linked-Etag": f'"{given["told"]}"'} if "told" in given else {}
     expected = {NAME: given["expected"]} if "expected" in given else {}
 
-    with pytest.raises(ShardsError, match=f"^master: .*{said}"):
+    with pytest.raises(ShardsError, match=f"^(?s:.*){said}"):
         fetch(given.get("name", NAME), expected=expected, tries=2, base=given.get("base", ""))
 
     assert not list(tmp_path.glob("*.parquet"))
     assert len(site.ranges) == (0 if "base" in given else 1 if "name" in given else 2)
 
 
-def test_digest_that_the_server_tells_may_be_right(site, fetch, tmp_path):
-    site.headers[NAME] = {"X-Linked-Etag": f'"{hashlib.sha256(parquet(0)).hexdigest()}"'}
-    assert fetch() and (tmp_path / NAME).exists()
-
-
 def test_full_disk_is_said_with_need_and_rest(fetch, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_url, "free_bytes", lambda folder: 500)
-    with pytest.raises(ShardsError, match=rf"^master: .*it needs 40.0 kB more in {tmp_path}, but 500 B are free there"):
+    monkeypatch.setattr(folder, "free_bytes", lambda folder: 500)
+    with pytest.raises(
+        ShardsError, match=rf"http.*: {tmp_path} needs 40.0 kB more, but its file system has 500 B free"
+    ):
         fetch()
 
 
