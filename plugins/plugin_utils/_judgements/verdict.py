@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...module_utils._doctor.bundle import bundle
+from ...module_utils._doctor.case import bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from .evidence import OF_PLAN, JudgeTask, Options, evidence_of, keep
