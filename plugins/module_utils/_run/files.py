@@ -83,15 +83,7 @@ class MissingFiles(TypedDict):
 
 
 class CopyError(Exception):
-    """A file description that does not match, or leads out of the folder; the text is for the user."""
-
-
-def known_copy(known: Any) -> KnownCopy:
-    """Read the other side's description of its copy."""
-    try:
-        return KnownCopy(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise CopyError("have must give size, sha256 and mtime of each file, not %.80r" % (known,)) from None
+    """A file that does not match, or leads out of the folder; the text is for the user."""
 
 
 def sha256_of(data: bytes) -> str:
@@ -208,7 +200,7 @@ def run_files(
 ) -> Dict[str, object]:
     """The run (null if there is none), and what the controller, which has some files, lacks of it, up to the room of one answer."""
     run_dir = find_run_dir(run_dir, base_dir, run)
-    known = {path: known_copy(copy) for path, copy in have.items()}
+    known = {path: KnownCopy(**copy) for path, copy in have.items()}
     if run_dir is None or not os.path.isdir(run_dir):
         return {"run": None, "run_dir": run_dir, "pieces": [], "whole": [], "more": False}
     found = missing_files(run_dir, known, checkpoints, room)
