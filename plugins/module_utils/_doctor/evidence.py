@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, TypedDict
 
-from .._contract.document import section, whole, words
+from .._contract.document import section, words
 from .._kit.words import bytes_text
 from .._run.health import BUSY
 from .._run.state import RUNNING, RunState
@@ -54,7 +54,7 @@ class System(TypedDict):
 
 
 class Dump(TypedDict, total=False):
-    """The trainer's answer: the stacks of its threads and Gloo's flight record."""
+    """The trainer's answer: the stacks of its threads, and Gloo's flight record for people."""
 
     time: object
     pid: object
@@ -104,11 +104,6 @@ def works(found: RankEvidence) -> bool:
     return max(cpu_share(found), found["run"]["busy"] or 0.0) >= BUSY
 
 
-def last_collective(found: RankEvidence) -> Optional[int]:
-    """The number of the last collective in Gloo's flight record."""
-    return whole(section(found["dump"], "flight"), "last_seq")
-
-
 def innermost_frame(found: RankEvidence) -> str:
     """The innermost line of the main thread's stack."""
     frames = words(section(found["dump"], "stacks"), "MainThread")
@@ -143,15 +138,17 @@ def slow_reasons(found: RankEvidence) -> List[str]:
 
 def host_reasons(system: System) -> List[str]:
     """Reasons why everything on a host is slow."""
-    reasons, pressure = [], system["pressure"] or {}
-    if (pressure.get("io") or 0.0) > PRESSED:
-        reasons.append("a process there waits for the disk %d %% of the time" % round(pressure["io"]))
-    if (pressure.get("memory") or 0.0) > PRESSED / 2:
-        reasons.append("a process there waits for memory %d %% of the time" % round(pressure["memory"]))
+    reasons = []
+    disk, memory = ((system["pressure"] or {}).get(name) or 0.0 for name in ("io", "memory"))
+    limited = system["limited"] or 0.0
+    if disk > PRESSED:
+        reasons.append("a process there waits for the disk %d %% of the time" % round(disk))
+    if memory > PRESSED / 2:
+        reasons.append("a process there waits for memory %d %% of the time" % round(memory))
     if system["throttled"]:
         reasons.append("its cores are thermally throttled")
-    if (system["limited"] or 0.0) > 0.1:
-        reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * system["limited"]))
+    if limited > 0.1:
+        reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * limited))
     return reasons
 
 
@@ -174,8 +171,6 @@ def describe(found: RankEvidence) -> str:
     ]
     if run["collective"] is not None:
         parts.append("collective %s" % run["collective"])
-    if last_collective(found) is not None:
-        parts.append("last Gloo record %d" % (last_collective(found) or 0))
     if process:
         parts.append(
             "process %d state %s, %d %% of a core, %s"

@@ -10,7 +10,7 @@ import re
 from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
 from .._contract.decode import decode
-from .._contract.document import Document, items, number, section
+from .._contract.document import Document, items, number
 from .._contract.plan import Plan
 from .._contract.probe import PastSession
 from .._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
@@ -57,8 +57,7 @@ class CollectedRun(NamedTuple):
     name: str
     plan: Document
     ranks: List[CollectedRank]
-    prediction: Document
-    findings: List[Document]
+    rehearsal: Document  # the last one's findings and prediction
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
     former: Sequence[CollectedRank] = ()  # of hosts that are no longer in the plan
 
@@ -148,9 +147,7 @@ def load_run(path: str) -> CollectedRun:
     ranks = [rank for rank in loaded if not is_planned or rank.host in planned]
     if not ranks:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
-    rehearsal = read_object(os.path.join(path, "rehearsal.json"))
-    prediction = section(rehearsal, "prediction")
-    name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
+    name, rehearsal = os.path.basename(path.rstrip("/")), read_object(os.path.join(path, "rehearsal.json"))
     ranks.sort(key=lambda one: (one.files.rank, one.host))
     former = [rank for rank in loaded if is_planned and rank.host not in planned]
-    return CollectedRun(name, plan, ranks, prediction, findings, problems, former)
+    return CollectedRun(name, plan, ranks, rehearsal, problems, former)

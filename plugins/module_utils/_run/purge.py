@@ -68,8 +68,8 @@ def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
             _sort(found, paths_in(os.path.join(base, folder)), is_ours)
         copied = [path for folder in BROUGHT for path in _deployed(os.path.join(base, folder))]
         found.remove.extend(path for path in copied if os.path.lexists(path))
-        for name, is_ours in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
-            _sort(found, [os.path.join(base, name)], is_ours)
+        for name, is_one in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
+            _sort(found, [os.path.join(base, name)], is_one)
         found.live.extend(_living([*filter(os.path.isdir, paths_in(runs)), os.path.join(base, "tracker")]))
     else:
         folder = os.path.join(runs, plain_run_name(run))

@@ -23,6 +23,7 @@ from .metrics import Event, finite
 from .sentences import ended_lines, ends_text, start_lines
 from .state import CRASHED, RUNNING, RunState
 from .timeline import happenings, hosts_over_time
+from .watching import ended
 
 PageData = Dict[str, Any]  # a part of the page's data, as report.js reads it
 Comparison = Callable[[Document, Mapping[str, RunState]], str]
@@ -77,17 +78,6 @@ def points(events: Sequence[Event], kind: str, *names: str) -> List[Document]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def end_text(run: RunState) -> str:
-    """How a rank's newest attempt ended."""
-    if run["state"] == RUNNING:
-        return "still running when this was collected"
-    if run["exit_code"] is None and run["ended"] is None and run["end_reason"] is None:
-        return "no end was recorded"
-    if run["state"] == CRASHED:
-        return "crashed: %s" % (run["error"] or run["end_error"] or "code %s" % run["exit_code"])
-    return "%s: %s" % (run["state"], run["cause"]) if run["cause"] else run["state"]
-
-
 SUMMARY = (
     "rank done steps val_bpb first_loss loss tokens_per_second_mean wait_seconds wait_share bytes_sent memory_bytes rows"
     " identical attempts"
@@ -97,7 +87,8 @@ SUMMARY = (
 def summary(rank: CollectedRank) -> PageData:
     """One rank's line in the table."""
     figures = {name: value for name, value in rank.run.items() if name in SUMMARY.split()}
-    return {**figures, "host": rank.host, "end": end_text(rank.run)}
+    end = "still running when this was collected" if rank.run["state"] == RUNNING else ended(rank.run).sentence
+    return {**figures, "host": rank.host, "end": end}
 
 
 def sentences(run: CollectedRun) -> List[str]:
@@ -167,7 +158,7 @@ def page_data(run: CollectedRun, others: Sequence[CollectedRun], compare: Compar
         "ranks": [rank_data(rank) for rank in run.ranks],
         "sentences": sentences(run),
         "happenings": happenings(run),
-        "compared": compare(run.prediction, {rank.host: rank.run for rank in run.ranks}),
+        "compared": compare(section(run.rehearsal, "prediction"), {rank.host: rank.run for rank in run.ranks}),
         "plan": plan_rows(run.plan),
         "others": [{"run": one.name, "digest": one.plan.get("digest"), **rank_data(one.ranks[0])} for one in others],
     }

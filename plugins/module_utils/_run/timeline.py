@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from .._contract.document import words
+from .._contract.document import items, words
 from .._contract.keeper_states import FAILED, OVER
 from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
@@ -99,7 +99,8 @@ def _new_shares(event: Event) -> str:
 def _of_findings(run: CollectedRun) -> Iterator[Happening]:
     """Findings of the last rehearsal, each once; it records no times."""
     found = [
-        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"])) for one in run.findings
+        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
+        for one in items(run.rehearsal, "findings")
     ]
     yield from dict.fromkeys(found)
 

@@ -102,7 +102,7 @@ def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
     (run / "node1" / "log" / "rank0.log").write_text("RuntimeError: Connection closed by peer\n")
     data = report_data(run)
     assert data["missing"] == ["node2"]
-    assert data["ranks"][0]["summary"]["end"] == "crashed: RuntimeError: Connection closed by peer"
+    assert data["ranks"][0]["summary"]["end"].startswith("crashed with code 1, 40 of 40 steps made: RuntimeError: Conn")
     assert data["ranks"][0]["lines"] == ["RuntimeError: Connection closed by peer"]
 
 
@@ -216,7 +216,8 @@ def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
         fake_run.write_json(folder / "session.json", fake_run.session_of(rank, 1.7e9, ended=1.7e9 + 99, exit_code=1))
     data = report_data(run)
     assert data["given_up"] == why
-    assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"crashed: {why}", f"crashed: node1 gave up: {why}"]
+    how = "crashed with code 1, 40 of 40 steps made"
+    assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"{how}: {why}", f"{how}: node1 gave up: {why}"]
 
 
 def test_the_environment_is_not_in_the_page(run: Path) -> None:
