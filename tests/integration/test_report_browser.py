@@ -40,7 +40,7 @@ const look = () => {
   const page = frame.contentDocument, view = frame.contentWindow;
   const hover = (svg, part) => {
     const box = svg.getBoundingClientRect();
-    const across = box.left + 52 + part * (box.width - 62);
+    const across = box.left + 52 + part * (box.width - 70);
     svg.dispatchEvent(new view.PointerEvent('pointermove', { clientX: across, clientY: box.top + 40, bubbles: true }));
     return page.getElementById('tip').innerText;
   };

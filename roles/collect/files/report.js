@@ -139,7 +139,7 @@
 
   const paint = ({ svg, series, options }) => {
     const width = svg.clientWidth || 320, height = options.height || 220;
-    const box = { left: 52, right: 10, top: 22, bottom: 36 };
+    const box = { left: 52, right: 18, top: 22, bottom: 36 };
     const inner = width - box.left - box.right;
     svg.replaceChildren();
     svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
