@@ -227,17 +227,11 @@ def _eta(figures: RunFigures, keeper: Optional[Membership], now: float) -> Optio
     return max(0.0, (figures["steps"] - figures["done"]) * figures["pace_seconds"])
 
 
-def read_run(
-    run_dir: str,
-    rank: Optional[int] = None,
-    lines: int = 10,
-    now: Optional[float] = None,
-    limit: int = METRICS_BYTES,
-) -> RunState:
+def read_run(run_dir: str, rank: Optional[int] = None, lines: int = 10, limit: int = METRICS_BYTES) -> RunState:
     """Everything known about this host's share of a run; the same keys in every state."""
     if not os.path.isdir(run_dir):
         return {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
-    now = time.time() if now is None else now
+    now = time.time()
     records = read_records(run_dir, rank, lines, limit)
     session = records.session
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(records.heartbeat, now))
