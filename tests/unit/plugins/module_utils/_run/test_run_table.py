@@ -62,13 +62,6 @@ def test_field_17_the_slow_one_is_the_one_that_waits_least() -> None:
     assert run_table.status_data(rows)["slowest"] is None
 
 
-def test_a_loss_that_is_no_number_is_said_in_words() -> None:
-    rows = [row("a", 0, diverged=True, loss=None)]
-    assert "not a number" in run_table.closing_table(rows)
-    assert "not a number" in run_table.status_screen(rows)
-    assert "not a number" in live_line(rows)
-
-
 @pytest.mark.parametrize(
     ("result", "why"),
     [

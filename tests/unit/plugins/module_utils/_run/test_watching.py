@@ -190,14 +190,6 @@ def test_who_waits_for_a_host_that_is_off_is_given_as_long_as_that_host() -> Non
     assert "waits for desktop, which does not answer" in sentence("laptop", desktop=OFF, laptop=waits)
 
 
-def test_a_user_who_stops_all_hosts_left_nobody_away() -> None:
-    stopped = Seen("", running(state="stopped", membership=keeper("stopped", 2), cause="it was stopped"))
-    ending = Seen("", running(membership=keeper("ending", 2)))
-    assert verdict("desktop", desktop=stopped, laptop=ending) is None
-    assert verdict("desktop", desktop=stopped, laptop=stopped) == "stopped"
-    assert "10 of 100 steps made: it was stopped" in sentence("desktop", desktop=stopped, laptop=stopped)
-
-
 def test_with_the_first_step_of_the_others_a_host_that_is_off_is_away() -> None:
     trains = running(membership=keeper("training", 1, "laptop"))
     off = Seen("", UNSEEN, silent=30.0)
