@@ -36,18 +36,18 @@ from typing import Any
 from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.callback import CallbackBase
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.display import Display
 
 from ..module_utils._kit.printable import printable
-from ..module_utils._kit.words import seconds_text, wrapped
+from ..module_utils._kit.words import seconds_text
 from ..plugin_utils import _handover
 from ..plugin_utils._agent.verbs import on_controller
 from ..plugin_utils._display.progress import RunProgress
-from ..plugin_utils._display.steps import Steps
+from ..plugin_utils._display.steps import HEADING, Steps
 from ..plugin_utils._display.terminal import MARKS, Terminal
 from ..plugin_utils._display.texts import (
-    CHECKED_ARGUMENTS,
     closing_text,
     error_text,
     finding_text,
@@ -59,10 +59,10 @@ from ..plugin_utils._display.texts import (
 
 display = Display()
 DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
-COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN, "info": C.COLOR_DEBUG}
+COLORS = {"error": C.COLOR_ERROR, "warning": C.COLOR_WARN}
 
 
-class _Named(DefaultCallback):
+class _Named:
     """The plugin's name and kind."""
 
     CALLBACK_VERSION = 2.0
@@ -71,7 +71,7 @@ class _Named(DefaultCallback):
     plugin_type = "callback"  # which Ansible would derive from the name of the class
 
 
-class AnsiblesOwn(_Named):
+class AnsiblesOwn(_Named, DefaultCallback):
     """Ansible's own output, for -v."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class AnsiblesOwn(_Named):
         display.display = lambda msg, *args, **options: show(printable(msg, colors=True), *args, **options)
 
 
-class Story(_Named):
+class Story(_Named, CallbackBase):
     """Passes Ansible's events to the terminal, the steps and the run's progress."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Story(_Named):
         """Nothing to show yet."""
         self._terminal.guard(self._show_in_step)
         if self._checking:
-            self._terminal.say("Check mode: nothing is changed.", C.COLOR_HIGHLIGHT)
+            self._terminal.say("Check mode: nothing is changed.", HEADING)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play has no line of its own."""
@@ -143,13 +143,11 @@ class Story(_Named):
         if self._steps.current is not None and not self._run.rows:
             self._steps.start_task(task)
 
-    def v2_playbook_on_cleanup_task_start(self, task: Any) -> None:
-        """As any task."""
-        self.v2_playbook_on_task_start(task, False)
-
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         """As any task."""
         self.v2_playbook_on_task_start(task, False)
+
+    v2_playbook_on_cleanup_task_start = v2_playbook_on_handler_task_start
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Count changes; show texts, findings and progress."""
@@ -157,8 +155,7 @@ class Story(_Named):
             self._for_terminal = result.result
         self._warnings(result)
         seen = result.result
-        # Ansible checks the arguments of every role, even those that the tags exclude.
-        self._steps.worked = self._steps.worked or not task_name(result.task).startswith(CHECKED_ARGUMENTS)
+        self._steps.worked = True
         if result.task.action in DEBUG:
             self._debug_text(result)
         self._run.take(result.host.get_name(), seen, final=True)
@@ -170,15 +167,12 @@ class Story(_Named):
         text = result.result.get("msg")
         if isinstance(text, list) and all(isinstance(line, str) for line in text):
             text = "\n".join(text)
-        if text is None:
-            shown = {
-                key: value
-                for key, value in result.result.items()
-                if not key.startswith("_") and key not in ("changed", "failed")
-            }
-            text = self._dumped(shown)
         elif not isinstance(text, str):
-            text = self._dumped({"msg": text})
+            hidden = ("changed", "failed")
+            values = {
+                key: value for key, value in result.result.items() if not key.startswith("_") and key not in hidden
+            }
+            text = self._dumped(values if text is None else {"msg": text})
         self._steps.tell(sentence(text))
 
     def _changed(self, result: Any) -> None:
@@ -196,9 +190,7 @@ class Story(_Named):
                 self._seen_findings.add(key)
                 severity = str(found["severity"])
                 kind = severity if severity in MARKS else "info"
-                text, width = f"{self._terminal.mark(kind)} {finding_text(found)}", max(0, self._terminal.columns - 2)
-                lines = [part for line in text.split("\n") for part in wrapped(line, width)]
-                self._steps.tell("\n".join(lines), COLORS.get(kind))
+                self._steps.tell(f"{self._terminal.mark(kind)} {finding_text(found)}", COLORS.get(kind))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """The whole error with its host; ignored ones are not shown."""
@@ -247,12 +239,6 @@ class Story(_Named):
         if not result.task.ignore_errors:
             self._error(result, result.result)
 
-    def v2_runner_item_on_skipped(self, result: Any) -> None:
-        """Nothing happened."""
-
-    def v2_playbook_on_include(self, included_file: Any) -> None:
-        """Included files are not shown."""
-
     def v2_on_file_diff(self, result: Any) -> None:
         """Differences, each with its host and task."""
         seen = result.result
@@ -277,9 +263,6 @@ class Story(_Named):
         )
         self._over = True
         raise SystemExit(1)
-
-    def v2_playbook_on_no_hosts_remaining(self) -> None:
-        """The errors have been shown."""
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """The last line: the duration, and failures."""
@@ -324,4 +307,4 @@ def let_workers_end_silently() -> None:
 
 
 # Ansible knows its verbosity before it loads its display.
-CallbackModule: type[DefaultCallback] = AnsiblesOwn if display.verbosity > 0 else Story
+CallbackModule: type[CallbackBase] = AnsiblesOwn if display.verbosity > 0 else Story

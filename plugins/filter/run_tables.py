@@ -12,8 +12,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible.errors import AnsibleFilterError
-
 from ..module_utils._kit import words
 from ..module_utils._kit.printable import printable
 from ..module_utils._preflight.predict import Outlook, comparison_text
@@ -35,10 +33,8 @@ def why_no_answer(result: Mapping[str, Any]) -> str:
     return words.plain_reason(str(result.get("msg") or "it did not answer")).splitlines()[0]
 
 
-def seen_of(results: Any) -> list[Seen]:
+def seen_of(results: Mapping[str, Any]) -> list[Seen]:
     """Several hosts as they were seen last, from their results, whatever happened to the task."""
-    if not isinstance(results, Mapping):
-        raise AnsibleFilterError(f"a dictionary from host to result is wanted, not {type(results).__name__}")
     return [seen_in(str(host), told or {}) for host, told in results.items()]
 
 

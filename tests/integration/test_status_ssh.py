@@ -72,12 +72,6 @@ def test_a_second_controller_sees_it(inventory: Path) -> None:
     assert "slow one: node1" in told
 
 
-def test_hosts_that_are_off_are_said_to_be(inventory: Path) -> None:
-    told = status(inventory, "-e", "ansible_port=1")
-    assert told.startswith("no host answers\n")
-    assert "node2: ssh: connect to host 127.0.0.1 port 1: Connection refused" in told
-
-
 def test_the_last_lines_of_the_logs_and_the_command_that_follows_one(inventory: Path) -> None:
     *last, follow, one, other = play(inventory, "logs", "-e", "lines=2").stdout.splitlines()
     assert last == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]

@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Input of the doctor's judge: the plan, the health of the run, and each host's evidence, or why there is none.
+"""Input of the doctor's judge: the plan, the health of the run, and each host's evidence, or why there is none; and all of it to share.
 
 Unreachable, too slow to answer, and a failed module are three different cases.
 """
@@ -9,7 +9,7 @@ Unreachable, too slow to answer, and a failed module are three different cases.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from .._contract.decode import decode
 from .._contract.document import section
@@ -19,8 +19,9 @@ from .._kit.words import plain_reason
 from .._run.health import Health, Seen, StallLimits
 from .._run.state import CRASHED, EMPTY
 from .deaths import RankDeath, death_of
-from .evidence import RankEvidence
-from .reading import works
+from .evidence import RankEvidence, works
+
+MASK = "***"
 
 
 class Answer(NamedTuple):
@@ -108,7 +109,28 @@ class Case:
         return [host for host in self.in_state(CRASHED) if not self.death(host).is_echo]
 
 
-def case_of(plan: Plan, results: Mapping[str, Any]) -> Case:
-    """From doctor_info's results by host."""
-    answers: Dict[str, Answer] = {str(host): answer_of(result) for host, result in results.items()}
-    return Case(plan, answers)
+# -- a file that can be shared ------------------------------------------------------------------------------------------
+
+
+def bundle(
+    plan: Plan, results: Mapping[str, Any], secrets: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
+) -> Dict[str, object]:
+    """The verdict, the plan and all evidence, without secrets and environment variables."""
+    nodes = [{key: value for key, value in node.items() if key != "env"} for node in plan["nodes"]]
+    values = {str(value) for one in secrets for value in one.values() if len(str(value)) > 3}
+    answers = {host: answer_of(result) for host, result in results.items()}
+    hosts = {host: answer.evidence or answer.words for host, answer in answers.items()}
+    whole = {**told, "plan": dict(plan, nodes=nodes), "hosts": hosts}
+    return dict(without(whole, sorted(values, key=len, reverse=True)))
+
+
+def without(found: Any, secrets: Sequence[str]) -> Any:
+    """The same with every secret masked, at any depth."""
+    if isinstance(found, Mapping):
+        return {key: without(value, secrets) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [without(value, secrets) for value in found]
+    if isinstance(found, str):
+        for secret in secrets:
+            found = found.replace(secret, MASK)
+    return found

@@ -1,17 +1,16 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a rank ended and who caused it: from its own record, from signals, and only otherwise from log messages."""
+"""Why a rank ended and who caused it: from its own record, its signal, and the kernel."""
 
 from __future__ import annotations
 
+import re
 from typing import List, NamedTuple
 
 from .._rules.causes import Cause, is_echo
 from .._run.health import Seen
-from . import prose
-from .evidence import RankEvidence
-from .reading import error_of, low_disk, system_of
+from .evidence import RankEvidence, low_disk
 
 # Findings by the trainer's cause of an end; FAILED for all others.
 FAILED = "rank-failed"
@@ -31,6 +30,8 @@ CODES = {
     Cause.DISK_FULL.value: "disk-full",
     Cause.BAD_DATA.value: "data-mismatch",
 }
+# In the log of a keeper, which then exits with a code of its own.
+KILLED = re.compile(r"keeper: rank \d+ was killed by signal 9\b")
 
 
 class RankDeath(NamedTuple):
@@ -54,23 +55,19 @@ def death_of(found: RankEvidence, rank: int) -> RankDeath:
         return RankDeath(CODES.get(cause, FAILED), blames, is_echo(cause, blames, rank), cause)
     killed = was_killed(found)
     if killed or (run["ended"] is None and not run["end_error"]):
-        return RankDeath(
-            "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished", [rank], False
-        )
-    text = error_of(found)
-    return RankDeath(prose.code_of(text), [], not run["signal"] and prose.is_echo(text))
+        code = "rank-oom" if out_of_memory(found) else "rank-killed" if killed else "rank-vanished"
+        return RankDeath(code, [rank], False)
+    return RankDeath(FAILED, [], False)
 
 
 def was_killed(found: RankEvidence) -> bool:
-    """By SIGKILL; a keeper or torchrun then exits with its own code and logs it."""
+    """By SIGKILL; a trainer that could record its end was not, and the log may be of an earlier attempt."""
     run = found["run"]
-    if run["signal"] == 9 or run["exit_code"] in (137, -9):
-        return True
-    # A trainer that could record the reason was not killed; the log may be from an earlier attempt.
-    return not run["end_error"] and prose.says_killed("\n".join([*run["last_lines"], error_of(found)]))
+    by_log = not run["end_error"] and KILLED.search("\n".join(run["last_lines"]))
+    return run["signal"] == 9 or run["exit_code"] in (137, -9) or bool(by_log)
 
 
 def out_of_memory(found: RankEvidence) -> bool:
     """The kernel reports it, or its count of OOM kills grew since the rank's last heartbeat."""
-    before, now = found.get("oom_kills_before"), system_of(found).get("oom_kills")
-    return bool(found.get("kernel")) or (before is not None and now is not None and now > before)
+    before, now = found["oom_kills_before"], found["system"]["oom_kills"]
+    return bool(found["kernel"]) or (before is not None and now is not None and now > before)

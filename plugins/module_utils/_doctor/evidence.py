@@ -1,13 +1,20 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of the evidence about a rank: collected on its host (gather.py), judged on the controller (judge.py)."""
+"""The evidence about a rank: collected on its host (gather.py), read and judged on the controller (judge.py)."""
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, TypedDict
 
-from .._run.state import RunState
+from .._contract.document import section, words
+from .._kit.words import bytes_text
+from .._run.health import BUSY
+from .._run.state import RUNNING, RunState
+
+LOW_DISK = 64 * 1024 * 1024
+LATE = 0.2  # fraction of the time that its threads may be ready to run without a core
+PRESSED = 40.0  # percentage of the time that a process may wait for the disk
 
 
 class RankProcess(TypedDict):
@@ -15,7 +22,6 @@ class RankProcess(TypedDict):
 
     pid: int
     state: str
-    command: Optional[str]
     cpu_share: float
     waits_for_core: Optional[float]
     memory_bytes: int
@@ -32,31 +38,11 @@ class OtherProcess(TypedDict):
     cpu_share: float
 
 
-class Socket(TypedDict):
-    """A TCP connection to a peer: bytes unsent and unread, and retransmissions."""
-
-    peer: str
-    port: int
-    state: str
-    unsent_bytes: int
-    unread_bytes: int
-    retransmits: int
-
-
-class NicState(TypedDict):
-    """The state of a network interface."""
-
-    state: str
-    carrier_changes: Optional[int]
-    errors: Optional[int]
-
-
 class System(TypedDict):
     """The machine during the examination."""
 
     cpus: int
     load1: float
-    memory_total: Optional[int]
     memory_available: int
     swapped_pages_per_second: Optional[float]
     disk_free: Optional[int]
@@ -64,39 +50,133 @@ class System(TypedDict):
     limited: Optional[float]
     pressure: Optional[Dict[str, Optional[float]]]
     oom_kills: Optional[int]
-    nics: Optional[Dict[str, NicState]]
-    time: Optional[float]
-
-
-class Flight(TypedDict, total=False):
-    """Gloo's flight record."""
-
-    last_seq: object
-    entries: object
+    nics: Optional[Dict[str, str]]  # the state of each network interface
 
 
 class Dump(TypedDict, total=False):
-    """The trainer's answer: the stacks of its threads and its flight record."""
+    """The trainer's answer: the stacks of its threads, and Gloo's flight record for people."""
 
     time: object
     pid: object
     stacks: Dict[str, List[str]]
-    flight: Flight
+    flight: object
 
 
-class _Seen(TypedDict, total=False):
+class RankEvidence(TypedDict):
+    """All evidence about a rank."""
+
     rank: int
+    run: RunState
     process: Optional[RankProcess]
     dump: Optional[Dump]
-    sockets: List[Socket]
-    links: Dict[str, str]
+    links: Dict[str, str]  # whether packets come back, for each other host
     system: System
     others: List[OtherProcess]
-    kernel: List[str]
-    oom_kills_before: Optional[int]
+    kernel: List[str]  # its messages about lack of memory since the run began
+    oom_kills_before: Optional[int]  # at the rank's last heartbeat
 
 
-class RankEvidence(_Seen):
-    """All evidence; unreadable parts are missing."""
+# -- one rank's evidence in words: its messages, its CPU use, and why it may be slow ------------------------------------
 
-    run: RunState
+
+def error_of(found: RankEvidence) -> str:
+    """The recorded end of the rank; its processes may still be exiting."""
+    return str(found["run"]["error"] or found["run"]["end_error"] or "")
+
+
+def process_of(found: RankEvidence) -> Mapping[str, Any]:
+    """The rank's process; empty if there is none."""
+    return found.get("process") or {}
+
+
+def low_disk(found: RankEvidence) -> Optional[int]:
+    """The free bytes of the run folder's disk, if too few for a checkpoint; None if enough or unknown."""
+    free = found["system"]["disk_free"]
+    return free if free is not None and free < LOW_DISK else None
+
+
+def cpu_share(found: RankEvidence) -> float:
+    return float(process_of(found).get("cpu_share") or 0.0)
+
+
+def works(found: RankEvidence) -> bool:
+    """Whether a rank uses CPU, or is ready to while others take all cores."""
+    return max(cpu_share(found), found["run"]["busy"] or 0.0) >= BUSY
+
+
+def innermost_frame(found: RankEvidence) -> str:
+    """The innermost line of the main thread's stack."""
+    frames = words(section(found["dump"], "stacks"), "MainThread")
+    return frames[-1] if frames else ""
+
+
+def slow_reasons(found: RankEvidence) -> List[str]:
+    """Why a rank may be slow, as far as its host shows."""
+    system, process = found["system"], process_of(found)
+    reasons = []
+    if (system["swapped_pages_per_second"] or 0) > 50 or (process.get("swapped_bytes") or 0) > 256 * 2**20:
+        reasons.append("it is swapping (%s swapped out)" % bytes_text(process.get("swapped_bytes") or 0))
+    others, late = found["others"], (process.get("waits_for_core") or 0.0)
+    taken = sum(one["cpu_share"] for one in others)
+    # A rank that neither uses a core nor waits for one is not slowed by who does.
+    wants_core = works(found) or process.get("waits_for_core") is None
+    if others and (late > LATE or (wants_core and taken + max(cpu_share(found), 1.0) > (system["cpus"]))):
+        first = others[0]
+        told = "pid %d of %s (%s) takes %.1f cores" % (
+            first["pid"],
+            first["user"],
+            first["command"],
+            first["cpu_share"],
+        )
+        reasons.append(
+            told + (", and waits for a core %d %% of the time" % min(100, round(100 * late)) if late > LATE else "")
+        )
+    elif late > 2 * LATE:
+        reasons.append("it waits for a core %d %% of the time" % min(100, round(100 * late)))
+    return reasons + host_reasons(system)
+
+
+def host_reasons(system: System) -> List[str]:
+    """Reasons why everything on a host is slow."""
+    reasons = []
+    disk, memory = ((system["pressure"] or {}).get(name) or 0.0 for name in ("io", "memory"))
+    limited = system["limited"] or 0.0
+    if disk > PRESSED:
+        reasons.append("a process there waits for the disk %d %% of the time" % round(disk))
+    if memory > PRESSED / 2:
+        reasons.append("a process there waits for memory %d %% of the time" % round(memory))
+    if system["throttled"]:
+        reasons.append("its cores are thermally throttled")
+    if limited > 0.1:
+        reasons.append("its cgroup's CPU limit throttles it %d %% of the time" % round(100 * limited))
+    return reasons
+
+
+def lines_of(found: RankEvidence) -> List[str]:
+    """The lines about a rank that support a verdict."""
+    told, said = [describe(found)], error_of(found) or "".join(found["run"]["last_lines"][-1:])
+    # Of an ended rank it is an old one.
+    if found["run"]["state"] == RUNNING and innermost_frame(found):
+        told.append("  stack: " + innermost_frame(found))
+    return [*told, *(["  said: " + said] if said else [])]
+
+
+def describe(found: RankEvidence) -> str:
+    system, process = found["system"], process_of(found)
+    run = found["run"]
+    parts = [
+        run["state"],
+        "step %s" % run["step"],
+        "phase %s for %.0f s" % (run["phase"], run["phase_seconds"] or 0.0),
+    ]
+    if run["collective"] is not None:
+        parts.append("collective %s" % run["collective"])
+    if process:
+        parts.append(
+            "process %d state %s, %d %% of a core, %s"
+            % (process["pid"], process["state"], round(100 * process["cpu_share"]), bytes_text(process["memory_bytes"]))
+        )
+    free = bytes_text(system["memory_available"])
+    parts.append("load %.1f on %d cores, %s free memory" % (system["load1"], system["cpus"], free))
+    parts += ["%s %s" % (peer, how) for peer, how in sorted(found["links"].items())]
+    return ", ".join(parts)

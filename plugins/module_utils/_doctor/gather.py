@@ -17,14 +17,14 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from .._contract.document import Document, whole
 from .._kit import bare, processes
 from .._kit.files import read_object, read_text
-from .._run.effort import busy_share, read_effort
+from .._run.polling import busy_share, read_effort
 from .._run.state import read_run
-from .evidence import Dump, NicState, OtherProcess, RankEvidence, RankProcess, Socket, System
+from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
@@ -34,25 +34,11 @@ ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
 SAMPLE_SECONDS = 1.0
 INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node", "java", "Rscript")
-TCP_STATES = {
-    1: "ESTABLISHED",
-    2: "SYN_SENT",
-    3: "SYN_RECV",
-    4: "FIN_WAIT1",
-    5: "FIN_WAIT2",
-    8: "CLOSE_WAIT",
-    10: "LISTEN",
-}
 
 
 def doctor_info(
-    run_dir: str, rank: int, probe_port: int, peers: Sequence[Mapping[str, Any]] = ()
-) -> dict[str, RankEvidence]:
-    """The evidence as the verdict takes it."""
-    return {"evidence": collect(run_dir, rank, peers, probe_port, bare.tool)}
-
-
-def collect(run_dir: str, rank: int, peers: Sequence[Mapping[str, str]], probe_port: int, run: Run) -> RankEvidence:
+    run_dir: str, rank: int, probe_port: int, peers: Sequence[Mapping[str, str]] = ()
+) -> Dict[str, RankEvidence]:
     """All evidence about this host's rank. peers: [{host, address}]; probe_port: one that the peers' firewalls leave open."""
     state = read_run(run_dir, rank, lines=30)
     pid = trainer_pid(run_dir, rank)
@@ -62,16 +48,17 @@ def collect(run_dir: str, rank: int, peers: Sequence[Mapping[str, str]], probe_p
     second, after = counters(pid), read_effort(run_dir, rank)
     state["busy"] = busy_share(before, after)
     return {
-        "rank": rank,
-        "run": state,
-        "process": process_facts(pid, first, second),
-        "dump": answer(run_dir, rank, pid),
-        "sockets": peer_sockets(pid, [peer["address"] for peer in peers]),
-        "links": reach_all(peers, probe_port),
-        "system": system_facts(run_dir, first, second),
-        "others": busiest(first, second, rank_pids(run_dir, pid)),
-        "kernel": kernel_words(run, state.get("started")),
-        "oom_kills_before": whole(heartbeat(run_dir, rank), "oom_kills"),
+        "evidence": {
+            "rank": rank,
+            "run": state,
+            "process": process_facts(pid, first, second),
+            "dump": answer(run_dir, rank, pid),
+            "links": reach_all(peers, probe_port),
+            "system": system_facts(run_dir, first, second),
+            "others": busiest(first, second, rank_pids(run_dir, pid)),
+            "kernel": kernel_words(bare.tool, state.get("started")),
+            "oom_kills_before": whole(heartbeat(run_dir, rank), "oom_kills"),
+        }
     }
 
 
@@ -146,7 +133,6 @@ def process_facts(pid: Optional[int], first: Counters, second: Counters) -> Opti
     return {
         "pid": pid,
         "state": one.state,
-        "command": one.command[:200],
         "cpu_share": round(max(0.0, used) / seconds, 3),
         "waits_for_core": round(max(0.0, second.delay - first.delay) / seconds, 3),
         "memory_bytes": _status_bytes(status, "VmRSS"),
@@ -185,40 +171,6 @@ def answer(run_dir: str, rank: int, pid: Optional[int]) -> Optional[Dump]:
 # -- the network ------------------------------------------------------------------------------------------------------
 
 
-def peer_sockets(pid: Optional[int], addresses: List[str]) -> List[Socket]:
-    """The process's TCP connections to its peers: bytes unsent and unread, and retransmissions."""
-    inodes = _socket_inodes(pid) if pid else set()
-    found: List[Socket] = []
-    for name in ("tcp", "tcp6"):
-        for line in read_text("/proc/net/" + name).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[9] in inodes:
-                peer, port = _endpoint(fields[2])
-                if peer in addresses:
-                    unsent, unread = (int(part, 16) for part in fields[4].split(":"))
-                    found.append(
-                        {
-                            "peer": peer,
-                            "port": port,
-                            "state": TCP_STATES.get(int(fields[3], 16), fields[3]),
-                            "unsent_bytes": unsent,
-                            "unread_bytes": unread,
-                            "retransmits": int(fields[6], 16),
-                        }
-                    )
-    return found
-
-
-def _socket_inodes(pid: int) -> Set[str]:
-    return {link[8:-1] for link in processes.open_files("/proc/%d/fd" % pid) if link.startswith("socket:[")}
-
-
-def _endpoint(text: str) -> Tuple[str, int]:
-    """Parse the kernel's (address, port); IPv4 in IPv6 becomes IPv4."""
-    raw, port = text.split(":")
-    return re.sub(r"^::ffff:(?=[\d.]+$)", "", processes.decoded_address(raw)), int(port, 16)
-
-
 def reach_all(peers: Sequence[Mapping[str, str]], port: int) -> Dict[str, str]:
     """Test all peers in parallel, so that ten unresponsive ones take no longer than one."""
     with ThreadPoolExecutor(max_workers=len(peers) or 1) as pool:
@@ -249,16 +201,14 @@ def system_facts(run_dir: str, first: Counters, second: Counters) -> System:
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
-        "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
         "swapped_pages_per_second": round((second.swap - first.swap) / seconds, 1),
         "disk_free": _disk(run_dir),
         "throttled": second.throttle > first.throttle,
         "limited": round((second.limited - first.limited) / seconds, 2),
-        "pressure": {name: _pressure(name) for name in ("cpu", "memory", "io")},
+        "pressure": {name: _pressure(name) for name in ("memory", "io")},
         "oom_kills": _vmstat("oom_kill"),
-        "nics": {os.path.basename(folder): _nic(folder) for folder in sorted(glob.glob("/sys/class/net/*"))},
-        "time": time.time(),
+        "nics": {os.path.basename(nic): read_text(nic + "/operstate").strip() for nic in glob.glob("/sys/class/net/*")},
     }
 
 
@@ -279,7 +229,7 @@ def _vmstat(*names: str) -> int:
 def _throttle() -> int:
     """How often any core was thermally throttled."""
     folders = glob.glob("/sys/devices/system/cpu/cpu[0-9]*")
-    return sum(_number(folder + "/thermal_throttle/core_throttle_count") for folder in folders)
+    return sum(int(read_text(folder + "/thermal_throttle/core_throttle_count") or 0) for folder in folders)
 
 
 def _pressure(name: str) -> Optional[float]:
@@ -291,24 +241,8 @@ def _pressure(name: str) -> Optional[float]:
 def _limited() -> float:
     """Seconds that this control group's CPU limit kept its processes waiting."""
     group = read_text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
-    for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
-        found = re.search(r"^throttled_(usec|time) (\d+)", read_text(path), re.M)
-        if found:
-            return int(found.group(2)) / (1e6 if found.group(1) == "usec" else 1e9)
-    return 0.0
-
-
-def _nic(folder: str) -> NicState:
-    return {
-        "state": read_text(folder + "/operstate").strip(),
-        "carrier_changes": _number(folder + "/carrier_changes"),
-        "errors": sum(_number("%s/statistics/%s_errors" % (folder, way)) for way in ("rx", "tx")),
-    }
-
-
-def _number(path: str) -> int:
-    """The number in a file; 0 without it."""
-    return int(read_text(path).strip() or 0)
+    found = re.search(r"^throttled_usec (\d+)", read_text("/sys/fs/cgroup%s/cpu.stat" % group), re.M)
+    return int(found.group(1)) / 1e6 if found else 0.0
 
 
 def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:

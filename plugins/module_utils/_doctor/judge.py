@@ -20,10 +20,10 @@ from .._kit.words import bytes_text
 from .._rules.causes import LOSSES
 from .._run.sentences import apart_text, history, reason
 from .._run.state import AWAY, CRASHED, FINISHED, RUNNING, STOPPED
-from .case import Case, case_of
+from .case import Case, answer_of
 from .deaths import was_killed
-from .evidence import RankEvidence
-from .reading import (
+from .evidence import (
+    RankEvidence,
     cpu_share,
     error_of,
     innermost_frame,
@@ -31,7 +31,6 @@ from .reading import (
     low_disk,
     process_of,
     slow_reasons,
-    system_of,
     works,
 )
 
@@ -49,7 +48,7 @@ class Diagnosis(TypedDict):
 
 def diagnose(plan: Plan, results: Mapping[str, Any]) -> Diagnosis:
     """One verdict over all ranks from doctor_info's results by host: a finding, and the supporting lines."""
-    case = case_of(plan, results)
+    case = Case(plan, {host: answer_of(result) for host, result in results.items()})
     evidence = history(case.health)
     for host, answer in case.answers.items():
         first, *more = lines_of(answer.evidence) if answer.evidence else [answer.words]
@@ -132,7 +131,7 @@ def silent(case: Case) -> Optional[Finding]:
     if not gone or over or (case.own_deaths() and not case.stalled):
         return None
     seen = case.without_answer(gone)
-    dark = [host for host, found in case.known.items() if (found.get("links") or {}).get(gone[0]) in LOST_PACKETS]
+    dark = [host for host, found in case.known.items() if found["links"].get(gone[0]) in LOST_PACKETS]
     if dark:
         seen += ", nor does %s get an answer from it" % dark[0]
     running, alone = case.in_state(RUNNING), case.in_state(CRASHED)
@@ -218,7 +217,7 @@ def cause_of(case: Case, host: str) -> Finding:
         "rank-killed": "was killed by signal 9 (SIGKILL)",
         "rank-vanished": "disappeared without an exit status",
     }.get(code, ended)
-    words = (found.get("kernel") or [""])[-1] if was_killed(found) else error_of(found)
+    words = (found["kernel"] or [""])[-1] if was_killed(found) else error_of(found)
     return finding(code, host, "%s %s%s%s" % (case.name(host), what, at, ": " + words if words else "."))
 
 
@@ -254,7 +253,7 @@ def frozen(case: Case) -> Optional[Finding]:
 
 
 def cut(case: Case) -> Optional[Finding]:
-    """A link that loses packets: proven by the active probe, suggested by repeated retransmissions."""
+    """A link that loses packets, as the active probe shows."""
     for host, found in case.known.items():
         nic = next((node.get("nic") for node in case.plan["nodes"] if node["host"] == host), None)
         if nic_down(found, nic):
@@ -262,7 +261,7 @@ def cut(case: Case) -> Optional[Finding]:
     broken = [
         (host, peer, how)
         for host, found in case.known.items()
-        for peer, how in (found.get("links") or {}).items()
+        for peer, how in found["links"].items()
         if how not in PASSES
     ]
     if not broken or not (case.stalled or case.in_state(CRASHED)):
@@ -274,19 +273,15 @@ def cut(case: Case) -> Optional[Finding]:
     )
     if peer not in case.known:
         way = "and %s cannot be contacted" % peer
-    sockets = [one for one in case.known[host].get("sockets") or [] if one["retransmits"]]
-    resent = max([one["retransmits"] for one in sockets] + [0])
-    unsent = sum(one["unsent_bytes"] for one in sockets)
-    more = "; %d bytes there are unacknowledged after %d retransmissions" % (unsent, resent) if resent else ""
-    return finding("link-cut", host, "%s gets no answer from %s (%s), %s%s." % (host, peer, how, way, more), peer=peer)
+    return finding("link-cut", host, "%s gets no answer from %s (%s), %s." % (host, peer, how, way), peer=peer)
 
 
 def nic_down(found: RankEvidence, nic: Optional[str]) -> bool:
     """Whether the plan's network interface is down or gone."""
-    nics = system_of(found).get("nics") or {}
+    nics = found["system"]["nics"] or {}
     if not nics or not nic:
         return False
-    return nic not in nics or nics[nic]["state"] in ("down", "lowerlayerdown", "notpresent")
+    return nic not in nics or nics[nic] in ("down", "lowerlayerdown", "notpresent")
 
 
 def behind(case: Case) -> Optional[Finding]:

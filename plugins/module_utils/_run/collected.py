@@ -10,7 +10,7 @@ import re
 from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypedDict, cast
 
 from .._contract.decode import decode
-from .._contract.document import Document, items, number, section
+from .._contract.document import Document, items, number
 from .._contract.plan import Plan
 from .._contract.probe import PastSession
 from .._contract.run_folder import MEMBER_EVENTS, TRAINING_FILE
@@ -18,10 +18,9 @@ from .._contract.validate import InvalidHostData
 from .._kit.files import paths_in, read_bytes, read_object
 from .._kit.words import plural
 from .find import find_rank
-from .log_tail import log_lines
 from .members import TAIL_BYTES
 from .metrics import finite, json_lines, parse_events, read_tail
-from .state import Records, RunState, describe
+from .state import Records, RunState, describe, log_lines
 
 
 class ReportError(Exception):
@@ -58,9 +57,9 @@ class CollectedRun(NamedTuple):
     name: str
     plan: Document
     ranks: List[CollectedRank]
-    prediction: Document
-    findings: List[Document]
+    rehearsal: Document  # the last one's findings and prediction
     problems: Sequence[str] = ()  # sentences about what was left out of its hosts' files
+    former: Sequence[CollectedRank] = ()  # of hosts that are no longer in the plan
 
 
 def fitting(
@@ -143,14 +142,12 @@ def load_run(path: str) -> CollectedRun:
     problems: List[str] = []
     plan = newest_plan(folders, problems)
     planned = {host_folder(node.get("host")) for node in items(plan, "nodes")}
-    there = [folder for folder in folders if os.path.basename(folder) in planned] or folders
-    ranks = [rank for rank in (load_rank(folder, plan, problems) for folder in there) if rank is not None]
+    loaded = [rank for rank in (load_rank(folder, plan, problems) for folder in folders) if rank is not None]
+    is_planned = not planned.isdisjoint(map(os.path.basename, folders))
+    ranks = [rank for rank in loaded if not is_planned or rank.host in planned]
     if not ranks:
         raise ReportError("No folder below %s has metrics or a session; collect the run first." % path)
-    # The last rehearsal's prediction; collecting copies it if the results are elsewhere.
-    rehearsal = read_object(os.path.join(path, "rehearsal.json"))
-    prediction = section(rehearsal, "prediction") or read_object(os.path.join(path, "prediction.json"))
-    name, findings = os.path.basename(path.rstrip("/")), items(rehearsal, "findings")
-    return CollectedRun(
-        name, plan, sorted(ranks, key=lambda one: (one.files.rank, one.host)), prediction, findings, problems
-    )
+    name, rehearsal = os.path.basename(path.rstrip("/")), read_object(os.path.join(path, "rehearsal.json"))
+    ranks.sort(key=lambda one: (one.files.rank, one.host))
+    former = [rank for rank in loaded if is_planned and rank.host not in planned]
+    return CollectedRun(name, plan, ranks, rehearsal, problems, former)

@@ -18,12 +18,12 @@ import json
 import os
 import re
 import zlib
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypedDict
 
 from .._contract import validate
 from .._contract.document import Document, items, number, section, text, words
 from .._contract.run_folder import CHECKPOINTS, MEMBER_EVENTS, TOKENIZER
-from .._kit.files import paths_in, write_whole
+from .._kit.files import write_whole
 from .find import find_run_dir
 
 # Approximate maximum size of one answer in bytes.
@@ -42,10 +42,6 @@ GROWING = ("metrics-rank*.jsonl", MEMBER_EVENTS, "log/*.log")
 CHECKPOINT_FILES = tuple("%s/*/%s" % (folder, name) for folder in CHECKPOINTS for name in ("model_*.pt", "meta_*.json"))
 TOKENIZER_FILES = tuple("tokenizer/%s" % name for name in TOKENIZER)
 MASK = "********"
-
-
-# The step in the name of a checkpoint's file.
-_STEP = re.compile(r"(?:model|meta)_(\d+)\.(?:pt|json)$")
 
 
 class KnownCopy(NamedTuple):
@@ -83,15 +79,7 @@ class MissingFiles(TypedDict):
 
 
 class CopyError(Exception):
-    """A file description that does not match, or leads out of the folder; the text is for the user."""
-
-
-def known_copy(known: Any) -> KnownCopy:
-    """Read the other side's description of its copy."""
-    try:
-        return KnownCopy(int(known["size"]), str(known["sha256"]), float(known["mtime"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise CopyError("have must give size, sha256 and mtime of each file, not %.80r" % (known,)) from None
+    """A file that does not match, or leads out of the folder; the text is for the user."""
 
 
 def sha256_of(data: bytes) -> str:
@@ -104,11 +92,10 @@ def matches(path: str, patterns: Any) -> bool:
     return any(path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
 
-def small_files(run_dir: str) -> List[str]:
-    """Relative paths of all small files that describe the run."""
-    places = [place for folder in ("", "log", "report") for place in paths_in(os.path.join(run_dir, folder))]
-    paths = (os.path.relpath(place, run_dir) for place in places if os.path.isfile(place))
-    return sorted(path for path in paths if matches(path, SMALL))
+def files_in(folder: str, patterns: Sequence[str]) -> List[str]:
+    """Relative paths of the files that match, sorted."""
+    places = (place for pattern in patterns for place in glob.glob(os.path.join(glob.escape(folder), pattern)))
+    return sorted(os.path.relpath(place, folder) for place in places if os.path.isfile(place))
 
 
 def masked(data: bytes) -> bytes:
@@ -155,21 +142,24 @@ def piece(path: str, data: bytes, have: Optional[KnownCopy], room: int) -> Optio
 def newest_checkpoint(run_dir: str) -> List[str]:
     """The newest checkpoint's model and meta file, of the folder's training."""
     found: Dict[int, List[str]] = {}
-    for pattern in CHECKPOINT_FILES:
-        for path in glob.glob(os.path.join(glob.escape(run_dir), pattern)):
-            match = _STEP.search(path)
-            if match:
-                found.setdefault(int(match.group(1)), []).append(os.path.relpath(path, run_dir))
-    whole = [step for step, paths in found.items() if any(path.endswith(".pt") for path in paths)]
-    return found[max(whole)] if whole else []
+    for path in files_in(run_dir, CHECKPOINT_FILES):
+        found.setdefault(step_of(path), []).append(path)
+    whole = [step for step, paths in found.items() if step >= 0 and any(path.endswith(".pt") for path in paths)]
+    # The meta file last: it tells that the model is there.
+    return sorted(found[max(whole)], reverse=True) if whole else []
+
+
+def step_of(path: str) -> int:
+    """The step in the name of a checkpoint's file; -1 if there is none."""
+    found = re.search(r"(?:model|meta)_(\d+)\.(?:pt|json)$", path)
+    return int(found.group(1)) if found else -1
 
 
 def big_files(run_dir: str, have: Dict[str, KnownCopy]) -> List[BigFile]:
     """The missing files for a chat: the newest checkpoint and its tokenizer. They never change, so size and time suffice."""
     wanted: List[BigFile] = []
     newest = newest_checkpoint(run_dir)
-    tokenizer = [path for path in TOKENIZER_FILES if newest and os.path.isfile(os.path.join(run_dir, path))]
-    for path in [*newest, *tokenizer]:
+    for path in [*newest, *(files_in(run_dir, TOKENIZER_FILES) if newest else [])]:
         try:
             status = os.stat(os.path.join(run_dir, path))
         except OSError:
@@ -184,7 +174,7 @@ def missing_files(run_dir: str, have: Dict[str, KnownCopy], checkpoints: bool, r
     """Everything that the other side lacks, up to the size of one answer."""
     pieces: List[FilePiece] = []
     more = False
-    for path in small_files(run_dir):
+    for path in files_in(run_dir, SMALL):
         data = content(run_dir, path)
         found = None if data is None else piece(path, data, have.get(path), max(room, 1))
         if found is None:
@@ -208,7 +198,7 @@ def run_files(
 ) -> Dict[str, object]:
     """The run (null if there is none), and what the controller, which has some files, lacks of it, up to the room of one answer."""
     run_dir = find_run_dir(run_dir, base_dir, run)
-    known = {path: known_copy(copy) for path, copy in have.items()}
+    known = {path: KnownCopy(**copy) for path, copy in have.items()}
     if run_dir is None or not os.path.isdir(run_dir):
         return {"run": None, "run_dir": run_dir, "pieces": [], "whole": [], "more": False}
     found = missing_files(run_dir, known, checkpoints, room)
@@ -263,15 +253,14 @@ def _beginning(path: str, count: int) -> bytes:
 def known_copies(folder: str) -> Dict[str, Dict[str, object]]:
     """The files of a run already in a folder, as the host expects them."""
     known: Dict[str, Dict[str, object]] = {}
-    for path in small_files(folder):
+    for path in files_in(folder, SMALL):
         with open(os.path.join(folder, path), "rb") as stream:
             data = stream.read()
         known[path] = {"size": len(data), "sha256": sha256_of(data), "mtime": 0.0}
     # All, not just the newest: an earlier training may have reached a higher step.
-    for pattern in BIG:
-        for place in glob.glob(os.path.join(glob.escape(folder), pattern)):
-            status = os.stat(place)
-            known[os.path.relpath(place, folder)] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
+    for path in files_in(folder, BIG):
+        status = os.stat(os.path.join(folder, path))
+        known[path] = {"size": status.st_size, "sha256": "", "mtime": status.st_mtime}
     return known
 
 
@@ -280,12 +269,8 @@ def set_aside_beyond(folder: str, path: str) -> None:
 
     They belong to a training that the host set aside; code that picks the highest step would use them.
     """
-    fetched = re.search(r"model_(\d+)\.pt$", path)
-    if fetched is None:
-        return
     place = os.path.join(folder, os.path.dirname(path))
-    found = (_STEP.match(name) for name in os.listdir(place))
-    later = [match.string for match in found if match and int(match.group(1)) > int(fetched.group(1))]
+    later = [name for name in os.listdir(place) if path.endswith(".pt") and step_of(name) > step_of(path)]
     if not later:
         return
     numbered = (os.path.join(folder, EARLIER, str(number)) for number in itertools.count(1))

@@ -63,11 +63,6 @@ def _explained(failure: str) -> Iterator[None]:
         raise RunFolderError(f"{failure}: {error.strerror}.") from error
 
 
-def read_plan(run_dir: str) -> Optional[Document]:
-    """The folder's plan, None if there is none or it is unreadable."""
-    return read_object(os.path.join(run_dir, PLAN)) or None
-
-
 def outputs(run_dir: str) -> List[str]:
     """Sorted names of an earlier run's outputs."""
     with _explained(f"The run folder {run_dir} cannot be read"), contextlib.suppress(FileNotFoundError):
@@ -88,7 +83,7 @@ def next_place(run_dir: str) -> str:
     return os.path.join(run_dir, PREVIOUS, str(max(generations(run_dir), default=0) + 1))
 
 
-def set_aside(run_dir: str, names: List[str], deployed: Optional[Document]) -> str:
+def set_aside(run_dir: str, names: List[str], deployed: Document) -> str:
     """Move outputs and their plan into a new folder, which is returned.
 
     If interrupted, the rest goes to the next number; nothing is lost.
@@ -96,7 +91,7 @@ def set_aside(run_dir: str, names: List[str], deployed: Optional[Document]) -> s
     place = next_place(run_dir)
     with _explained(f"The earlier outputs in {run_dir} could not be moved to {place}"):
         os.makedirs(place)
-        if deployed is not None:
+        if deployed:
             write_whole(os.path.join(place, PLAN), plan_text(deployed))
         for name in names:
             os.rename(os.path.join(run_dir, name), os.path.join(place, name))
@@ -114,9 +109,9 @@ def write_plan(run_dir: str, plan: Document) -> None:
         write_whole(os.path.join(run_dir, PLAN), plan_text(plan))
 
 
-def refuse_loss(run_dir: str, deployed: Optional[Document], plan: Document) -> bool:
+def refuse_loss(run_dir: str, deployed: Document, plan: Document) -> bool:
     """Refuse to start from step 0 beside checkpoints of another plan."""
-    found = lineage.differences(deployed or {}, plan)
+    found = lineage.differences(deployed, plan)
     steps = checkpoint_steps(run_dir)
     if found and steps:
         raise RunFolderError(
@@ -141,7 +136,7 @@ def is_of_another(run_dir: str, training: Optional[Launched]) -> bool:
 def make_ready(run_dir: str, plan: Document, fresh: bool, dry: bool, training: Optional[Launched] = None) -> Prepared:
     """Create the folder and check what `prepare` would refuse, without changing anything: a run may still use it."""
     if not fresh and not is_of_another(run_dir, training):
-        refuse_loss(run_dir, read_plan(run_dir), plan)
+        refuse_loss(run_dir, read_object(os.path.join(run_dir, PLAN)), plan)
     there, exposed = os.path.isdir(run_dir), exposure_of_run(run_dir)
     if exposed:
         raise RunFolderError(f"The run folder {run_dir} is refused: {exposed}.")
@@ -208,12 +203,13 @@ def prepare(
     training: Optional[Launched] = None,
 ) -> Prepared:
     """Bring the folder in line with the plan, or predict that (`dry`)."""
-    deployed = read_plan(run_dir)
+    path = os.path.join(run_dir, PLAN)
+    deployed = read_object(path)
     over = fresh or is_of_another(run_dir, training) or refuse_loss(run_dir, deployed, plan)
     aside = outputs(run_dir) if over else []
     steps = checkpoint_steps(run_dir) if aside else []
     rewrite = deployed != plan or not os.path.isdir(os.path.join(run_dir, "log"))
-    place, path = next_place(run_dir) if aside else None, os.path.join(run_dir, PLAN)
+    place = next_place(run_dir) if aside else None
     if not dry:
         if aside:
             place = set_aside(run_dir, aside, deployed)

@@ -62,6 +62,7 @@ class Seen(NamedTuple):
     sentence: Optional[str] = None
     problem: Optional[str] = None  # why there is no answer
     newest_run: Optional[str] = None  # the host's, which may be another one
+    mark: Optional[str] = None  # STALLED or NO_HEARTBEAT, from Health.marks
 
     @property
     def state(self) -> Optional[str]:
@@ -107,12 +108,6 @@ class Seen(NamedTuple):
     def is_mute(self) -> bool:
         """Whether its rank has reported nothing yet: it is loading libraries, or waits at the rendezvous."""
         return all(self.run[key] is None for key in ("phase", "step", "idle_seconds"))
-
-    @property
-    def tells_nothing(self) -> bool:
-        """Other trainers report progress only on the first rank."""
-        silent = all(self.run[key] is None for key in ("step", "phase", "heartbeat_age"))
-        return silent and not self.run["done"] and self.run["state"] in (RUNNING, FINISHED)
 
     @property
     def standstill(self) -> Optional[float]:
@@ -210,8 +205,7 @@ class Health:
     def stalled(self) -> bool:
         """Whether no running, reachable rank makes progress.
 
-        Hosts that keepers train without are ignored, and so are ranks of unknown state: other trainers, whose first rank alone reports
-        steps, are judged by that one.
+        Hosts that keepers train without are ignored, and so are ranks of unknown state.
         """
         members = {host for part in self.parts for host in part.members}
         ranks = [one for host, one in self.seen.items() if not members or host in members]
@@ -246,8 +240,7 @@ PATIENCE: Dict[Optional[str], Patience] = {
     "data": Patience("step", "long"),
     **dict.fromkeys(("forward_backward", "head", "sync", "optimizer"), Patience("step", "timeout")),
     **dict.fromkeys(("eval", "sample", "save"), Patience("long", "long")),
-    # A trainer that does not report phases still evaluates and saves.
-    None: Patience("step", "long"),
+    None: Patience("step", "long"),  # a phase of another version
 }
 
 
@@ -275,12 +268,10 @@ def has_no_heartbeat(one: Seen, limits: StallLimits) -> bool:
 
 
 def is_stuck(one: Seen, limits: StallLimits, one_missing: bool) -> Optional[bool]:
-    """Whether a rank makes no progress; None if neither its reports nor its CPU use tell."""
-    if one.waits:
-        return None
-    if has_no_heartbeat(one, limits):
+    """Whether a rank makes no progress; None if that is unknown."""
+    if not one.waits and has_no_heartbeat(one, limits):
         return True
-    if one.idle is None:
-        return False if one.without_cpu <= limits.minimum else None
+    if one.waits or one.idle is None:
+        return None
     without, working = patience(one, limits, one_missing)
     return min(one.idle, one.without_cpu) > without or one.idle > working

@@ -153,14 +153,12 @@ def _doing(one: Seen) -> str:
         return "making a step"
     if phase:
         return PHASES.get(phase, str(phase))
-    # Of a trainer without any output nothing else is known.
     return {"running": "started", "None": "not seen yet"}.get(str(run["state"]), str(run["state"]))
 
 
 def _made(ranks: Sequence[Seen]) -> Tuple[int, int]:
     """Steps finished by all, and their total (0: unknown), both from the same host: another one may have been polled
     before the run was extended. Hosts polled before their first step are assumed to be where the others are."""
-    stepping = [one for one in ranks if one.run["step"] is not None]
-    telling = stepping or [one for one in ranks if not one.tells_nothing] or ranks
-    slowest = min((one.run for one in telling), key=lambda run: int(run["done"]))
+    stepping = [one for one in ranks if one.run["step"] is not None] or ranks
+    slowest = min((one.run for one in stepping), key=lambda run: int(run["done"]))
     return slowest["done"], slowest["steps"] or Health(ranks).first_known("steps") or 0

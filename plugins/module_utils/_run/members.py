@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, Sequence, TypedDict, cast
 
 from .._contract.document import Document, items, number, section, text, whole, words
 from .._contract.keeper_states import ENDING, GAVE_WAY, IDLE, LOST, RESTING, STATES, TRAINING
@@ -75,7 +75,11 @@ def membership_of(
         "grace": finite(section(plan, "keeper").get("grace_seconds")) or 0.0,
         "away": absences(events),
         "repeated": steps_repeated(metrics),
-        "gave_way": set_aside(events),
+        "gave_way": [
+            {"time": float(event["time"]), "host": str(event.get("host")), "why": str(event.get("why") or "")}
+            for event in cast(Sequence[Mapping[str, Any]], events)
+            if event.get("what") == GAVE_WAY
+        ],
     }
 
 
@@ -120,15 +124,6 @@ def absences(events: Sequence[Mapping[str, Any]]) -> List[Absence]:
                 found.append({**away.pop(host), "back": float(event["time"])})
         members, broken, why, lost = present, 0.0, "", {}
     return sorted([*found, *away.values()], key=lambda one: one["left"])
-
-
-def set_aside(events: Sequence[Mapping[str, Any]]) -> List[GaveWay]:
-    """The times at which this keeper yielded to another part of the run."""
-    return [
-        {"time": float(event["time"]), "host": str(event.get("host")), "why": str(event.get("why") or "")}
-        for event in events
-        if event.get("what") == GAVE_WAY
-    ]
 
 
 def steps_repeated(events: Sequence[Mapping[str, Any]]) -> int:

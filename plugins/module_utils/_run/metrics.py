@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Iterator, List, Optional, Tuple, TypedDict
+from typing import Any, Dict, Iterator, List, Optional, Tuple, TypedDict, cast
 
 from .._contract.document import Document, number, section, text, whole, words
 
@@ -29,35 +29,10 @@ class Checkpoint(TypedDict):
     """The last checkpoint."""
 
     step: Optional[int]
-    time: Optional[float]
     path: Optional[str]
-    bytes: Optional[int]
 
 
-class Speeds(TypedDict):
-    """Speeds and shares of one attempt's steps."""
-
-    tokens_per_second: Optional[float]  # speed of all ranks together over the last ten steps
-    tokens_per_second_mean: Optional[float]  # the same over all steps of the newest attempt but its first
-    step_seconds: Optional[float]  # median time of a step of the newest attempt
-    wait_seconds: Optional[float]  # seconds that this rank has waited for other ranks, in the steps counted
-    wait_share: Optional[float]  # the same as a share of the time of these steps
-    bytes_sent: Optional[int]  # what this rank has sent in a step, on average
-    memory_bytes: Optional[int]  # memory of the rank
-    steps_counted: (
-        int  # how many steps the mean speed and the waiting are counted in: those of the newest attempt but its first
-    )
-
-
-class RowShare(TypedDict):
-    """This rank's share of a step, and its busy time."""
-
-    rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
-    rows_before: Optional[int]  # its rows before they were changed last in the newest attempt, where they were
-    rows_changed: Optional[int]  # the first step with the rows of now, where they were others before
-
-
-class RunFigures(Speeds, RowShare):
+class RunFigures(TypedDict):
     """A run by its metrics; unknown values are None."""
 
     rank: Optional[int]  # rank of this host
@@ -73,7 +48,7 @@ class RunFigures(Speeds, RowShare):
     val_bpb: Optional[float]  # bits per byte of the last evaluation. Only rank 0 has it
     identical: Optional[bool]  # whether all ranks held identical weights when that was compared last
     digest: Optional[str]  # the digest of the weights that was compared last
-    checkpoint: Optional[Checkpoint]  # step, time, path and bytes of the last checkpoint
+    checkpoint: Optional[Checkpoint]  # step and path of the last checkpoint
     end_reason: Optional[str]  # what the trainer wrote as the reason of its end
     end_error: Optional[str]  # what the trainer wrote as its error
     end_cause: Optional[str]  # why it ended, as a code of the trainer's (`docs/architecture.md` lists them)
@@ -86,6 +61,18 @@ class RunFigures(Speeds, RowShare):
     updated: Optional[float]  # when the last event was written
     stepped: Optional[float]  # when the last step of the newest attempt was made
     started: Optional[float]  # when the session started, in seconds since the epoch
+    # Of the newest attempt that made a step, without its first step, a warm-up, unless it is the only one:
+    steps_counted: int  # how many steps are counted in the means
+    tokens_per_second: Optional[float]  # speed of all ranks together over the last ten steps
+    tokens_per_second_mean: Optional[float]  # the same over all steps
+    step_seconds: Optional[float]  # median time of a step
+    wait_seconds: Optional[float]  # seconds that this rank has waited for other ranks
+    wait_share: Optional[float]  # the same as a share of the time of these steps
+    bytes_sent: Optional[int]  # what this rank has sent in a step, on average
+    memory_bytes: Optional[int]  # memory of the rank
+    rows: Optional[int]  # rows of a step that this host takes now; before the first step those of the plan
+    rows_before: Optional[int]  # its rows before they were changed last, where they were
+    rows_changed: Optional[int]  # the first step with the rows of now, where they were others before
 
 
 def finite(value: Any) -> Optional[float]:
@@ -146,13 +133,6 @@ def _number(event: Event, key: str) -> float:
     return finite(event.get(key)) or 0.0
 
 
-def _speed(steps: List[Event]) -> Optional[float]:
-    """Tokens per second of all ranks over some steps."""
-    seconds = sum(_number(step, "seconds") for step in steps)
-    tokens = sum(_number(step, "tokens_per_second") * _number(step, "seconds") for step in steps)
-    return tokens / seconds if seconds > 0 else None
-
-
 def median(values: List[float]) -> Optional[float]:
     """The median; None if empty."""
     if not values:
@@ -191,60 +171,39 @@ def _measured(events: List[Event]) -> List[Event]:
     return _measured(events[: len(events) - len(attempt)]) if had_nothing_to_do and count > 1 else attempt
 
 
-def _speeds(steps: List[Event]) -> Speeds:
-    """Speeds and shares of one attempt's steps; its first step, a warm-up, counts only if it is the only one."""
+def _speed(steps: List[Event]) -> Optional[float]:
+    """Tokens per second of all ranks over some steps."""
+    seconds = sum(_number(step, "seconds") for step in steps)
+    tokens = sum(_number(step, "tokens_per_second") * _number(step, "seconds") for step in steps)
+    return tokens / seconds if seconds > 0 else None
+
+
+def _means(steps: List[Event]) -> Dict[str, Any]:
+    """The figures that are counted over one attempt's steps."""
     steady = steps[1:] if len(steps) > 1 else steps
     seconds = sum(_number(step, "seconds") for step in steady)
     waited = [_number(step, "wait_seconds") for step in steady if "wait_seconds" in step]
+    sent = [_number(step, "bytes_sent") for step in steady if "bytes_sent" in step]
+    rows = [whole(step, "rows") for step in steps]
+    changed = next((at for at in range(len(rows) - 1, 0, -1) if rows[at - 1] != rows[-1]), 0)
     return {
+        "steps_counted": len(steady),
         "tokens_per_second": _speed(steady[-RECENT_STEPS:]),
         "tokens_per_second_mean": _speed(steady),
         "step_seconds": median([_number(step, "seconds") for step in steady]),
         "wait_seconds": sum(waited) if waited else None,
         "wait_share": sum(waited) / seconds if seconds > 0 and waited else None,
-        "bytes_sent": _mean_bytes(steady),
+        "bytes_sent": round(sum(sent) / len(sent)) if sent else None,
         "memory_bytes": whole(steps[-1], "memory_bytes") if steps else None,
-        "steps_counted": len(steady),
+        "rows": rows[-1] if rows else None,
+        "rows_before": rows[changed - 1] if changed else None,
+        "rows_changed": whole(steps[changed], "step") if changed and rows[-1] is not None else None,
     }
-
-
-def _row_share(steps: List[Event]) -> RowShare:
-    """A rank's rows now and before the last change."""
-    rows = whole(steps[-1], "rows") if steps else None
-    begun = next((at for at in range(len(steps) - 1, -1, -1) if whole(steps[at], "rows") != rows), -1) + 1
-    return {
-        "rows": rows,
-        "rows_before": whole(steps[begun - 1], "rows") if begun else None,
-        "rows_changed": whole(steps[begun], "step") if begun and rows is not None else None,
-    }
-
-
-def _mean_bytes(steps: List[Event]) -> Optional[int]:
-    sent = [_number(step, "bytes_sent") for step in steps if "bytes_sent" in step]
-    return round(sum(sent) / len(sent)) if sent else None
 
 
 def positive(value: Any) -> Optional[int]:
     """A given count; the trainer's -1 means computed later."""
     return value if isinstance(value, int) and value > 0 else None
-
-
-def _checkpoint(events: List[Event]) -> Optional[Checkpoint]:
-    last = _last(events, "checkpoint")
-    if not last:
-        return None
-    return {
-        "step": whole(last, "step"),
-        "time": finite(last.get("time")),
-        "path": text(last, "path"),
-        "bytes": whole(last, "bytes"),
-    }
-
-
-def _blamed(end: Event) -> Optional[List[int]]:
-    """The ranks at fault; None if unknown."""
-    found = end.get("blames")
-    return [one for one in found if isinstance(one, int)] if isinstance(found, list) else None
 
 
 def describe_events(events: List[Event]) -> RunFigures:
@@ -255,11 +214,11 @@ def describe_events(events: List[Event]) -> RunFigures:
     resumed = whole(start, "resumed_from")
     evaluation = _last(events, "eval")
     measured = _measured(events)
-    identical = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
-    compared = [one for one in identical if isinstance(one, bool)]
+    found = [event.get("identical") for event in measured if event["kind"] in ("digest", "end")]
+    compared = [one for one in found if isinstance(one, bool)]
     last: Event = steps[-1] if steps else {}
-    measured_steps = _steps(measured)
-    return {
+    saved, blames = _last(events, "checkpoint"), end.get("blames")
+    figures = {
         "rank": whole(start, "rank"),
         "world": whole(start, "world"),
         "step": number(last, "step") if steps else None,
@@ -276,11 +235,11 @@ def describe_events(events: List[Event]) -> RunFigures:
         # Weights that differed once are no model, whatever later comparisons say.
         "identical": all(compared) if compared else None,
         "digest": text(_last(measured, "digest"), "digest"),
-        "checkpoint": _checkpoint(events),
+        "checkpoint": {"step": whole(saved, "step"), "path": text(saved, "path")} if saved else None,
         "end_reason": text(end, "reason"),
         "end_error": text(end, "error"),
         "end_cause": text(end, "cause"),
-        "end_blames": _blamed(end),
+        "end_blames": [one for one in blames if isinstance(one, int)] if isinstance(blames, list) else None,
         "attempts": attempts,
         "resumed_from": resumed,
         "notices": words(start, "notices"),
@@ -289,6 +248,6 @@ def describe_events(events: List[Event]) -> RunFigures:
         "updated": finite(events[-1].get("time")) if events else None,
         "stepped": finite(last.get("time")),
         "started": finite(start.get("time")),
-        **_speeds(measured_steps),
-        **_row_share(measured_steps),
+        **_means(_steps(measured)),
     }
+    return cast(RunFigures, figures)

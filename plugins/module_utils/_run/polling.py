@@ -1,19 +1,25 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Polls a run, at once or when there is news."""
+"""Polls a run, at once or when there is news, and measures the work of a rank's processes.
+
+Their work is CPU time, time spent ready to run without a core, and bytes read from disk. Waiting for a core counts as much as using one:
+on a machine with twenty busy processes a rank gets a tenth of a core and still works. So does a rank that loads its libraries from a slow
+disk.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional
 
 from .._contract.document import undamaged
 from .._contract.run_folder import PLAN
-from .._kit.files import read_object
-from .effort import Effort, busy_share, read_effort
-from .find import find_run_dir
+from .._kit import processes
+from .._kit.files import paths_in, read_object, read_text
+from .find import find_rank, find_run_dir
 from .metrics import PEEK_BYTES
 from .state import EMPTY, ENDED, RUNNING, RunState, read_run
 
@@ -21,6 +27,58 @@ PEEK_SECONDS = 0.5
 IDLE_PEEK_SECONDS = 1.0  # when only the end would be news
 BUSY_SECONDS = 1.0  # CPU use is measured over this time if there was no progress for IDLE_SECONDS
 IDLE_SECONDS = 10.0
+READING = 1e5  # bytes per second from disk; a rank that waits for others never reads this much
+
+
+class Effort(NamedTuple):
+    """Work of a rank's processes so far in seconds, the time of the reading, and bytes read from disk."""
+
+    at: float
+    seconds: float
+    read: int = 0
+
+
+def effort_of(session: Mapping[str, Any], heartbeat: Mapping[str, Any], proc: str = "/proc") -> Optional[Effort]:
+    """Work of the session's child, its descendants and the process with the heartbeat; None if there are none."""
+    roots = [pid for pid in (session.get("child_pid"), heartbeat.get("pid")) if isinstance(pid, int)]
+    pids = {*roots, *processes.offspring(roots, proc)} if roots else set()
+    found = [seconds for pid in pids for seconds in _seconds(proc, pid)]
+    return Effort(time.monotonic(), sum(found), sum(_bytes_read(proc, pid) for pid in pids)) if found else None
+
+
+def busy_share(first: Optional[Effort], second: Optional[Effort]) -> Optional[float]:
+    """Work between two readings as a fraction of one core; a process that reads from disk counts as fully busy."""
+    if first is None or second is None or second.at <= first.at:
+        return None
+    share = max(0.0, second.seconds - first.seconds) / (second.at - first.at)
+    reads = second.read - first.read >= READING * (second.at - first.at)
+    return round(max(share, 1.0 if reads else 0.0), 3)
+
+
+def _seconds(proc: str, pid: int) -> Iterator[float]:
+    """Per thread: nanoseconds on a core and ready to run; without these kernel counters, ticks on a core."""
+    for thread in paths_in(os.path.join(proc, str(pid), "task")):
+        fields = read_text(os.path.join(thread, "schedstat")).split()
+        ticks = [] if len(fields) > 1 else read_text(os.path.join(thread, "stat")).rpartition(")")[2].split()
+        if len(fields) > 1:
+            yield (int(fields[0]) + int(fields[1])) / 1e9
+        elif len(ticks) > 12:
+            yield (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _bytes_read(proc: str, pid: int) -> int:
+    """Bytes that a process has read from disk; 0 if the kernel does not report it."""
+    found = re.search(r"^read_bytes: (\d+)$", read_text(os.path.join(proc, str(pid), "io")), re.M)
+    return int(found.group(1)) if found else 0
+
+
+def read_effort(run_dir: str, rank: Optional[int]) -> Optional[Effort]:
+    """Work of the rank's processes so far; None if there are none."""
+    session = read_object(os.path.join(run_dir, "session.json"))
+    if session.get("ended") is not None:
+        return None
+    rank = find_rank(run_dir, {}, session) if rank is None else rank
+    return effort_of(session, read_object(os.path.join(run_dir, "heartbeat-rank%d.json" % (rank or 0))))
 
 
 def _measure_busy(run: RunState, first: Optional[Effort], sleep: Callable[[float], None] = time.sleep) -> None:

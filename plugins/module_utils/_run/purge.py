@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, TypedDict
 
 from .._contract.document import words
 from .._contract.run_folder import (
@@ -62,27 +62,26 @@ class PurgePlan(NamedTuple):
 def plan_purge(base: str, run: str, everything: bool) -> PurgePlan:
     """Find what a purge of a run, or of everything, would remove; changes nothing."""
     runs = os.path.join(base, "runs")
-    if not everything:
+    found = PurgePlan([], [], [])
+    if everything:
+        for folder, is_ours in {"runs": is_run_folder, "data": is_data_set, "wheels": is_wheels}.items():
+            _sort(found, paths_in(os.path.join(base, folder)), is_ours)
+        copied = [path for folder in BROUGHT for path in _deployed(os.path.join(base, folder))]
+        found.remove.extend(path for path in copied if os.path.lexists(path))
+        for name, is_one in {"tracker": _is_tracker, PYTHON_FOLDER: _is_python, MEASURED: read_object}.items():
+            _sort(found, [os.path.join(base, name)], is_one)
+        found.live.extend(_living([*filter(os.path.isdir, paths_in(runs)), os.path.join(base, "tracker")]))
+    else:
         folder = os.path.join(runs, plain_run_name(run))
-        remove, stay = _sorted_by([folder] if os.path.isdir(folder) else [], is_run_folder)
-        return PurgePlan(remove, stay, list(_living([folder])))
-    folders = [path for path in paths_in(runs) if os.path.isdir(path)]
-    tracker = os.path.join(base, "tracker")
-    remove, stay = _sorted_by(folders, is_run_folder)
-    for parent, is_ours in (("data", is_data_set), ("wheels", is_wheels)):
-        mine, others = _sorted_by(paths_in(os.path.join(base, parent)), is_ours)
-        remove, stay = remove + mine, stay + others
-    for parent in BROUGHT:
-        remove += [path for path in _deployed(os.path.join(base, parent)) if os.path.lexists(path)]
-    if os.path.isdir(tracker):
-        (remove if _is_tracker(tracker) else stay).append(tracker)
-    python = os.path.join(base, PYTHON_FOLDER)
-    if os.path.isdir(python):
-        (remove if read_object(os.path.join(python, PYTHON_MARK)) else stay).append(python)
-    measured = os.path.join(base, MEASURED)
-    if os.path.isfile(measured) and read_object(measured):
-        remove.append(measured)
-    return PurgePlan(remove, stay, list(_living([*folders, tracker])))
+        _sort(found, [folder], is_run_folder)
+        found.live.extend(_living([folder]))
+    return found
+
+
+def _sort(found: PurgePlan, paths: List[str], is_ours: Callable[[str], Any]) -> None:
+    """Add the paths that are there to what goes, or to what stays."""
+    for path in filter(os.path.lexists, paths):
+        (found.remove if is_ours(path) else found.stay).append(path)
 
 
 class Purged(TypedDict):
@@ -149,33 +148,24 @@ def in_brief(base: str, paths: List[str]) -> str:
 
 def is_run_folder(path: str) -> bool:
     """Whether a folder is a run's: by its name, and its plan, session or prepared data."""
-    if os.path.islink(path) or not re.fullmatch(RUN_NAME, os.path.basename(path)):
+    if os.path.islink(path) or not os.path.isdir(path) or not re.fullmatch(RUN_NAME, os.path.basename(path)):
         return False
     plan, session = read_object(os.path.join(path, PLAN)), read_object(os.path.join(path, SESSION))
     if isinstance(plan.get("nodes"), list) or str(session.get("session")).startswith("nanochat-"):
         return True
     names = set(os.listdir(path))
-    return SESSION_FILES in names or (names <= PREPARED_NAMES and _holds_only_links(path))
+    # One that was never launched holds nothing but other names of files.
+    return SESSION_FILES in names or (names <= PREPARED_NAMES and all(map(_has_other_name, _files_below(path))))
 
 
-def _holds_only_links(run: str) -> bool:
-    """Whether a run folder that was never launched holds nothing but other names of our data sets' files."""
-    data = os.path.join(os.path.dirname(os.path.dirname(run)), "data")
-    ours = {_inode(path) for folder in paths_in(data) if is_data_set(folder) for path in _files_below(folder)}
-    return all(os.path.isdir(path) or _inode(path) in ours for path in _files_below(run))
+def _has_other_name(path: str) -> bool:
+    return os.path.islink(path) or os.lstat(path).st_nlink > 1
 
 
 def _files_below(folder: str) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         yield from (os.path.join(root, name) for name in names)
         yield from (path for path in (os.path.join(root, name) for name in folders) if os.path.islink(path))
-
-
-def _inode(path: str) -> Tuple[int, int]:
-    with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return found.st_dev, found.st_ino
-    return 0, 0
 
 
 def is_data_set(path: str) -> bool:
@@ -194,14 +184,17 @@ def is_wheels(path: str) -> bool:
     """Whether a folder contains packages that we fetched or copied."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
-    described = read_object(os.path.join(path, MANIFEST))
-    if re.fullmatch(UNFINISHED_WHEELS, os.path.basename(path)):
+    if re.fullmatch(UNFINISHED_WHEELS, os.path.basename(path)) or read_object(os.path.join(path, WHEELS)):
         return True
-    return bool(read_object(os.path.join(path, WHEELS))) or isinstance(described.get("files"), list)
+    return isinstance(read_object(os.path.join(path, MANIFEST)).get("files"), list)
 
 
 def _is_tracker(path: str) -> bool:
     return not os.path.islink(path) and read_bytes(os.path.join(path, "env")).startswith(ENV_MARK)
+
+
+def _is_python(path: str) -> bool:
+    return bool(read_object(os.path.join(path, PYTHON_MARK)))
 
 
 def _deployed(folder: str) -> List[str]:
@@ -210,10 +203,6 @@ def _deployed(folder: str) -> List[str]:
     names = words(read_object(record), "files")
     inside = [name for name in names if not os.path.isabs(name) and ".." not in name.split("/") and "\0" not in name]
     return [*(os.path.join(folder, name) for name in inside), record] if inside else []
-
-
-def _sorted_by(paths: List[str], is_ours: Any) -> tuple[List[str], List[str]]:
-    return [path for path in paths if is_ours(path)], [path for path in paths if not is_ours(path)]
 
 
 # -- liveness ----------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ def since_text(seconds: float) -> str:
     return "for %s" % seconds_text(seconds) if seconds < HOUR else "since %s" % clock_text(time.time() - seconds)
 
 
-def state_text(one: Seen, mark: Optional[str] = None) -> str:
-    """The state with the most important detail; `mark` is from Health.marks."""
+def state_text(one: Seen) -> str:
+    """The state with the most important detail."""
     run, state = one.run, one.state
     phase = " (%s)" % run["phase"] if run["phase"] else ""
     if state in (None, ABSENT, PREPARED):
@@ -36,9 +36,9 @@ def state_text(one: Seen, mark: Optional[str] = None) -> str:
         return "no keeper"
     if state == CRASHED:
         return "crashed" if run["exit_code"] is None else "crashed (code %s)" % run["exit_code"]
-    if mark == NO_HEARTBEAT:
+    if one.mark == NO_HEARTBEAT:
         return "no heartbeat %s" % since_text(run["heartbeat_age"])
-    if mark == STALLED and one.idle is not None:
+    if one.mark == STALLED and one.idle is not None:
         return "stalled %s" % since_text(one.idle)
     if one.keeper and one.waits:
         return "away" if one.rests else "waiting (%s)" % one.keeper["state"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict, cast
 
@@ -16,9 +17,8 @@ from .._contract.training import TrainingIdentity, training_of
 from .._kit import processes
 from .._kit.files import read_object
 from .find import find_rank
-from .log_tail import error_line, log_lines
 from .members import Membership, membership_of, read_members
-from .metrics import METRICS_BYTES, Event, RunFigures, describe_events, finite, positive, read_events
+from .metrics import METRICS_BYTES, Event, RunFigures, describe_events, finite, positive, read_events, read_tail
 from .stopping import stop_seconds
 
 ABSENT = "absent"
@@ -30,6 +30,10 @@ CRASHED = "crashed"
 AWAY = "away"
 ENDED = (FINISHED, STOPPED, CRASHED, AWAY)
 FRESH_SECONDS = 10.0  # a heartbeat of this age still counts as alive
+LOG_BYTES = 64 * 1024
+# "RuntimeError: ...", also after a rank's prefix.
+_ERROR_LINE = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Previous(TypedDict):
@@ -177,12 +181,7 @@ def host_state(
     if session.get("exit_code") != 0:
         # A job that was killed by a signal did not stop by itself, whatever its rank could still write.
         return STOPPED if figures["end_reason"] == STOPPED and not session.get("signal") else CRASHED
-    return STOPPED if figures["end_reason"] == STOPPED or _short(figures) else FINISHED
-
-
-def _short(figures: RunFigures) -> bool:
-    """Whether metrics show missing steps; trainers without our metrics get the benefit of the doubt."""
-    return figures["steps"] is not None and figures["end_reason"] is None and figures["done"] < figures["steps"]
+    return FINISHED if figures["end_reason"] == FINISHED else STOPPED
 
 
 def error_text(
@@ -228,17 +227,11 @@ def _eta(figures: RunFigures, keeper: Optional[Membership], now: float) -> Optio
     return max(0.0, (figures["steps"] - figures["done"]) * figures["pace_seconds"])
 
 
-def read_run(
-    run_dir: str,
-    rank: Optional[int] = None,
-    lines: int = 10,
-    now: Optional[float] = None,
-    limit: int = METRICS_BYTES,
-) -> RunState:
+def read_run(run_dir: str, rank: Optional[int] = None, lines: int = 10, limit: int = METRICS_BYTES) -> RunState:
     """Everything known about this host's share of a run; the same keys in every state."""
     if not os.path.isdir(run_dir):
         return {**EMPTY, "run_dir": run_dir, "run": os.path.basename(run_dir.rstrip("/")), "rank": rank}
-    now = time.time() if now is None else now
+    now = time.time()
     records = read_records(run_dir, rank, lines, limit)
     session = records.session
     alive = session_alive(session) or (not session.get("ended") and heartbeat_alive(records.heartbeat, now))
@@ -331,9 +324,30 @@ def _age(since: Optional[float], now: float) -> Optional[float]:
 
 
 def previous_of(run_dir: str) -> Optional[Previous]:
-    """The newest generation set aside, their number, and its newest checkpoint."""
+    """The newest generation set aside, and its newest checkpoint."""
     numbers = generations(run_dir)
     if not numbers:
         return None
     place = os.path.join(run_dir, PREVIOUS, str(numbers[-1]))
     return {"path": place, "count": len(numbers), "checkpoint": max(checkpoint_steps(place), default=None)}
+
+
+# -- the end of a log -----------------------------------------------------------------------------------------------------
+
+
+def log_lines(path: str, count: int) -> List[str]:
+    """The last lines of a log, without terminal codes."""
+    lines = plain_lines(read_tail(path, LOG_BYTES))
+    return lines[-count:] if count else []
+
+
+def plain_lines(data: bytes) -> List[str]:
+    """The lines of a log as a terminal finally shows them, without codes and empty lines."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in data.decode("utf-8", "replace").split("\n"))
+    return [plain for plain in (_ANSI.sub("", line).rstrip() for line in lines) if plain]
+
+
+def error_line(lines: List[str]) -> Optional[str]:
+    """The log line with the error; if there is none, the last line."""
+    errors = (match.group(1) for match in map(_ERROR_LINE.match, map(str.strip, reversed(lines))) if match)
+    return next(errors, lines[-1].strip() if lines else None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from .._kit.words import (
     DASH,
@@ -19,9 +19,8 @@ from .._kit.words import (
     seconds_text,
     share_text,
     speed_text,
-    wrapped,
 )
-from .health import USUAL, Health, Run, Seen, StallLimits
+from .health import USUAL, Health, Seen, StallLimits
 from .sentences import ended_lines, ends_text, history, membership_lines, own_errors, start_lines, state_text
 from .state import ABSENT, AWAY, CRASHED, FINISHED, RUNNING
 
@@ -74,50 +73,86 @@ def previous_lines(seen: Sequence[Seen]) -> List[str]:
     return lines
 
 
-def screen_of(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]], lines: List[str], width: int) -> str:
-    """A title, a table, and sentences below it; width 0 means no limit."""
-    below = [part for line in lines for part in wrapped("  " + line, width)]
-    return "\n".join([*wrapped(title, width), *fitting_table(heads, cells, width), *below])
+# -- columns ------------------------------------------------------------------------------------------------------------
+
+# A column's head, and its cell of a host.
+Column = Tuple[str, Callable[[Seen], str]]
+HOST: Column = ("host", lambda one: one.host)
+RANK: Column = ("rank", lambda one: DASH if one.run["rank"] is None else str(one.run["rank"]))
+ROWS: Column = ("rows", lambda one: DASH if one.run["rows"] is None else str(one.run["rows"]))
+VAL_BPB: Column = ("val bpb", lambda one: loss_text(one.run["val_bpb"]))
+MEMORY: Column = ("memory", lambda one: bytes_text(one.run["memory_bytes"]))
 
 
-# -- cells --------------------------------------------------------------------------------------------------------------
+def _loss(one: Seen) -> str:
+    return "not a number" if one.run["diverged"] else loss_text(one.run["loss"])
 
 
-def steps_text(one: Seen) -> str:
+def _mean_speed(one: Seen) -> str:
+    return speed_text(one.run["tokens_per_second_mean"])
+
+
+def _speed_now(one: Seen) -> str:
+    """Only a rank that makes steps has a speed."""
+    makes_steps = one.run["state"] == RUNNING and not one.waits and one.standstill is None
+    return speed_text(one.run["tokens_per_second"]) if makes_steps else DASH
+
+
+def _steps(one: Seen) -> str:
     """Finished and planned steps."""
-    return "%s/%s" % (DASH if one.tells_nothing else one.run["done"], one.run["steps"])
+    return "%s/%s" % (one.run["done"], one.run["steps"]) if one.run["steps"] else DASH
 
 
-def _known_text(run: Run, key: str) -> str:
-    return DASH if run[key] is None else str(run[key])
+def _waited(one: Seen) -> str:
+    waited, share = seconds_text(one.run["wait_seconds"]), one.run["wait_share"]
+    return waited if share is None else "%s (%s)" % (waited, share_text(share))
 
 
-def loss_cell(run: Run) -> str:
-    """The loss of the last step."""
-    return "not a number" if run["diverged"] else loss_text(run["loss"])
+def _saved(one: Seen) -> str:
+    saved = one.run["checkpoint"]
+    return "step %s" % saved["step"] if saved and saved["step"] is not None else DASH
 
 
-# -- the closing table ---------------------------------------------------------------------------------------------------
+def _left(one: Seen) -> str:
+    return DASH if one.run["state"] != RUNNING or one.mark else seconds_text(one.run["eta_seconds"])
 
-CLOSING = ("host", "rank", "state", "steps", "rows", "first loss", "last loss", "val bpb", "tok/s", "waited", "memory")
+
+CLOSING: Sequence[Column] = (
+    HOST,
+    RANK,
+    ("state", lambda one: str(one.verdict or one.run["state"] or "not seen")),
+    ("steps", lambda one: _steps(one) if one.run["steps"] else str(one.run["done"] or DASH)),
+    ROWS,
+    ("first loss", lambda one: loss_text(one.run["first_loss"])),
+    ("last loss", _loss),
+    VAL_BPB,
+    ("tok/s", _mean_speed),
+    ("waited", _waited),
+    MEMORY,
+)
+STATUS: Sequence[Column] = (
+    HOST,
+    RANK,
+    ("state", lambda one: "no answer" if one.silent else state_text(one)),
+    ("step", _steps),
+    ROWS,
+    ("loss", _loss),
+    VAL_BPB,
+    ("tok/s", _speed_now),
+    ("mean tok/s", _mean_speed),
+    ("waited", lambda one: share_text(one.run["wait_share"])),
+    MEMORY,
+    ("checkpoint", _saved),
+    ("left", _left),
+)
 
 
-def _closing_row(one: Seen) -> List[str]:
-    run = one.run
-    waited = seconds_text(run["wait_seconds"])
-    return [
-        one.host,
-        _known_text(run, "rank"),
-        str(one.verdict or run["state"] or "not seen"),
-        steps_text(one) if run["steps"] else str(run["done"] or DASH),
-        _known_text(run, "rows"),
-        loss_text(run["first_loss"]),
-        loss_cell(run),
-        loss_text(run["val_bpb"]),
-        speed_text(run["tokens_per_second_mean"]),
-        waited if run["wait_share"] is None else "%s (%s)" % (waited, share_text(run["wait_share"])),
-        bytes_text(run["memory_bytes"]),
-    ]
+def screen_of(title: str, columns: Sequence[Column], rows: Sequence[Seen], lines: List[str], width: int) -> str:
+    """A title, a table of the hosts that fits the width (0: no limit), and sentences, which the display wraps."""
+    cells = [[cell(one) for dummy, cell in columns] for one in rows]
+    return "\n".join(
+        [title, *fitting_table([head for head, dummy in columns], cells, width), *("  " + line for line in lines)]
+    )
 
 
 def closing_table(seen: Sequence[Seen], width: int = 0) -> str:
@@ -136,48 +171,10 @@ def closing_table(seen: Sequence[Seen], width: int = 0) -> str:
     runs = [one.run for one in stayed.by_rank()]
     lines += [*ended_lines(runs), *start_lines(runs)]
     lines += [*checkpoint_lines(stayed.by_rank()), *previous_lines(stayed.by_rank())]
-    title = "run %s" % (health.first_known("run") or DASH)
-    return screen_of(title, CLOSING, [_closing_row(one) for one in rows], lines, width)
+    return screen_of("run %s" % (health.first_known("run") or DASH), CLOSING, rows, lines, width)
 
 
 # -- the status screen ----------------------------------------------------------------------------------------------------
-
-STATUS = (
-    "host",
-    "rank",
-    "state",
-    "step",
-    "rows",
-    "loss",
-    "val bpb",
-    "tok/s",
-    "mean tok/s",
-    "waited",
-    "memory",
-    "checkpoint",
-    "left",
-)
-
-
-def _status_row(one: Seen, mark: Optional[str]) -> List[str]:
-    run, saved = one.run, one.run["checkpoint"]
-    # Only a rank that makes steps has a speed.
-    steps_now = run["state"] == RUNNING and not one.waits and one.standstill is None
-    return [
-        one.host,
-        _known_text(run, "rank"),
-        "no answer" if one.silent else state_text(one, mark),
-        steps_text(one) if run["steps"] else DASH,
-        _known_text(run, "rows"),
-        loss_cell(run),
-        loss_text(run["val_bpb"]),
-        speed_text(run["tokens_per_second"]) if steps_now else DASH,
-        speed_text(run["tokens_per_second_mean"]),
-        share_text(run["wait_share"]),
-        bytes_text(run["memory_bytes"]),
-        "step %s" % saved["step"] if saved and saved["step"] is not None else DASH,
-        DASH if run["state"] != RUNNING or mark else seconds_text(run["eta_seconds"]),
-    ]
 
 
 def course_text(health: Health, now: float) -> str:
@@ -242,8 +239,10 @@ def current_health(seen: Sequence[Seen]) -> Health:
 
 def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
     """One screen: the state of every host in the order of the ranks, then one sentence per problem."""
-    rows, current = Health(seen).by_rank(), current_health(seen)
-    marks, hosts = current.marks(), current.by_rank()
+    current = current_health(seen)
+    hosts = current.by_rank()
+    marks = current.marks()
+    rows = [one._replace(mark=marks.get(one.host)) for one in Health(seen).by_rank()]
     runs = [one.run for one in hosts]
     lines = [*ended_lines(runs), *start_lines(runs), *_other_runs(rows, current)]
     lines += [*changed_rows_lines(hosts), *membership_lines(current)]
@@ -256,8 +255,7 @@ def status_screen(seen: Sequence[Seen], width: int = 0) -> str:
     lines += ["%s: %s" % error for error in own_errors(current).items()]
     if marks or any(one.state == CRASHED for one in rows):
         lines.append("run the playbook nanochat.ddp.doctor to find out why")
-    cells = [_status_row(one, marks.get(one.host)) for one in rows]
-    return screen_of(_headline(rows, current), STATUS, cells, lines, width)
+    return screen_of(_headline(rows, current), STATUS, rows, lines, width)
 
 
 def status_data(seen: Sequence[Seen]) -> Mapping[str, object]:
@@ -269,7 +267,7 @@ def status_data(seen: Sequence[Seen]) -> Mapping[str, object]:
             **one.run,
             "reachable": not one.silent,
             "problem": one.problem,
-            "shown": state_text(one, marks.get(one.host)),
+            "shown": state_text(one._replace(mark=marks.get(one.host))),
         }
         for one in rows.by_rank()
     }

@@ -5,67 +5,70 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, TypedDict
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from .._contract.document import words
-from .._contract.keeper_states import FAILED, OVER, TRAINING
+from .._contract.document import items, words
+from .._contract.keeper_states import FAILED, OVER
 from .._kit.words import bytes_text, seconds_text
 from .collected import CollectedRank, CollectedRun
 from .health import Health, Seen
-from .members import steps_repeated
+from .members import Absence, steps_repeated
 from .metrics import Event, finite
 from .sentences import gave_way_text
 
+PAUSE_SECONDS = 30.0  # longer than between two events of a rank that trains
 
-class Happening(TypedDict):
+
+class Happening(NamedTuple):
     """One event; the time may be unknown. The kind decides its mark on the loss curve, if any."""
 
     time: Optional[float]
-    step: Any
     host: str
-    severity: str
     text: str
-    kind: str
+    severity: str = "info"
+    step: Any = None
+    kind: str = ""
 
 
-def happenings(run: CollectedRun) -> List[Happening]:
+def happenings(run: CollectedRun) -> List[Dict[str, Any]]:
     """Starts, restarts, checkpoints, differing weights, ends and findings, in chronological order."""
-    found = [event for rank in run.ranks for event in (*_of_rank(rank), *saves(rank))]
-    found += [*membership(run), *_of_findings(run.findings)]
-    return sorted(found, key=lambda item: (item["time"] is not None, item["time"] or 0.0, str(item["host"])))
+    found = [event for rank in run.ranks for event in (*_of_rank(rank), *_saves(rank), *_of_keeper(rank))]
+    found += [*_of_absences(run), *_of_findings(run)]
+    found.sort(key=lambda item: (item.time is not None, item.time or 0.0, item.host))
+    return [event._asdict() for event in found]
 
 
-def saves(rank: CollectedRank) -> Iterator[Happening]:
+def _saves(rank: CollectedRank) -> Iterator[Happening]:
     """All checkpoints of a rank in one line, at the time of the last."""
     found = [event for event in rank.files.events if event["kind"] == "checkpoint"]
     if found:
         last, took = found[-1], finite(found[-1].get("seconds"))
         text = "checkpoint, " if len(found) == 1 else "%d checkpoints; the last: " % len(found)
         text += bytes_text(finite(last.get("bytes"))) + (" in " + seconds_text(took) if took else "")
-        at, step = finite(last.get("time")), last.get("step")
-        yield Happening(time=at, step=step, host=rank.host, severity="info", text=text, kind="save")
+        yield Happening(finite(last.get("time")), rank.host, text, step=last.get("step"), kind="save")
 
 
 def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
-    starts = repeated = 0
-    last_start = max((index for index, event in enumerate(rank.files.events) if event["kind"] == "start"), default=-1)
-    for index, event in enumerate(rank.files.events):
-        kind, severity, text = event["kind"], "info", ""
+    events, starts, repeated = rank.files.events, 0, 0
+    last_start = max((index for index, event in enumerate(events) if event["kind"] == "start"), default=-1)
+    for index, event in enumerate(events):
+        kind, severity, text, mark = event["kind"], "info", "", ""
+        at, step = finite(event.get("time")), event.get("step")
         if kind == "start":
-            starts += 1
-            resumed = event.get("resumed_from")
-            text = "started" if starts == 1 and resumed is None else "started again"
-            text += " from step %s" % resumed if resumed is not None else ""
-            again = steps_repeated(rank.files.events[: index + 1]) - repeated
+            starts, resumed = starts + 1, event.get("resumed_from")
+            is_first = starts == 1 and resumed is None
+            again = steps_repeated(events[: index + 1]) - repeated
             repeated += again
+            text = "started" if is_first else "started again"
+            text += " from step %s" % resumed if resumed is not None else ""
             text += "; %d steps are repeated" % again if again else ""
-            text += kernels(event) if starts == 1 else ""
+            text += _kernels(event) if starts == 1 else ""
+            mark = "" if is_first else "start"
             # All ranks have the same.
             for notice in words(event, "notices") if rank.files.rank == 0 else ():
-                at, step = finite(event.get("time")), event.get("step")
-                yield Happening(time=at, step=step, host=rank.host, severity="warning", text=notice, kind="warning")
+                yield Happening(at, rank.host, notice, "warning", step, "warning")
         elif kind == "shares" and rank.files.rank == 0:
-            text = new_shares(event)
+            text, mark = _new_shares(event), "shares"
         elif kind == "digest" and event.get("identical") is False:
             severity, text = "error", "weights differ between the ranks"
         elif kind == "end":
@@ -74,72 +77,85 @@ def _of_rank(rank: CollectedRank) -> Iterator[Happening]:
             text = ": ".join(str(word) for word in (event.get("reason"), event.get("error")) if word)
             text += " (and was restarted)" if failed and survived else ""
         if text:
-            # The first start has no mark on the curve.
-            marked = "" if text.partition(";")[0] == "started" else str(kind)
-            mark = MARKS.get(marked, "") if severity == "info" else severity
-            at, step = finite(event.get("time")), event.get("step")
-            yield Happening(time=at, step=step, host=rank.host, severity=severity, text=text, kind=mark)
+            yield Happening(at, rank.host, text, severity, step, mark if severity == "info" else severity)
 
 
-def kernels(event: Event) -> str:
+def _kernels(event: Event) -> str:
     """The kernels and vectors that a rank uses, as the end of a sentence about its start."""
     named, vectors = words(event, "kernels"), event.get("capability")
     return ("; kernels: " + ", ".join(named) if named else "") + ("; torch's vectors: %s" % vectors if vectors else "")
 
 
-# Marks on the loss curve; errors and warnings use their severity.
-MARKS = {"shares": "shares", "start": "start"}
-
-
-def new_shares(event: Event) -> str:
+def _new_shares(event: Event) -> str:
     """The ranks' rows per step changed."""
-    rows, before = (", ".join(map(str, listed(event, key))) for key in ("rows", "before"))
-    speeds = ", ".join("%.0f" % (100 * one) for one in listed(event, "speeds") if finite(one) is not None)
-    why = ", following their shares of the speed: %s %%" % speeds if speeds else ""
-    return "the ranks now take %s rows (before: %s)%s" % (rows, before, why)
+    rows, before, speeds = (
+        found if isinstance(found, list) else [] for found in map(event.get, ("rows", "before", "speeds"))
+    )
+    shares = ", ".join("%.0f" % (100 * one) for one in speeds if finite(one) is not None)
+    why = ", following their shares of the speed: %s %%" % shares if shares else ""
+    return "the ranks now take %s rows (before: %s)%s" % (", ".join(map(str, rows)), ", ".join(map(str, before)), why)
 
 
-def listed(event: Event, key: str) -> List[Any]:
-    """The value, if it is a list."""
-    found = event.get(key)
-    return found if isinstance(found, list) else []
-
-
-def _of_findings(findings: Sequence[Event]) -> List[Happening]:
+def _of_findings(run: CollectedRun) -> Iterator[Happening]:
     """Findings of the last rehearsal, each once; it records no times."""
-    found: Dict[Tuple[str, str], Happening] = {}
-    for finding in findings:
-        host, text = str(finding.get("host")), "%s: %s" % (finding.get("code"), finding.get("seen"))
-        severity = str(finding.get("severity", "info"))
-        found.setdefault(
-            (host, text), Happening(time=None, step=None, host=host, severity=severity, text=text, kind="")
-        )
-    return list(found.values())
+    found = [
+        Happening(None, str(one.get("host")), "%(code)s: %(seen)s" % one, str(one["severity"]))
+        for one in items(run.rehearsal, "findings")
+    ]
+    yield from dict.fromkeys(found)
 
 
-def membership(run: CollectedRun) -> List[Happening]:
-    """Hosts that left and returned, and the members of each generation."""
-    found: List[Happening] = []
-
-    def add(time: float, host: str, severity: str, text: str) -> None:
-        found.append(Happening(time=time, step=None, host=host, severity=severity, text=text, kind=""))
-
+def _absences(run: CollectedRun) -> List[Absence]:
     newest = Health([Seen(rank.host, rank.run) for rank in run.ranks]).newest_record()
-    for one in newest["away"] if newest else []:
-        add(one["left"], one["host"], "warning", "left the run%s" % (" (%s)" % one["why"] if one["why"] else ""))
+    return newest["away"] if newest else []
+
+
+def _of_absences(run: CollectedRun) -> Iterator[Happening]:
+    for one in _absences(run):
+        why = " (%s)" % one["why"] if one["why"] else ""
+        yield Happening(one["left"], one["host"], "left the run" + why, "warning")
         if one["back"] is not None:
-            add(one["back"], one["host"], "info", "back in the run")
-    seen: Set[Tuple[Any, str]] = set()
-    # Parts of a split know nothing of each other.
-    for event in (event for rank in run.ranks for event in rank.files.members):
-        generation = (event.get("generation"), ", ".join(words(event, "members")))
-        if event.get("what") == TRAINING and generation not in seen:
-            seen.add(generation)
-            add(finite(event["time"]) or 0.0, "", "info", "generation %s: %s" % generation)
-    for rank, said in ((rank, rank.run["membership"]) for rank in run.ranks):
-        for gone in said["gave_way"] if said else []:
-            add(gone["time"], gone["host"], "warning", gave_way_text(gone))
-        if said and said["state"] in OVER and said["why"]:
-            severity = "error" if said["state"] == FAILED else "info"
-            add(said["since"], rank.host, severity, "%s: %s" % (said["state"], said["why"]))
+            yield Happening(one["back"], one["host"], "back in the run")
+
+
+def _of_keeper(rank: CollectedRank) -> Iterator[Happening]:
+    """When its keeper yielded to others, and the end that it decided."""
+    said = rank.run["membership"]
+    for gone in said["gave_way"] if said else []:
+        yield Happening(gone["time"], gone["host"], gave_way_text(gone), "warning")
+    if said and said["state"] in OVER and said["why"]:
+        severity = "error" if said["state"] == FAILED else "info"
+        yield Happening(said["since"], rank.host, "%s: %s" % (said["state"], said["why"]), severity)
+
+
+# -- the hosts over time ------------------------------------------------------------------------------------------------
+
+
+def _trained(events: List[Event]) -> List[List[float]]:
+    """When a host trained: begin and end of all that it did without a longer pause."""
+    found: List[List[float]] = []
+    for event in events:
+        at, took = finite(event.get("time")), 0.0 if event["kind"] == "end" else finite(event.get("seconds")) or 0.0
+        if at is not None and found and at - took - found[-1][1] < PAUSE_SECONDS:
+            found[-1][1] = max(found[-1][1], at)
+        elif at is not None:
+            found.append([at - took, at])
+    return found
+
+
+def hosts_over_time(run: CollectedRun, until: float) -> List[Dict[str, Any]]:
+    """For each host when it trained, and when not: with the reason if it was away, with none if it waited."""
+    found = []
+    for rank in [*run.ranks, *run.former]:
+        away = [
+            (one["left"], one["back"] or until, one["why"] or "away")
+            for one in _absences(run)
+            if one["host"] == rank.host
+        ]
+        away += [(0.0, until, "no longer in the plan")] if rank in run.former else []
+        spans, gaps = _trained(rank.files.events), []
+        for (dummy, left), (back, dummy) in zip(spans, [*spans[1:], [until, until]]):
+            if back - left >= PAUSE_SECONDS:
+                gaps.append((left, back, next((why for one, other, why in away if one < back and other > left), None)))
+        found.append({"host": rank.host, "trained": spans, "gaps": gaps})
     return found

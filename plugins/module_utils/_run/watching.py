@@ -63,7 +63,7 @@ class WatchedRun(NamedTuple):
         """The verdict if a run lives or dies as a whole."""
         state = own.run["state"]
         if state in ENDED or (own.state == CRASHED and _is_over(own, ORPHAN_GRACE)):
-            return _ended(own.run)
+            return ended(own.run)
         if own.silent > self.lost_after:
             told = (own.silent, state or "not yet seen", _where(own.run))
             text = "has not answered for %.0f s; it was %s with %s then, and continues without the controller" % told
@@ -154,7 +154,8 @@ def _stepless(one: Seen) -> float:
     return one.run["session_age" if one.run["step_age"] is None else "step_age"] or 0.0
 
 
-def _ended(run: Run) -> WatchVerdict:
+def ended(run: Run) -> WatchVerdict:
+    """How a rank that runs no more ended."""
     if run["state"] == FINISHED:
         return WatchVerdict(FINISHED, "finished after %s steps" % run["done"])
     if run["state"] in (STOPPED, AWAY):

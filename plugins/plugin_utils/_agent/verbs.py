@@ -107,12 +107,13 @@ def access(is_root: bool, given: bool, said: str) -> Answer:
 
 def report(call: Call) -> Answer:
     """Write the page about the first of the collected runs to dest, compared with the others; page: the folder of its parts."""
+    from ...module_utils._preflight.predict import comparison_text
     from ...module_utils._run.collected import ReportError
     from ...module_utils._run.report import make_report
 
     runs, page, dest = (call.params[name] for name in ("runs", "page", "dest"))
     try:
-        data = make_report(runs, page).encode("utf-8")
+        data = make_report(runs, page, comparison_text).encode("utf-8")
         changed = read_bytes(dest) != data
         if changed and not call.check:
             os.makedirs(os.path.dirname(dest) or ".", exist_ok=True)

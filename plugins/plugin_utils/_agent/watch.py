@@ -6,28 +6,26 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from ansible import constants
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
 
-from ...module_utils._contract.document import Document
 from ...module_utils._kit.files import read_object, write_json
 from ...module_utils._kit.printable import printable
 from ...module_utils._run.health import UNSEEN, Seen, StallLimits, without_cpu
 from ...module_utils._run.state import ENDED, RunState
 from ...module_utils._run.watching import WatchVerdict, intervals, judge
 from .. import _configuration
-from .._display.progress import is_due, run_line, watched
+from .._display.progress import is_due, run_line
 from .carrier import Call, decoded, drop_connection
 
 display = Display()
@@ -35,14 +33,6 @@ display = Display()
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 25
 LOOK_SECONDS = 40.0  # the longest wait for news, plus time to connect
-
-
-class ProgressLine(TypedDict):
-    """The last permanent line about the run, when it was printed, and since when there are lines."""
-
-    line: str
-    at: float
-    begun: float
 
 
 class WatchEntry(TypedDict, total=False):
@@ -65,25 +55,13 @@ def seen_by(host: str, entry: WatchEntry, now: float) -> Seen:
         host,
         entry.get("run") or UNSEEN,
         age=now - entry.get("begun", now),
+        looked=now - entry.get("seen", now),
         # A loop may still be waiting this long for a frozen host's answer.
         silent=now - entry["silent_since"] if entry.get("silent_since") else max(0.0, asked - LOOK_SECONDS),
         without_cpu=now - entry["worked"] if entry.get("worked") else math.inf,
         ended=now - entry["ended_since"] if entry.get("ended_since") else 0.0,
         verdict=entry.get("over"),
     )
-
-
-def entry_of(ledger: Ledger, host: str) -> WatchEntry:
-    """A host's entry; empty if there is none."""
-    return cast(WatchEntry, ledger.read(host))
-
-
-def node_of(host: str, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Where a host's share of the run is."""
-    for node in nodes:
-        if node.get("host") == host and node.get("run_dir"):
-            return node
-    raise AnsibleError(f"The node of {host} has no run_dir, so there is nothing to watch.")
 
 
 class Ledger:
@@ -97,20 +75,9 @@ class Ledger:
         """Write a host's entry atomically."""
         write_json(str(self.path(host)), entry)
 
-    def read(self, host: str) -> Document:
+    def read(self, host: str) -> WatchEntry:
         """A host's entry; empty if there is none."""
-        return read_object(str(self.path(host)))
-
-    @contextlib.contextmanager
-    def claim(self, host: str) -> Iterator[bool]:
-        """Whether this process alone has the host's entry until the end of the block."""
-        with self.path(host).with_suffix(".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+        return cast(WatchEntry, read_object(str(self.path(host))))
 
     def path(self, host: str) -> Path:
         """A host's file; the name is quoted, because inventory names may contain anything."""
@@ -139,21 +106,16 @@ class Watch:
     def __init__(self, call: Call, ledger: Ledger | None = None) -> None:
         self.call, self.options, self.host = call, call.params, call.host
         self.ledger = ledger or Ledger(Path(constants.DEFAULT_LOCAL_TMP) / f"run-watch-{call.action._task._uuid}")
+        self.told = ("", 0.0)  # the last line about the run, and when it was printed
 
     def tell(self) -> None:
-        """Print the run's progress, from whichever process comes first."""
-        with self.ledger.claim("") as claimed:
-            if not claimed:
-                return
-            now = time.monotonic()
-            before = cast(ProgressLine, self.ledger.read("")) or {"line": "", "at": 0.0, "begun": now}
-            entries = {node["host"]: entry_of(self.ledger, node["host"]) for node in self.options["nodes"]}
-            rows = [
-                watched(host, shown(entry, now), entry["begun"]) for host, entry in entries.items() if is_seen(entry)
-            ]
-            line = run_line(rows) if rows else ""
-            if line and is_due(line, before["line"], before["at"], before["begun"]):
-                self.ledger.write("", {**before, "line": line, "at": now})
+        """Print the run's progress, from the first host's process."""
+        now, hosts = time.monotonic(), [node["host"] for node in self.options["nodes"]]
+        if self.host == hosts[0]:
+            entries = {host: self.ledger.read(host) for host in hosts}
+            line = run_line([seen_by(host, entry, now) for host, entry in entries.items() if entry])
+            if is_due(line, *self.told, begun=entries[self.host]["begun"]):
+                self.told = (line, now)
                 # Programs that read another display's output want nothing else in it.
                 display.display(printable(line), stderr=True)
 
@@ -165,7 +127,7 @@ class Watch:
                 "over": True,
                 "msg": "The playbook run that asked is gone, so nobody waits for this.",
             }
-        entry = entry_of(self.ledger, self.host) or {"begun": time.monotonic()}
+        entry = self.ledger.read(self.host) or {"begun": time.monotonic()}
         problem = self.poll(entry)
         if problem:
             self.ledger.write(self.host, {**entry, "over": "failed"})
@@ -187,14 +149,14 @@ class Watch:
         """Judge with the results of the other hosts' loops."""
         now, options = time.monotonic(), self.options
         hosts = {node["host"] for node in options["nodes"]} | {self.host}
-        seen = {name: seen_by(name, entry_of(self.ledger, name), now) for name in hosts}
+        seen = {name: seen_by(name, self.ledger.read(name), now) for name in hosts}
         limits = StallLimits(minimum=float(options["stall_minimum"]), timeout=float(options["timeout"]))
         return judge(self.host, seen, limits, options["first_step"], float(options["lost_after"]))
 
     def poll(self, entry: WatchEntry) -> dict[str, Any] | None:
         """Update the entry from the host; returns a failed result if polling is impossible."""
         known = entry.get("run")
-        node = node_of(self.host, self.options["nodes"])
+        node = next(one for one in self.options["nodes"] if one["host"] == self.host)
         arguments = {"run_dir": node["run_dir"], "rank": node.get("rank"), "lines": 5}
         if known:
             pause = intervals(time.monotonic() - entry["begun"], self.options["first_step"])
@@ -227,17 +189,6 @@ class Watch:
             drop_connection(self.call.action)
             time.sleep(RETRY_SECONDS)
             return None
-
-
-def is_seen(entry: WatchEntry) -> bool:
-    """Whether a host has been polled."""
-    return bool(entry.get("run") or entry.get("silent_since"))
-
-
-def shown(entry: WatchEntry, now: float) -> dict[str, Any]:
-    """A ledger entry for the display."""
-    reachable, age = not entry.get("silent_since"), now - entry.get("seen", now)
-    return {"run": entry.get("run") or UNSEEN, "reachable": reachable, "verdict": entry.get("over"), "age": age}
 
 
 @contextlib.contextmanager

@@ -25,25 +25,13 @@ class Watched(NamedTuple):
     first: float  # when watching it began
     looked: float  # when it answered last
 
-    def at(self, now: float) -> Seen:
-        """As it is then."""
-        return self.seen._replace(age=now - self.first, looked=now - self.looked)
 
-
-def watched(host: str, result: Mapping[str, Any], first: float) -> Watched:
-    """A host from the result of run_watch; `first` is when watching began."""
-    silent = math.inf if result.get("reachable") is False else 0.0
-    seen = Seen(host, result["run"], silent=silent, verdict=result.get("verdict"))
-    return Watched(seen, first, time.monotonic() - float(result.get("age") or 0.0))
-
-
-def run_line(rows: Collection[Watched], width: int = 0, fancy: bool = True) -> str:
+def run_line(seen: Collection[Seen], width: int = 0, fancy: bool = True) -> str:
     """The run's position in the available width; without a width all of it."""
-    now = time.monotonic()
-    away = sorted(row.seen.host for row in rows if row.seen.silent)
+    away = sorted(one.host for one in seen if one.silent)
     tail = f"  ({', '.join(away)} does not answer)" if away else ""
     room = max(20, width - len(tail)) if width else 0
-    return live_line([row.at(now) for row in rows], room, unicode=fancy) + tail
+    return live_line(list(seen), room, unicode=fancy) + tail
 
 
 def is_due(line: str, before: str, since: float, begun: float) -> bool:
@@ -71,8 +59,9 @@ class RunProgress:
         """Add a result of run_watch."""
         if "over" not in seen or not isinstance(seen.get("run"), Mapping):
             return
-        first = self.rows[host].first if host in self.rows else time.monotonic()
-        self.rows[host] = watched(host, seen, first)
+        now, silent = time.monotonic(), math.inf if seen.get("reachable") is False else 0.0
+        first = self.rows[host].first if host in self.rows else now
+        self.rows[host] = Watched(Seen(host, seen["run"], silent=silent, verdict=seen.get("verdict")), first, now)
         self._show(final and bool(seen.get("verdict")))
 
     def _show(self, ended: bool) -> None:
@@ -91,7 +80,9 @@ class RunProgress:
 
     def _run_line(self, width: int) -> str:
         """Below its step, and in what is left of a terminal's line."""
-        return "  " + run_line(self.rows.values(), max(1, width - 2) if width else 0, self._terminal.fancy)
+        now = time.monotonic()
+        rows = [row.seen._replace(age=now - row.first, looked=now - row.looked) for row in self.rows.values()]
+        return "  " + run_line(rows, max(1, width - 2) if width else 0, self._terminal.fancy)
 
     def _print_if_due(self, line: str) -> None:
         """Without a terminal, a line now and then."""

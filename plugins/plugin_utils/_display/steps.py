@@ -10,12 +10,14 @@ from typing import Any
 
 from ansible import constants as C
 
-from ...module_utils._kit.words import seconds_text
+from ...module_utils._kit.words import seconds_text, wrapped
 from ...module_utils._run.live_line import whole_seconds
 from .terminal import Terminal
-from .texts import CHECKED_ARGUMENTS, changes_word, counted_text, step_of, task_name
+from .texts import changes_word, counted_text, step_of, task_name
 
 META = ("meta", "ansible.builtin.meta", "ansible.legacy.meta")
+HEADING = "bright blue"  # legible on light and dark terminals
+COMMANDS = ("ssh ", "tail ", "ansible-playbook ", "nft ")
 LONG_TASK = (2.0, 60.0)  # seconds after which a task's time is shown on a terminal, and printed without one
 
 
@@ -53,8 +55,7 @@ class Steps:
 
     def start_task(self, task: Any) -> None:
         """Show the current task on the live line."""
-        name = task_name(task)
-        self._task_begun, self._task = time.monotonic(), "" if name.startswith(CHECKED_ARGUMENTS) else name
+        self._task_begun, self._task = time.monotonic(), task_name(task)
         self._terminal.show(self._task_line)
 
     def forget_task(self) -> None:
@@ -86,15 +87,21 @@ class Steps:
         return not self._has_changed and self.current in (None, "plan", "preflight")
 
     def tell(self, text: str, color: str | None = None) -> None:
-        """Print something below the step's name."""
+        """Print something below the step's name, in lines no longer than the terminal; commands to copy stay whole."""
         if self._terminal.quiet:
             self._terminal.say(text, color, stderr=color == C.COLOR_ERROR)
             return
         if self.current is not None and not self._has_output:
             self._has_output = True
-            self._terminal.say(f"{'▸ ' if self._terminal.fancy else ''}{self.current}", C.COLOR_HIGHLIGHT)
+            self._terminal.say(f"{'▸ ' if self._terminal.fancy else ''}{self.current}", HEADING)
         indent = "  " if self.current is not None else ""
-        self._terminal.say("\n".join(indent + line if line else "" for line in text.split("\n")), color)
+        width = max(0, self._terminal.columns - len(indent))
+        lines = [
+            part
+            for line in text.split("\n")
+            for part in ([line] if line.lstrip().startswith(COMMANDS) else wrapped(line, width))
+        ]
+        self._terminal.say("\n".join(indent + line if line else "" for line in lines), color)
 
     def _task_line(self, width: int) -> str:
         """The current task and its age."""
@@ -112,4 +119,4 @@ class Steps:
 
 def _is_helper(task: Any) -> bool:
     """An include or setting between the tasks of a step does not end it."""
-    return task.get_name().startswith(("Gathering", "Validating")) or task.action in META
+    return task.get_name().startswith("Gathering") or task.action in META

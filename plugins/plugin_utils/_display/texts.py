@@ -14,7 +14,6 @@ from ...module_utils._kit.words import plain_reason
 STORY = ("plan", "preflight", "network", "trainer", "data", "launch", "watch", "collect", "tracker", "doctor")
 # Their messages are complete sentences; the task's name adds nothing.
 SPEAKING = ("fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert")
-CHECKED_ARGUMENTS = "Validating arguments"
 
 
 def step_of(task: Any) -> str | None:

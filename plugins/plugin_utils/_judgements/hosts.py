@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils._contract.plan import Plan
-from ...module_utils._doctor.bundle import bundle
+from ...module_utils._doctor.case import bundle
 from ...module_utils._doctor.judge import diagnose
 from ...module_utils._kit.printable import printable
 from .._agent.carrier import Call

@@ -32,7 +32,7 @@
     if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
     return `${Math.floor(value / 3600)} h ${Math.floor(value % 3600 / 60)} min`;
   };
-  const clock = (value) => known(value) ? new Date(1000 * value).toLocaleString() : '';
+  const clock = (value) => known(value) ? new Date(1000 * value).toLocaleString('sv') : '';  // Sweden writes 2026-05-04 12:00:00
 
   // -- elements -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@
   };
 
   // At most a lowest and a highest point for each pixel, so that no spike is lost and no more is drawn than can be seen.
-  const thinned = (xs, ys, x, width) => {
+  const thinned = (xs, ys, x, width, gap) => {
     const points = [];
     let column = null, low = null, high = null;
     const flush = () => {
@@ -81,7 +81,9 @@
       if (low === high) points.push(low); else points.push(...(low < high ? [low, high] : [high, low]));
     };
     for (let at = 0; at < xs.length; at += 1) {
-      if (!known(ys[at])) { flush(); low = high = null; if (points.length && points[points.length - 1] !== null) points.push(null); continue; }
+      // Where steps are missing, a host was away.
+      if (!known(ys[at]) || (at && xs[at] - xs[at - 1] > gap)) { flush(); low = high = column = null; if (points.length && points[points.length - 1] !== null) points.push(null); }
+      if (!known(ys[at])) continue;
       const pixel = xs.length > 2 * width ? Math.floor(x(xs[at])) : at;
       if (pixel !== column) { flush(); column = pixel; low = high = at; continue; }
       if (low === null) { low = high = at; continue; }
@@ -102,6 +104,8 @@
     return path;
   };
 
+  const pieces = (points) => points.reduce((all, at) => { if (at === null) all.push([]); else all[all.length - 1].push(at); return all; }, [[]]).filter((piece) => piece.length);
+
   const nearest = (xs, value) => {
     let low = 0, high = xs.length - 1;
     while (low < high) {
@@ -117,7 +121,7 @@
     return low <= high ? [low, high] : null;
   };
 
-  // series: {name, color, x, y, thin, dots}; stacked series share their x and lie on each other.
+  // series: {name, color, x, y, thin, dots, gap}, gap: the longest distance between neighbours; stacked series share their x and lie on each other.
   const chart = (title, note, series, options = {}) => {
     const drawn = series.filter((one) => one.x.length && one.y.some(known));
     if (!drawn.length) return;
@@ -129,13 +133,13 @@
     if (legend.children.length) figure.append(legend);
     const svg = draw('svg', { role: 'img', 'aria-label': title });
     figure.append(svg);
-    byId('charts').append(figure);
+    byId(options.more ? 'more' : 'charts').append(figure);
     charts.push({ svg, series: drawn, options });
   };
 
   const paint = ({ svg, series, options }) => {
     const width = svg.clientWidth || 320, height = options.height || 220;
-    const box = { left: 52, right: 10, top: 8, bottom: 22 };
+    const box = { left: 52, right: 18, top: 22, bottom: 36 };
     const inner = width - box.left - box.right;
     svg.replaceChildren();
     svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
@@ -153,8 +157,9 @@
       svg.append(draw('text', { x: box.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, (options.tick || options.show)(value)));
     }
     for (const value of ticks(across[0], across[1], Math.max(2, Math.floor(inner / 75))).filter(Number.isInteger)) {
-      svg.append(draw('text', { x: x(value), y: height - 6, 'text-anchor': 'middle' }, number(value, 0)));
+      svg.append(draw('text', { x: x(value), y: height - 20, 'text-anchor': 'middle' }, number(value, 0)));
     }
+    svg.append(draw('text', { x: box.left + inner / 2, y: height - 5, 'text-anchor': 'middle' }, 'step'), draw('text', { x: 2, y: 12 }, options.unit));
     for (const mark of options.marks || []) {
       if (mark.step < across[0] || mark.step > across[1]) continue;
       const line = draw('line', { class: `mark ${mark.kind}`, x1: x(mark.step), x2: x(mark.step), y1: box.top, y2: height - box.bottom });
@@ -162,13 +167,12 @@
       svg.append(line);
     }
     series.forEach((one, at) => {
-      const points = thinned(one.x, tops[at], x, inner);
+      const points = thinned(one.x, tops[at], x, inner, one.gap || Infinity);
       let path = pathOf(points, one.x, tops[at], x, y);
       const attributes = { 'data-series': one.name || '', 'data-points': one.x.length, fill: 'none', stroke: one.color, 'stroke-width': one.thin ? 1 : 1.8, 'stroke-linejoin': 'round', opacity: one.thin ? 0.45 : 1 };
       if (options.stacked) {
         const below = at ? tops[at - 1] : tops[at].map(() => 0);
-        const back = points.filter(known).reverse();
-        path += back.map((point) => `L${x(one.x[point]).toFixed(1)} ${y(below[point]).toFixed(1)}`).join('') + 'Z';
+        path = pieces(points).map((piece) => `${pathOf(piece, one.x, tops[at], x, y)}${pathOf([...piece].reverse(), one.x, below, x, y).replace('M', 'L')}Z`).join('');
         Object.assign(attributes, { fill: one.color, stroke: 'none', opacity: 0.9 });
       }
       svg.append(draw('path', { ...attributes, d: path }));
@@ -237,6 +241,7 @@
       for (const [key] of PARTS.slice(0, -1)) { const value = mean(key); result[key].push(value); rest -= value; }
       result.rest.push(Math.max(0, rest));
     }
+    result.gap = 2 * size;
     return result;
   };
 
@@ -245,45 +250,50 @@
   const tunes = data.stage && data.stage.stage === 'sft';
   const hostName = (rank) => `rank ${rank.summary.rank}, ${rank.summary.host}`;
   const perRank = (key, map = (value) => value) => data.ranks.filter((rank) => rank.columns[key]).map((rank) => ({
-    name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null),
+    name: hostName(rank), color: rankColor(data.ranks.indexOf(rank)), x: rank.columns.step, y: rank.columns[key].map((value, at) => known(value) ? map(value, rank, at) : null), gap: 1,
   }));
+  const beta = (values) => values.length > 500 ? 0.98 : 0.9;
+  const smoothed = (table, key, name, color) => ({ name: `${name ? `${name}, ` : ''}smoothed`, color, x: table.step, y: average(table[key], beta(table[key])) });
+
+  // All steps of the run, whichever ranks made them.
+  const steps = new Map([...data.ranks].reverse().flatMap(({ columns }) => columns.step.map((step, at) => [step, [columns.loss, columns.tokens_per_second].map((values) => values ? values[at] : null)])));
+  const table = { step: [...steps.keys()].sort((one, other) => one - other) };
+  ['loss', 'tokens_per_second'].forEach((key, at) => { table[key] = table.step.map((step) => steps.get(step)[at]); });
 
   const drawCharts = () => {
-    const table = lead.columns;
     const saves = lead.checkpoints.length > 20 ? [] : lead.checkpoints.map((one) => ({ step: one.step, kind: 'save', text: `step ${one.step}: checkpoint` }));
     const events = data.happenings.filter((one) => known(one.step) && one.kind && one.kind !== 'save').filter((one) => one.host.split(', ').includes(lead.summary.host) || one.kind === 'error').map((one) => ({ step: one.step, kind: one.kind, text: `step ${one.step}, ${one.host}: ${one.text}` }));
     const marks = [...saves, ...events];
-    if (table.loss) {
-      const beta = table.step.length > 500 ? 0.98 : 0.9;
-      const others = data.others.filter((other) => other.columns.loss).map((other, at) => ({
-        name: `${other.run}, smoothed`, color: rankColor(at + 2), x: other.columns.step, y: average(other.columns.loss, other.columns.step.length > 500 ? 0.98 : 0.9),
-      }));
-      chart('Loss', `Mean over all ranks, every step, and its moving average (${beta}). Upright lines: red where a rank ended by an error, dashed where the ranks were started again, pale for checkpoints.`, [
-        { name: 'each step', color: 'var(--c0)', x: table.step, y: table.loss, thin: true },
-        { name: others.length ? `${data.run}, smoothed` : 'smoothed', color: 'var(--c0)', x: table.step, y: average(table.loss, beta) },
-        ...others,
-      ], { show: loss, tick: (value) => number(value, 2), marks, wide: true, height: 280 });
-    }
+    const others = (key) => data.others.filter((other) => other.columns[key]).map((other, at) => smoothed(other.columns, key, other.run, rankColor(at + 2)));
+    const each = (key) => table[key].some(known) ? [{ name: 'each step', color: 'var(--c0)', x: table.step, y: table[key], thin: true }, smoothed(table, key, data.others.length ? data.run : '', 'var(--c0)'), ...others(key)] : [];
+    chart('Loss', 'Mean over all ranks. Upright lines: red where a rank ended by an error, dashed where the ranks were started again, pale for checkpoints.', each('loss'), { show: loss, tick: (value) => number(value, 2), unit: 'loss', marks, wide: true, height: 280 });
     const evals = [[data.run, lead.evals, 0], ...data.others.map((other, at) => [other.run, other.evals, at + 2])];
     chart('Validation', `Bits per byte ${tunes ? 'of the answers in held-out conversations' : 'on the validation shard'}; lower is better.`, evals.map(([name, list, color]) => ({
       name: evals.length > 1 ? name : '', color: rankColor(color), x: list.map((one) => one.step), y: list.map((one) => one.val_bpb), dots: list.length < 60,
-    })), { show: loss, tick: (value) => number(value, 2) });
-    if (table.tokens_per_second) {
-      chart('Speed', 'Tokens per second of all ranks together.', [
-        { name: data.others.length ? data.run : '', color: 'var(--c0)', x: table.step, y: table.tokens_per_second },
-        ...data.others.filter((other) => other.columns.tokens_per_second).map((other, at) => ({ name: other.run, color: rankColor(at + 2), x: other.columns.step, y: other.columns.tokens_per_second })),
-      ], { show: speed, zero: true });
-    }
+    })), { show: loss, tick: (value) => number(value, 2), unit: 'bits per byte' });
+    chart('Speed', 'Tokens per second of all ranks together.', each('tokens_per_second'), { show: speed, unit: 'tokens per second', zero: true });
+    chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, unit: 'share of the step', zero: true });
     data.ranks.forEach((rank) => {
       if (!rank.columns.seconds) return;
       const groups = grouped(rank.columns, 240);
-      chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step.', PARTS.map(([key, name, color]) => ({ name, color, x: groups.step, y: groups[key] })), { stacked: true, show: seconds });
+      chart(`Where the time of ${hostName(rank)} went`, 'Seconds of a step.', PARTS.map(([key, name, color]) => ({ name, color, x: groups.step, y: groups[key], gap: groups.gap })), { stacked: true, show: seconds, unit: 'seconds', more: true });
     });
-    chart('Waiting', 'Share of each step that a rank waited for the others. The one that waits least is the slow one.', perRank('wait_seconds', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? value / rank.columns.seconds[at] : null), { show: share, zero: true });
-    if (data.ranks.some((rank) => new Set(rank.columns.rows).size > 1)) chart('Rows', 'Rows of a step that each rank took; they follow the speeds of the hosts.', perRank('rows'), { show: (value) => number(value, 0), zero: true });
-    chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, zero: true });
-    chart('Bandwidth', 'What a rank sent over the whole time of the step, in Mbit/s.', perRank('bytes_sent', (value, rank, at) => rank.columns.seconds && rank.columns.seconds[at] ? 8e-6 * value / rank.columns.seconds[at] : null), { show: (value) => `${number(value, value < 10 ? 2 : 0)} Mbit/s`, tick: (value) => number(value, value < 10 ? 1 : 0), zero: true });
-    chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, zero: true });
+    if (data.ranks.some((rank) => new Set(rank.columns.rows).size > 1)) chart('Rows', 'Rows of a step that each rank took; they follow the speeds of the hosts.', perRank('rows'), { show: (value) => number(value, 0), unit: 'rows', zero: true, more: true });
+    chart('Sent', 'Bytes that a rank sent in a step.', perRank('bytes_sent'), { show: bytes, unit: 'bytes', zero: true, more: true });
+    chart('Memory', 'Resident memory of a rank.', perRank('memory_bytes'), { show: bytes, unit: 'bytes', zero: true, more: true });
+  };
+
+  // One band for each host: when it trained, waited, or was away and why.
+  const drawBands = () => {
+    const spans = data.hosts.flatMap((host) => [...host.trained, ...host.gaps]);
+    if (!spans.length) return;
+    const [from, to] = extent(spans.map((span) => span.slice(0, 2)));
+    const part = (seconds) => `${(100 * seconds / (to - from || 1)).toFixed(3)}%`;
+    const piece = (kind, [begun, ended, why]) => make('i', { class: kind, style: `left:${part(begun - from)};width:${part(ended - begun)}`, title: `${why || kind}: ${clock(begun)} to ${clock(ended)}` });
+    section('hosts', 'Hosts over time', ...data.hosts.map((host) => make('div', { class: 'band' }, make('span', {}, host.host), make('div', { class: 'track' },
+      ...host.trained.map((span) => piece('trained', span)), ...host.gaps.map((gap) => piece(gap[2] ? 'away' : 'waiting', gap))))),
+    make('div', { class: 'band quiet' }, make('span'), make('div', { class: 'ends' }, make('span', {}, clock(from)), make('span', {}, clock(to)))),
+    make('div', { class: 'legend' }, ...['trained', 'waiting', 'away'].map((kind) => make('span', {}, make('i', { class: kind }), kind))));
   };
 
   const tile = (label, value, kind = '') => byId('tiles').append(make('div', { class: 'tile' }, make('b', { class: kind }, value), make('span', {}, label)));
@@ -299,7 +309,7 @@
 
   const drawTrainingTiles = (one) => {
     tile('steps made', known(one.steps) ? `${number(one.done, 0)} of ${number(one.steps, 0)}` : number(one.done, 0));
-    tile(`loss, from ${loss(one.first_loss)}`, loss(one.loss));
+    tile(`loss, smoothed, from ${loss(one.first_loss)}`, loss(average(table.loss, beta(table.loss)).filter(known).pop()));
     if (!tunes || known(one.val_bpb)) tile(tunes ? 'held-out conversations, bits per byte' : 'validation, bits per byte', loss(one.val_bpb));
     tile('tokens per second', speed(one.tokens_per_second_mean));
   };
@@ -314,7 +324,8 @@
   const drawWords = () => {
     const one = lead.summary;
     byId('title').textContent = `Run ${data.run}`;
-    byId('subtitle').textContent = [`${data.world} ${data.world === 1 ? 'rank' : 'ranks'}`, data.dtype && `${data.dtype}${data.dtype_reason ? ` (${data.dtype_reason})` : ''}`, data.digest && `plan ${data.digest}`, known(data.as_of) && `last event ${clock(data.as_of)}`].filter(Boolean).join(' · ');
+    const lasted = known(data.began) && known(data.as_of) ? `${clock(data.began)} to ${clock(data.as_of)}, ${seconds(data.as_of - data.began)}` : '';
+    byId('subtitle').textContent = [data.model, data.data && `data ${data.data}`, `on ${data.hosts.map((host) => host.host).join(', ')}`, lasted].filter(Boolean).join(' · ');
     drawTrainingTiles(one);
     if (several) {
       tile('waited for other ranks', data.ranks.map((rank) => share(rank.summary.wait_share)).slice(0, 4).join(' / '));
@@ -326,15 +337,13 @@
     for (const rank of data.ranks.filter((rank) => rank.summary.end.startsWith('crashed') && !data.given_up)) byId('notices').append(make('div', { class: 'notice' }, `${rank.summary.host} ${rank.summary.end}`));
     fillTrainingTable();
     const samples = data.ranks.flatMap((rank) => rank.samples);
-    if (samples.length) section('samples', 'Samples', ...samples.slice(-12).reverse().map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))));
+    const prompts = [...new Set(samples.map((sample) => sample.prompt || ''))].map((prompt) => samples.filter((sample) => (sample.prompt || '') === prompt));
+    if (samples.length) section('samples', 'Samples, first and last', ...prompts.map((same) => make('div', { class: 'pair' }, ...[...new Set([same[0], same[same.length - 1]])].map((sample) => make('div', {}, make('p', { class: 'quiet' }, `step ${number(sample.step, 0)}`), make('blockquote', {}, make('b', {}, sample.prompt || ''), continuation(sample)))))));
     if (data.others.length) {
       const rows = [{ run: data.run, digest: data.digest, summary: one }, ...data.others];
       section('comparison', 'Compared with other runs', scroll(fillTable(make('table'), ['run', 'plan', 'steps', 'first loss', 'last loss', 'val bpb', 'tok/s', 'end'], rows.map(({ run, digest, summary }) => [run, digest, String(summary.done), loss(summary.first_loss), loss(summary.loss), loss(summary.val_bpb), speed(summary.tokens_per_second_mean), summary.end]), [2, 3, 4, 5, 6])));
     }
-    if (data.compared.length) {
-      const show = (what, value) => what.startsWith('bytes') ? bytes(value) : what.startsWith('seconds') ? seconds(value) : number(value, value < 100 ? 2 : 0);
-      section('predicted', 'Predicted and measured', scroll(fillTable(make('table'), ['what', 'host', 'expected', 'measured', 'measured / expected'], data.compared.map(([what, host, plan, measured]) => [what.replace(/^bytes (of )?/, ''), host, show(what, plan), show(what, measured), plan ? share(measured / plan) : '–']), [2, 3, 4])));
-    }
+    if (data.compared) section('predicted', 'Predicted and measured', make('pre', {}, data.compared));
     if (data.happenings.length) {
       section('happenings', 'What happened', scroll(fillTable(make('table'), ['time', 'step', 'host', 'what'], data.happenings.map((event) => [clock(event.time), known(event.step) ? number(event.step, 0) : '', event.host || '', make('span', { class: event.severity }, event.text)]), [1])));
     }
@@ -343,9 +352,13 @@
   };
 
   drawWords();
+  drawBands();
   drawCharts();
   const paintAll = () => charts.forEach(paint);
   paintAll();
+  // What is folded has no width.
+  byId('more').parentElement.hidden = !byId('more').children.length;
+  byId('more').parentElement.addEventListener('toggle', paintAll);
   let width = innerWidth;
   addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; paintAll(); } });
   // Of a run that goes on, `collect` writes this page anew.

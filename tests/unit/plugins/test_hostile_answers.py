@@ -350,7 +350,6 @@ def evidence_of(run: Any) -> dict[str, Any]:
         "waits_in": "x",
         "memory_bytes": 2**30,
         "swapped_bytes": 2**29,
-        "command": "python",
     }
     system = {
         "cpus": 4,
@@ -360,19 +359,10 @@ def evidence_of(run: Any) -> dict[str, Any]:
         "oom_kills": 1,
         "pressure": {"io": 50.0},
     }
-    nics = {"eth0": {"state": "up", "carrier_changes": 0, "errors": 0}}
-    socket = {
-        "peer": "10.0.0.0",
-        "port": 5,
-        "state": "established",
-        "unsent_bytes": 9,
-        "unread_bytes": 0,
-        "retransmits": 4,
-    }
+    nics = {"eth0": "up"}
     other = {"pid": 9, "user": "x", "command": "make", "cpu_share": 3.0}
     dump = {"time": 1.0, "pid": 7, "stacks": {"MainThread": ["a.py:1 in f"]}, "flight": {"last_seq": 7, "entries": []}}
     more = {
-        "sockets": [socket],
         "links": {"good": "timeout"},
         "system": {**system, "nics": nics},
         "others": [other],

@@ -18,8 +18,8 @@ PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 TEXTS = {"seen", "why", "remedy", "sentence", "end_error"}
 ASKING = {"startswith", "endswith", "find", "index", "count", "split", "rsplit", "partition", "rpartition"}
 PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "split", "sub"}
-# Reads what torchrun, libraries and other trainers say; finding a mark at the end of a sentence is no decision.
-EXEMPT = {"module_utils/_doctor/prose.py", "module_utils/_contract/findings.py"}
+# Finding a mark at the end of a sentence is no decision.
+EXEMPT = {"module_utils/_contract/findings.py"}
 FILES = sorted(str(path.relative_to(PLUGINS)) for path in PLUGINS.rglob("*.py"))
 
 

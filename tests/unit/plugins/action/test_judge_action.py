@@ -67,7 +67,9 @@ DIAGNOSED = {
         {"host": "b", "rank": 1, "nic": "eth0"},
     ],
 }
-DONE = {"evidence": {"run": {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}}}
+MACHINE = {"cpus": 1, "load1": 0.0, "memory_available": 0}
+OVER = {"state": "finished", "step": 9, "last_lines": ["login with s3cr3t"]}
+DONE = {"evidence": {"rank": 0, "run": OVER, "links": {}, "system": MACHINE, "others": [], "kernel": []}}
 
 
 def test_a_verdict_is_returned_and_all_of_it_kept_without_secrets(agent, tmp_path):

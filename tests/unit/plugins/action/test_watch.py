@@ -8,28 +8,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from ansible.errors import AnsibleError
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import watch
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import Ledger, Watch, node_of
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.watch import Ledger, Watch
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._display import progress
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import run_of
-
-
-def test_a_ledger_tells_of_hosts_with_any_name(tmp_path):
-    ledger = Ledger(tmp_path / "new")
-    assert ledger.read("a/b") == {}
-    ledger.write("a/b", {"over": "finished"})
-    assert Ledger(tmp_path / "new").read("a/b") == {"over": "finished"}
-
-
-def test_a_host_without_a_run_dir_is_named():
-    nodes = [{"host": "host1", "run_dir": "/runs/d4"}, {"host": "host2"}]
-    assert node_of("host1", nodes) is nodes[0]
-    for name in ("host2", "host3"):
-        with pytest.raises(AnsibleError, match=f"The node of {name} has no run_dir"):
-            node_of(name, nodes)
 
 
 def test_where_lines_stay_there_are_fewer_of_them_the_longer_it_takes(monkeypatch):
@@ -41,22 +24,17 @@ def test_where_lines_stay_there_are_fewer_of_them_the_longer_it_takes(monkeypatc
     assert progress.is_due("step 2", "step 1", since=939.0, begun=-5000.0)
 
 
-def test_one_of_several_processes_tells_where_the_run_is(tmp_path, monkeypatch):
+def test_the_first_hosts_process_tells_where_the_run_is(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(watch.display, "display", lambda line, stderr: said.append((line, stderr)))
     action: Any = SimpleNamespace(_task=SimpleNamespace(_uuid="1", delegate_to=None))
-    call = Call(action, {"nodes": [{"host": "host1"}, {"host": "host2"}]}, {"inventory_hostname": "host1"})
-    one, another = (Watch(call, Ledger(tmp_path)) for dummy in range(2))
-    one.tell()
-    assert not said, "nothing was seen yet"
+    nodes = [{"host": "host1"}, {"host": "host2"}]
+    one, another = (
+        Watch(Call(action, {"nodes": nodes}, {"inventory_hostname": node["host"]}), Ledger(tmp_path)) for node in nodes
+    )
     now = watch.time.monotonic()
     for host in ("host1", "host2"):
         one.ledger.write(host, {"begun": now, "run": run_of(phase="data", step=None), "seen": now})
-    one.tell()
-    another.tell()
+    for process in (another, one, one):
+        process.tell()
     assert said == [("starting: host1, host2 opening the data", True)]
-    one.ledger.path("").unlink()
-    with Ledger(tmp_path).claim("") as claimed:
-        assert claimed
-        another.tell()
-    assert len(said) == 1

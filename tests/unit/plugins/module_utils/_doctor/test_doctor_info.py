@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather as evidence_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.gather import doctor_info
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 
 
 @pytest.fixture
@@ -106,24 +106,3 @@ def test_whether_packets_come_back_is_tried_with_every_peer(call, run_dir):
 def test_of_other_peoples_command_lines_only_the_program_is_told(argv, shown):
     one = evidence_utils.processes.Process(9, 1, 0, 5, "R", tuple(argv), "kworker")
     assert evidence_utils.program_of(one) == shown
-
-
-def test_a_host_without_the_run_has_its_state_told(call, tmp_path):
-    evidence = call(doctor_info, run_dir=str(tmp_path / "none"), rank=0, probe_port=1)["evidence"]
-    assert evidence["run"]["state"] == "absent"
-    assert evidence["process"] is None
-
-
-def test_where_the_user_may_not_read_the_kernels_log_by_either_tool_nothing_fails(
-    call, run_dir, tmp_path_factory, monkeypatch
-):
-    tools = tmp_path_factory.mktemp("tools")
-    (tools / "dmesg").write_text(
-        "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2\nexit 1\n"
-    )
-    (tools / "dmesg").chmod(0o755)
-    find, there = bare.find, {"dmesg": str(tools / "dmesg"), "journalctl": None}
-    monkeypatch.setattr(bare, "find", lambda name: there[name] if name in there else find(name))
-    told = call(doctor_info, run_dir=str(run_dir), rank=1, probe_port=1)
-    assert told["evidence"]["kernel"] == []
-    assert told["evidence"]["process"]["pid"] == pid_of(run_dir)

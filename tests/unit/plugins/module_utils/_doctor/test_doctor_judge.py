@@ -16,12 +16,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_ta
     FindingKind,
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import judge
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.bundle import bundle
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, FAILED, death_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.case import bundle
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.deaths import CODES, FAILED
+from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.evidence import lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
-from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.reading import lines_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import LOSSES, Cause
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepers_words import keeper, run_of
 
 PLAN: dict[str, Any] = {
@@ -41,25 +40,25 @@ PROCESS = {
     "cpu_share": 1.9,
     "memory_bytes": 2**30,
     "swapped_bytes": 0,
+    "waits_for_core": None,
     "waits_in": "",
-    "command": "python",
 }
 SYSTEM = {
-    "cpus": 4, "load1": 2.0, "memory_total": 2**34, "memory_available": 2**33, "swapped_pages_per_second": 0.0, "disk_free": 2**36,
-    "throttled": False, "oom_kills": 0, "nics": {"enp4s0": {"state": "up"}, "wlp3s0": {"state": "up"}},
+    "cpus": 4, "load1": 2.0, "memory_available": 2**33, "swapped_pages_per_second": 0.0, "disk_free": 2**36,
+    "throttled": False, "limited": None, "pressure": None, "oom_kills": 0, "nics": {"enp4s0": "up", "wlp3s0": "up"},
 }  # fmt: skip
 
 
 def rank(peer: str, run: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A rank in good health, but for what a test says about it."""
     found = {
+        "rank": 0,
         "run": dict(RUN, **(run or {})),
         "process": PROCESS,
         "dump": None,
-        "sockets": [],
         "links": {peer: "refused"},
     }
-    found.update({"system": SYSTEM, "others": [], "kernel": []}, **more)
+    found.update({"system": SYSTEM, "others": [], "kernel": [], "oom_kills_before": None}, **more)
     return copy.deepcopy(found)
 
 
@@ -109,7 +108,7 @@ def missed(cause: str, blamed: int) -> dict[str, Any]:
 
 KILLED = {**crashed("", code=137), "signal": 9}
 DISK_FULL = {**crashed("rank 1 could not save step 20"), "end_cause": "disk-full", "end_blames": [1]}
-BY_TORCHRUN = {**crashed(""), "last_lines": ["  exitcode  : -9 (pid: 4711)"]}
+BY_ITS_KEEPER = {**crashed(""), "last_lines": ["keeper: rank 1 was killed by signal 9 (SIGKILL, exitcode: -9)"]}
 OOM_KILLS = {**SYSTEM, "oom_kills": 4}
 MAKE = {"pid": 99, "user": "eve", "command": "make -j8", "cpu_share": 7.5}
 WAITING = rank("laptop", WAITS, process=IDLE)
@@ -136,15 +135,15 @@ STACKS = {"MainThread": ["a.py:1 in main: f()", "loader.py:9 in f: read()"]}
         (WAITING, rank("desktop", {**BEHIND, "phase": "data"}, process=IDLE), "data-mismatch", ""),
         (WAITING, rank("desktop", {**BEHIND, "phase": "save"}, process=IDLE, system={**SYSTEM, "disk_free": 1000}), "disk-full", ""),
         # field_19: not the rank that only heard of it
-        (exited("laptop", crashed("Connection closed by peer", ended=900.0)), exited("desktop", crashed("ValueError: it broke")),
+        (exited("laptop", {**missed("peer-lost", 1), "ended": 900.0}), exited("desktop", crashed("ValueError: it broke")),
          "rank-failed", "it broke"),
         (exited("laptop", missed("disk-full", 1)), exited("desktop", missed("store-lost", 0)), "disk-full", ""),
         # field_18: all say who could not save
         (exited("laptop", DISK_FULL), exited("desktop", {**DISK_FULL, "ended": 1001.0}), "disk-full", ""),
         (WAITING, exited("desktop", KILLED, kernel=["Out of memory: Killed process 4711 (python)"]), "rank-oom", "Killed process 4711"),
         # field_19: an OOM kill since the last heartbeat, and one long before
-        (WAITING, exited("desktop", BY_TORCHRUN, system=OOM_KILLS, oom_kills_before=3), "rank-oom", ""),
-        (WAITING, exited("desktop", BY_TORCHRUN, system=OOM_KILLS, oom_kills_before=4), "rank-killed", ""),
+        (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=3), "rank-oom", ""),
+        (WAITING, exited("desktop", BY_ITS_KEEPER, system=OOM_KILLS, oom_kills_before=4), "rank-killed", ""),
     ],
 )  # fmt: skip
 def test_what_is_seen_has_one_verdict(desktop: dict[str, Any], laptop: Any, code: str, words: str) -> None:
@@ -170,20 +169,6 @@ def test_what_holds_a_host_back_is_named(system: dict[str, Any], reason: str) ->
     assert f"rank 1 (laptop): {reason}" in told["seen"]
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ("OSError: [Errno 28] No space left on device", "disk-full"),
-        ("The settings differ between the ranks: depth is 4 on rank 0 and 6 on rank 1", "settings-differ"),
-        ("The weights differ between the ranks, first in lm_head.weight", "weights-differ"),
-        ("shard_00003.parquet is no parquet file", "data-mismatch"),
-        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "rank-oom"),
-    ],
-)
-def test_the_kind_of_an_error_is_known_by_its_words(error: str, code: str) -> None:
-    assert verdict(rank("laptop"), exited("desktop", crashed(error)))["code"] == code
-
-
 def test_a_stopped_process() -> None:
     stopped = rank("desktop", {"idle_seconds": 90.0}, process=dict(PROCESS, state="T", cpu_share=0.0))
     told = verdict(WAITING, stopped)
@@ -200,7 +185,7 @@ def test_field_01_a_link_cut_in_one_direction() -> None:
 
 
 def test_a_network_card_that_is_down() -> None:
-    down = {**SYSTEM, "nics": {"wlp3s0": {"state": "down"}}}
+    down = {**SYSTEM, "nics": {"wlp3s0": "down"}}
     told = verdict(WAITING, rank("desktop", WAITS, process=IDLE, system=down))
     assert (told["code"], told["host"]) == ("link-cut", "laptop") and "wlp3s0" in told["seen"]
 
@@ -234,17 +219,16 @@ def test_the_trainers_causes_are_read_and_not_its_sentences(cause: str) -> None:
 
 def test_two_ranks_that_did_not_find_each_other() -> None:
     """The link between them was cut while they started, and is whole again."""
-    master = "torchrun: could not start or hold the ranks: Timed out after 46 seconds waiting for clients. 1/2 clients joined."
-    worker = "torchrun: could not start or hold the ranks: The client socket has timed out after 45000ms while trying to connect."
-    told = verdict(exited("laptop", crashed(master)), exited("desktop", crashed(worker)))
+    lost = {**crashed("only 1 of 2 ranks came to the rendezvous"), "end_cause": "store-lost", "end_blames": []}
+    told = verdict(exited("laptop", lost), exited("desktop", lost))
     assert (told["code"], told["host"], told["peer"]) == ("link-cut", "desktop", "laptop")
-    assert "did not find each other" in told["seen"] and "1/2 clients joined" in told["seen"]
+    assert "did not find each other" in told["seen"] and "only 1 of 2 ranks" in told["seen"]
     # A host alone has nobody to miss.
     alone = {"desktop": result_of(exited("laptop", crashed("the URL timed out")))}
     told = dict(diagnose({**PLAN, "nodes": PLAN["nodes"][:1]}, alone)["verdict"])
     assert (told["code"], told["host"]) == ("rank-failed", "desktop")
     # One that ended for a reason of its own is to blame.
-    assert blamed(exited("laptop", crashed(master)), exited("desktop", crashed("qwertz"))) == ("rank-failed", "laptop")
+    assert blamed(exited("laptop", lost), exited("desktop", crashed("qwertz"))) == ("rank-failed", "laptop")
 
 
 def test_field_12_a_host_out_of_reach_from_here_only_is_no_error() -> None:
@@ -271,11 +255,12 @@ def test_field_18_a_disk_that_fills_up_is_told_before_it_matters() -> None:
 
 def test_the_bundle_has_no_secrets() -> None:
     node = {**PLAN["nodes"][0], "env": {"OMP_NUM_THREADS": "4", "MY_TOKEN": "hunter2!"}}
-    found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t failed"]}), "laptop": None}
+    # One secret is a part of another, and one is a word.
+    found = {"desktop": rank("laptop", {"last_lines": ["login with s3cr3t, s3cr and yes failed"]}), "laptop": None}
     results = {host: result_of(one) for host, one in found.items()}
-    told = bundle({**PLAN, "nodes": [node]}, results, [{"WANDB_API_KEY": "s3cr3t"}], {})
-    assert told["plan"]["nodes"][0]["env"] == {"OMP_NUM_THREADS": "4", "MY_TOKEN": "***"}
-    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with *** failed"]
+    told = bundle({**PLAN, "nodes": [node]}, results, [{"SHORT": "s3cr", "WANDB_API_KEY": "s3cr3t", "FLAG": "yes"}], {})
+    assert told["plan"]["nodes"] == PLAN["nodes"][:1]
+    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["login with ***, *** and yes failed"]
     assert told["hosts"]["laptop"] == "did not answer within 25 s"
 
 
@@ -284,25 +269,13 @@ def test_a_rank_is_described_by_what_its_host_and_its_dump_told() -> None:
     told = rank("laptop", {"phase": "sync", "phase_seconds": 12.0, "error": "RuntimeError: x"}, dump=flight)
     one, stack, said = lines_of(told)
     other, last = lines_of(rank("desktop", {"phase_seconds": None}))
-    assert "phase sync for 12 s, collective 300, last Gloo record 42, process 4711 state R" in one
+    assert "phase sync for 12 s, collective 300, process 4711 state R" in one
     assert (stack, said) == ("  stack: comm.py:9 in wait", "  said: RuntimeError: x")
     assert "phase forward_backward for 0 s, collective 300, process 4711 state R" in other
     assert last == "  said: step 00040/05000"
     # The stack of a rank that has ended is an old one.
     assert not any("stack" in line for line in lines_of({**told, "run": {**told["run"], "state": "stopped"}}))
     assert len(lines_of(rank("laptop", {"last_lines": []}))) == 1
-
-
-def test_a_secret_within_another_leaves_nothing_of_either() -> None:
-    words = {"desktop": result_of(rank("laptop", {"last_lines": ["s3cr3t-key and s3cr, yes"]}))}
-    told = bundle(PLAN, words, [{"SHORT": "s3cr", "LONG": "s3cr3t-key", "FLAG": "yes"}], {})
-    assert told["hosts"]["desktop"]["run"]["last_lines"] == ["*** and ***, yes"]
-
-
-@pytest.mark.parametrize(("who", "is_echo"), [([1], True), ([0], False), ([0, 1], False), ([], False)])
-def test_a_rank_that_blames_only_others_died_of_them(who: list[int], is_echo: bool) -> None:
-    told = {"run": {**EMPTY, "end_cause": "settings-differ", "end_blames": who}}
-    assert death_of(told, 0).is_echo is is_echo
 
 
 def test_a_failed_module_is_never_told_as_a_host_out_of_reach() -> None:
@@ -312,13 +285,6 @@ def test_a_failed_module_is_never_told_as_a_host_out_of_reach() -> None:
     assert told["seen"] == "rank 1 (laptop) could not be examined: dmesg: Operation not permitted."
     assert verdict(exited("laptop", crashed("ValueError: x")), failed)["code"] == "rank-failed"
     assert "was not contacted" in diagnose(PLAN, {"desktop": None, "laptop": {}})["verdict"]["seen"]
-
-
-def test_why_a_host_gave_no_answer_is_said_as_it_was() -> None:
-    why = "Failed to connect to the host via ssh: connect to host laptop port 22: refused"
-    told = verdict(rank("laptop"), {"unreachable": True, "msg": why})
-    assert "rank 1 (laptop) cannot be reached: connect to host laptop port 22: refused" in told["seen"]
-    assert "ssh" not in verdict(WAITING, TIMED_OUT)["seen"]
 
 
 def test_what_a_rank_reported_outweighs_that_its_processes_are_still_there() -> None:
@@ -362,11 +328,6 @@ def test_field_35_who_is_away_from_a_run_that_goes_on_is_told_from_who_crashed()
         assert told["seen"].startswith("rank 0 (desktop) goes on without rank 1 (laptop)")
 
 
-def test_what_is_wrong_with_those_who_train_comes_before_who_is_away():
-    frozen = rank("laptop", together("desktop"), process=dict(PROCESS, state="T"))
-    assert blamed(frozen, rank("desktop", {"state": "stopped"})) == ("rank-frozen", "desktop")
-
-
 ENDED_KEEPER = {
     "state": "crashed",
     "signal": 9,
@@ -391,37 +352,11 @@ def test_who_waits_for_a_dead_keeper_and_what_it_died_of(more: dict[str, Any], c
     assert "its keeper ended by signal 9" in told["seen"] and "desktop waits for laptop" in told["seen"]
 
 
-def test_no_rank_is_healthy_while_all_wait():
-    both = (
-        rank("laptop", together(state="idle", hears=["laptop"])),
-        rank("desktop", together(state="offered", hears=["desktop"])),
-    )
-    assert verdict(*both)["code"] == "rank-waits"
-    told = verdict(rank("laptop", together(state="idle")), None)
-    assert (told["code"], told["host"]) == ("rank-host-no-answer", "laptop")
-    assert "desktop waits for laptop, which does not answer" in told["seen"] and "makes progress" not in told["seen"]
-
-
-def test_a_run_that_was_given_up_is_not_told_as_its_last_death():
-    why = "the run died 4 times within an hour, and ddp_restarts is 3"
-    lost = {**crashed(why), "end_error": "the rendezvous does not answer", "end_cause": "store-lost", "end_blames": [0]}
-    desktop = rank("laptop", {**lost, **together(state="failed", why=why)})
-    heard = "desktop gave up: " + why
-    laptop = rank("desktop", {**lost, "error": heard, **together(state="failed", why=heard, since=1.7e9 + 1)})
-    told = verdict(desktop, laptop)
-    assert (told["code"], told["host"]) == ("run-given-up", "desktop")
-    assert told["seen"].startswith("The run gave up: the run died 4 times") and "firewall" not in told["remedy"]
-    # One error that a restart would meet again is told as what it is.
+def test_an_error_that_a_restart_would_meet_again_is_told_as_what_it_is():
     full = {**crashed("no space"), "end_error": "no space", "end_cause": "disk-full", "end_blames": [0]}
     desktop = rank("laptop", {**full, **together(state="failed", why="no space")})
+    laptop = rank("desktop", {**full, **together(state="failed", why="desktop gave up", since=1.7e9 + 1)})
     assert blamed(desktop, laptop) == ("disk-full", "desktop")
-
-
-@pytest.mark.parametrize("state", ["finished", "stopped", "away"])
-def test_of_a_run_that_is_over_nobody_misses_a_host_that_is_off(state: str):
-    told = verdict(rank("laptop", {"state": state}), None)
-    assert told["code"] == "not-running"
-    assert f"rank 0 (desktop) {state}" in told["seen"] and "rank 1 (laptop) did not answer" in told["seen"]
 
 
 def test_a_new_finding_is_a_kind_and_a_question(monkeypatch):

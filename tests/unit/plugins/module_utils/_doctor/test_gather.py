@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import gather
 
-MEMINFO = "MemTotal:       16000000 kB\nMemFree:          500000 kB\nMemAvailable:    4000000 kB\n"
-FAR = "0B01A8C0"  # 192.168.1.11
+MEMINFO = "MemFree:          500000 kB\nMemAvailable:    4000000 kB\n"
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def test_what_grew_between_two_moments_is_told_by_the_second(files: dict[str, st
     files["/proc/vmstat"] = "nr_free_pages 5\noom_kill 3\n"
     before = counted(10.0, swap=100, throttle=7, limited=1.0)
     told = gather.system_facts("/", before, counted(12.0, swap=300, throttle=8, limited=1.5))
-    assert (told["memory_total"], told["memory_available"]) == (16_000_000 * 1024, 4_000_000 * 1024)
+    assert told["memory_available"] == 4_000_000 * 1024
     assert (told["swapped_pages_per_second"], told["throttled"], told["limited"]) == (100.0, True, 0.25)
-    assert told["pressure"] == {"cpu": None, "memory": None, "io": 42.5}
+    assert told["pressure"] == {"memory": None, "io": 42.5}
     assert told["oom_kills"] == 3
     assert gather.system_facts("/none", before, counted(12.0, throttle=7))["throttled"] is False
     assert gather.system_facts("/none", before, counted(12.0))["disk_free"] is None
@@ -48,9 +47,6 @@ def test_counters_are_read_as_the_kernel_writes_them(files: dict[str, str]) -> N
     files["/sys/fs/cgroup/user.slice/run.scope/cpu.stat"] = "nr_throttled 2\nthrottled_usec 2500000\n"
     told = gather.counters(None)
     assert (told.swap, told.throttle, told.limited, told.delay) == (12, 4, 2.5, 0.0)
-    del files["/proc/self/cgroup"]
-    files["/sys/fs/cgroup/cpu/cpu.stat"] = "throttled_time 1500000000\n"
-    assert gather.counters(None).limited == 1.5
 
 
 def process(pid: int, **more: Any) -> gather.processes.Process:
@@ -91,25 +87,6 @@ def test_who_else_computes_is_told_from_a_tenth_of_a_core_on(monkeypatch: pytest
         1,
     ]
     assert told[0]["command"] == "ffmpeg"
-
-
-@pytest.mark.parametrize(("table", "peer"), [("tcp", FAR), ("tcp6", "0000000000000000FFFF0000" + FAR)])
-def test_a_connection_to_a_peer_is_told_with_what_waits_in_it(
-    table: str, peer: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "_socket_inodes", lambda pid: {"4711"})
-    line = "   0: 0A01A8C0:8000 {}:733C 01 00000010:00000020 01:00000014 00000003  1000        0 {} 1 0 20 4\n"
-    # Another peer's, and that of another process.
-    others = line.format(peer.replace("0B01", "0C01"), 4711) + line.format(peer, 4712)
-    files[f"/proc/net/{table}"] = "  sl  local_address ...\n" + line.format(peer, 4711) + others
-    assert gather.peer_sockets(9, ["192.168.1.11"]) == [
-        {"peer": "192.168.1.11", "port": 29500, "state": "ESTABLISHED", "unsent_bytes": 16, "unread_bytes": 32, "retransmits": 3}
-    ]  # fmt: skip
-    assert gather.peer_sockets(None, ["192.168.1.11"]) == []
-
-
-def test_an_address_of_ipv6_is_told_as_people_write_it() -> None:
-    assert gather._endpoint("000000FD000000000000000011000000:733C") == ("fd00::11", 29500)
 
 
 def test_the_kernel_is_asked_for_what_it_killed_since_the_run_began() -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.effort import Effort, busy_share, effort_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import Effort, busy_share, effort_of
 
 SPIN = "import time\nprint(flush=True)\nwhile time.monotonic() < {until}: pass"
 

@@ -28,8 +28,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._run.keepe
 STEPPING = {"state": "running", "step": 40, "done": 41, "steps": 1000, "step_seconds": 2.0, "steps_counted": 39,
             "idle_seconds": 1.0, "phase": "sync", "phase_seconds": 1.0, "heartbeat_age": 0.5, "trainer": "ours", "busy": 0.02}  # fmt: skip
 MUTE = dict.fromkeys(("step", "phase", "idle_seconds", "heartbeat_age", "step_seconds")) | {"steps_counted": 0}
-OTHERS = {"phase": None, "heartbeat_age": None, "trainer": "git"}  # of another trainer only rank 0 tells its steps
-SILENT = {**MUTE, **OTHERS}
 
 
 def rank(**more: Any) -> dict[str, Any]:
@@ -78,14 +76,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
         rank(idle_seconds=90.0),
         False,
     ),
-    "another trainer, rank 0 steps": (rank(**OTHERS), rank(**SILENT), False),
-    "another trainer, both stopped": (rank(**OTHERS, idle_seconds=220.0), rank(**SILENT, session_age=900.0), True),
-    "another trainer evaluates": (
-        rank(**OTHERS, idle_seconds=220.0, busy=1.0),
-        rank(**SILENT, session_age=900.0),
-        False,
-    ),
-    "another trainer, rank 1 computes": (rank(**OTHERS, idle_seconds=100.0), rank(**SILENT, busy=0.9), False),
 }
 
 PLAN = {
@@ -117,9 +107,17 @@ def test_watch_status_and_doctor_agree(case: str) -> None:
 
 
 def evidence(run: Any, peer: str) -> dict[str, Any]:
-    memory, nothing = {"memory_bytes": 0, "swapped_bytes": 0}, {"others": [], "sockets": [], "dump": None}
-    process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", **memory}
-    return {"run": run, "process": process, "links": {peer: "refused"}, **nothing}
+    process = {"pid": 7, "state": "S", "cpu_share": run["busy"] or 0.0, "waits_in": "", "memory_bytes": 0}
+    system = {"cpus": 2, "load1": 0.0, "memory_available": 0}
+    return {
+        "rank": 0,
+        "run": run,
+        "process": process,
+        "links": {peer: "refused"},
+        "system": system,
+        "others": [],
+        "kernel": [],
+    }
 
 
 def test_a_host_that_gives_no_answer_is_missed_only_if_the_others_wait() -> None:

@@ -11,7 +11,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.members import (
     membership_of,
     read_members,
     rests_since,
-    set_aside,
     steps_repeated,
 )
 
@@ -56,11 +55,6 @@ def test_who_is_lost_is_named_where_another_rank_only_died_of_it():
     assert tuple(found.values()) == ("laptop", 20.0, "laptop is not heard any more", None, None)
 
 
-def test_a_host_that_yielded_is_known_with_the_reason_that_its_keeper_gave():
-    story = [event(4.0, "training", "desktop"), {**event(5.0, "gave way", "desktop", why="3 files"), "host": "desktop"}]
-    assert set_aside(story) == [{"time": 5.0, "host": "desktop", "why": "3 files"}]
-
-
 def test_the_reason_of_a_state_is_not_that_of_a_later_event():
     events = [event(1.0, "failed", why="it died too often"), event(2.0, "lost", why="laptop is not heard any more")]
     # Its record is not collected.
@@ -81,12 +75,6 @@ def test_steps_that_were_made_again():
     assert steps_repeated([start(None), *steps]) == 0
     assert steps_repeated([start(None), *steps, start(10), {"kind": "step", "step": 10}]) == 0
     assert steps_repeated([start(None), *steps, start(8), *steps[8:], start(9)]) == 3
-
-
-def test_lines_that_are_no_events_are_passed_over(tmp_path):
-    (tmp_path / "members.jsonl").write_text(json.dumps(STORY[0]) + "\n{half\n[]\n{}\n")
-    assert read_members(str(tmp_path)) == STORY[:1]
-    assert read_members(str(tmp_path / "none")) == []
 
 
 def test_of_a_huge_file_only_the_newest_is_read(tmp_path):

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule, newest_model, one_run
+from ansible_collections.nanochat.ddp.plugins.filter.values import newest_model
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.collected import newest_plan
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import newest_checkpoint
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import read_run
@@ -33,25 +33,6 @@ def test_the_furthest_of_the_newest_training_has_it():
 def test_a_fine_tuned_model_comes_before_its_base():
     looks = {"desktop": {"results": [seen(1, 50, run="d4-sft"), seen(2, 900)]}, "laptop": {"results": [seen(2, 1000)]}}
     assert newest_model(looks) == {"host": "desktop", "run": "d4-sft", "run_dir": "/base/runs/d4-sft"}
-
-
-def test_a_command_is_about_one_run_on_all_hosts():
-    assert one_run({"desktop": seen(1, 5, run="trial", started=2.0), "laptop": seen(1, 5, run="precious")}) == "trial"
-    assert one_run({"desktop": seen(1, None, run="new", started=None), "laptop": seen(1, 5)}) == "d4"
-    assert one_run({"desktop": {"msg": "gone"}}) == ""
-
-
-def test_the_plan_of_the_newest_training_comes_first():
-    ports = {"master": {"host": "desktop", "port": 29500}, "data_ports": {"low": 32768, "high": 60999}}
-    plan = {"run": "d4", "nodes": [{"host": "desktop", "rank": 0}], **ports}
-    looks = {
-        "away": {**seen(1, 900, started=9.0), "plan": {**plan, "digest": "old"}},
-        "desktop": {**seen(2, 6, started=3.0), "plan": {**plan, "digest": "new"}},
-        "laptop": {**seen(2, 6, started=2.0), "plan": {**plan, "digest": "earlier"}},
-        "off": {"unreachable": True},
-    }
-    believed = FilterModule().filters()["believed_plans"](looks, ["desktop"])
-    assert [plan["digest"] for plan in believed] == ["new", "earlier", "old"]
 
 
 def collect(folder: Path, number: int, step: int, started: float, plan: str = "") -> Path:

@@ -15,7 +15,6 @@ from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.fake_run import collected
 
 PAGE = str(Path(__file__).resolve().parents[5] / "roles" / "collect" / "files")
-PARTS = {"report.html": "{{ TITLE }}|{{ STYLE }}|{{ SCRIPT }}|{{ DATA }}", "report.css": "css", "report.js": "js"}
 
 
 @pytest.fixture
@@ -58,10 +57,6 @@ def test_every_figure_of_every_step_is_in_the_page_as_it_was_written(run: Path) 
         summary = data["ranks"][rank]["summary"]
         assert summary["loss"] == steps[-1]["loss"]
         assert summary["wait_seconds"] == pytest.approx(sum(step["wait_seconds"] for step in steps[1:]))
-
-
-def test_the_same_files_make_the_same_page(run: Path) -> None:
-    assert report.make_report([str(run)], PAGE) == report.make_report([str(run)], PAGE)
 
 
 def test_nothing_in_the_data_can_end_the_script_or_reach_out(run: Path) -> None:
@@ -107,7 +102,7 @@ def test_a_missing_rank_and_a_crash_are_said(run: Path) -> None:
     (run / "node1" / "log" / "rank0.log").write_text("RuntimeError: Connection closed by peer\n")
     data = report_data(run)
     assert data["missing"] == ["node2"]
-    assert data["ranks"][0]["summary"]["end"] == "crashed: RuntimeError: Connection closed by peer"
+    assert data["ranks"][0]["summary"]["end"].startswith("crashed with code 1, 40 of 40 steps made: RuntimeError: Conn")
     assert data["ranks"][0]["lines"] == ["RuntimeError: Connection closed by peer"]
 
 
@@ -120,12 +115,6 @@ def test_a_run_that_goes_on_and_one_without_metrics_have_a_page(tmp_path: Path) 
     metrics.unlink()
     data = report_data(run)
     assert data["ranks"][0]["columns"] == {"step": []}
-
-
-def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:
-    run = collected(tmp_path, hosts=("node1",))
-    append(run / "node1" / "metrics-rank0.jsonl", {**fake_run.step_event(40, 0, 1.7e9), "loss": float("nan")})
-    assert report_data(run)["ranks"][0]["columns"]["loss"][-1] is None
 
 
 def test_happenings_go_by_time_with_findings_first(tmp_path: Path) -> None:
@@ -179,10 +168,7 @@ def test_who_left_and_came_back_is_among_what_happened(run: Path) -> None:
     write_lines(run / "node1" / "members.jsonl", story)
     found = [(one["time"], one["host"], one["text"]) for one in report_data(run)["happenings"]]
     assert [one for one in found if re.search("generation|in the run|left", one[2])] == [
-        (at, "", "generation 1: node1, node2"),
         (at + 5, "node2", "left the run (node2 is not heard)"),
-        (at + 6, "", "generation 2: node1"),
-        (at + 9, "", "generation 3: node1, node2"),
         (at + 9, "node2", "back in the run"),
     ]
 
@@ -230,7 +216,8 @@ def test_why_a_run_was_given_up_stands_in_the_report(run: Path) -> None:
         fake_run.write_json(folder / "session.json", fake_run.session_of(rank, 1.7e9, ended=1.7e9 + 99, exit_code=1))
     data = report_data(run)
     assert data["given_up"] == why
-    assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"crashed: {why}", f"crashed: node1 gave up: {why}"]
+    how = "crashed with code 1, 40 of 40 steps made"
+    assert [rank["summary"]["end"] for rank in data["ranks"]] == [f"{how}: {why}", f"{how}: node1 gave up: {why}"]
 
 
 def test_the_environment_is_not_in_the_page(run: Path) -> None:
@@ -240,22 +227,13 @@ def test_the_environment_is_not_in_the_page(run: Path) -> None:
     assert "hunter2" not in report.make_report([str(run)], PAGE)
 
 
-@pytest.mark.parametrize("name", ["prediction.json", "rehearsal.json"])
-def test_predictions_stand_beside_what_was_measured(tmp_path: Path, name: str) -> None:
-    path = collected(tmp_path)
-    rows = report.page_data(load_run(str(path)))["compared"]
-    assert rows[0] == ["parameters", "", 36_700_200, 36_700_200]
-    assert ["bytes of memory", "node1", 1_500_000_000, 1_200_039_000] in rows
-    assert len(rows) == 3
-    speeds = {"tokens_per_second": 5000.0, "step_seconds": 0.4}
-    expected = {**speeds, "bytes_sent": 20_000_000, "wait_seconds": {"node2": 0.2}}
-    whole = {"run": "d4", "findings": [], "prediction": expected}
-    fake_run.write_json(path / name, whole if name == "rehearsal.json" else expected)
-    rows = report.page_data(load_run(str(path)))["compared"]
-    assert ["tokens per second", "", 5000.0, 4096.0] in rows
-    assert ["seconds per step", "", 0.4, 0.5] in rows
-    assert ["seconds waited per step", "node2", 0.2, pytest.approx(0.15)] in rows
-    assert ["bytes sent per step", "node1", 20_000_000, 24_000_020] in rows
+def test_predictions_stand_beside_what_was_measured(agent: Any, tmp_path: Path) -> None:
+    run, page = collected(tmp_path), tmp_path / "report.html"
+    expected = {"tokens_per_second": 5000.0, "bytes_sent": 20_000_000, "wait_seconds": {"node1": 0.1, "node2": 0.2}}
+    fake_run.write_json(run / "rehearsal.json", {"run": "d4", "findings": [], "prediction": expected})
+    agent("report", runs=[str(run)], page=PAGE, dest=str(page))
+    said = data_of(page.read_text())["compared"]
+    assert said.startswith("Expected 5000 tok/s, got 4096 (-18%)") and re.search("node2 +200 ms +150 ms", said), said
 
 
 def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path) -> None:
@@ -269,10 +247,10 @@ def test_new_shares_and_what_each_host_was_worth_are_in_the_page(tmp_path: Path)
         at = next(number for number, event in enumerate(events) if event.get("step") == 20)
         events.insert(at, {"kind": "shares", "time": 1.7e9 + 10, "step": 20, **changed, "seconds": 0.5})
         fake_run.write_history(path / host, events, rank)
-    data = report.page_data(load_run(str(path)))
-    assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]  # type: ignore[attr-defined]
+    data = report_data(path)
+    assert [rank["summary"]["rows"] for rank in data["ranks"]] == [6, 2]
     assert data["ranks"][1]["columns"]["rows"] == [4] * 20 + [2] * 20
-    told = [one["text"] for one in data["happenings"] if one["text"].startswith("the ranks now")]  # type: ignore[attr-defined]
+    told = [one["text"] for one in data["happenings"] if one["text"].startswith("the ranks now")]
     assert told == ["the ranks now take 6, 2 rows (before: 4, 4), following their shares of the speed: 75, 25 %"]
 
 
@@ -285,18 +263,3 @@ def test_it_is_written_once(agent: Any, tmp_path: Path) -> None:
     assert (first["changed"], first["bytes"]) == (True, page.stat().st_size)
     assert agent("report", **options)["changed"] is False
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
-
-
-def test_it_says_what_is_missing(agent: Any, tmp_path: Path) -> None:
-    told = agent("report", runs=[str(tmp_path / "nix")], page=PAGE, dest=str(tmp_path / "r.html"))
-    assert told["failed"] is True
-    assert f"There is no folder {tmp_path}/nix" in told["msg"]
-    (tmp_path / "empty").mkdir()
-    told = agent("report", runs=[str(tmp_path / "empty")], page=PAGE, dest=str(tmp_path / "r.html"))
-    assert "has metrics or a session" in told["msg"]
-
-
-def test_marks_in_the_data_are_left_alone() -> None:
-    page = report.render({"run": "{{ STYLE }}", "x": "{{ DATA }}"}, PARTS)
-    assert page.startswith(" STYLE  - training report|css|js|")
-    assert '"x":"{{ DATA }}"' in page

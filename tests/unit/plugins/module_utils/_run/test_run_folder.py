@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.deployment import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import folder
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import previous_of, read_run
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.table import closing_table
 
 
 def plan(shards: int = 3, depth: int = 4, resume: bool = True, **flags: object) -> dict[str, Any]:
@@ -87,14 +84,6 @@ def test_generations_are_numbered_and_never_replaced(tmp_path, call):
     assert again["set_aside"] == [], "nothing was written since"
 
 
-def test_what_an_older_version_set_aside_stays(tmp_path):
-    prepare(tmp_path, plan())
-    train(tmp_path / "previous", 7)
-    train(tmp_path)
-    assert prepare(tmp_path, plan(), fresh=True)["place"].endswith("previous/1")
-    assert (tmp_path / "previous" / "base_checkpoints" / "d4" / "model_000007.pt").exists()
-
-
 def test_a_run_without_checkpoints_makes_way(tmp_path):
     prepare(tmp_path, plan())
     train(tmp_path, None)
@@ -131,10 +120,6 @@ def test_an_interrupted_move_loses_nothing(tmp_path, monkeypatch):
     assert {"1/base_checkpoints/d4/model_000010.pt", "1/log/rank0.log", "2/metrics-rank0.jsonl"} <= set(left)
 
 
-def test_of_no_folder_nothing_is_set_aside(tmp_path):
-    assert prepare(tmp_path / "new", plan(), fresh=True, dry=True)["set_aside"] == []
-
-
 def test_a_folder_is_made_ready_without_a_change_to_what_is_in_it(tmp_path, monkeypatch):
     """Before a job is stopped for its successor."""
     run = tmp_path / "runs" / "d4"
@@ -159,16 +144,6 @@ def test_a_keeper_s_secret_is_nobody_else_s_to_read(tmp_path):
     assert [path.stat().st_mode & 0o077 for path in kept] == [0] * 3
     prepare(tmp_path, plan())
     assert not (tmp_path / folder.KEEPER_FOLDER).exists()
-
-
-def test_its_place_is_said_at_the_end(tmp_path):
-    prepare(tmp_path, plan())
-    train(tmp_path)
-    prepare(tmp_path, plan(), fresh=True)
-    place = str(tmp_path / "previous" / "1")
-    assert previous_of(str(tmp_path)) == {"path": place, "count": 1, "checkpoint": 10}
-    shown = closing_table([Seen("node1", read_run(str(tmp_path)))])
-    assert f"set aside earlier on node1: {place} (checkpoints up to step 10)" in shown
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b"null", b'{"model": 4, "data": []}', b"\xff\xfe", b"[" * 3000])

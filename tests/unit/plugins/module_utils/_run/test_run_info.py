@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.files import run_files
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.polling import run_info
-from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import RunState
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
 
 
@@ -36,16 +35,6 @@ def test_it_reads_the_run_that_is_asked_for(call: Any, base: Path) -> None:
     assert call(run_info, base_dir=str(base), run="other")["run"]["state"] == "absent"
     assert call(run_info, run_dir=str(base / "runs" / "d4"), lines=0)["run"]["last_lines"] == []
     assert call(run_info, base_dir=str(base / "nothing"))["run"]["run"] is None
-
-
-def test_news_are_answered_at_once(call: Any, base: Path) -> None:
-    begun = time.monotonic()
-    call(run_info, base_dir=str(base), wait={"state": "running", "step": 4, "at_least": 0, "timeout": 60})
-    assert time.monotonic() - begun < 5
-
-
-def test_every_key_is_one_of_the_contract(call: Any, base: Path) -> None:
-    assert set(call(run_info, base_dir=str(base))["run"]) == RunState.__required_keys__
 
 
 FILES = {"log/rank1.log", "metrics-rank1.jsonl", "session.json"}

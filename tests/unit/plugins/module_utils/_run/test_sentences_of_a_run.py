@@ -33,11 +33,6 @@ def test_a_look_that_was_too_early_is_no_part_apart() -> None:
     assert [part.members for part in Health(seen).parts] == [("desktop",)]
 
 
-def test_what_a_dead_keeper_said_last_was_true_before_it_died() -> None:
-    dead = run_of(TOGETHER, state="crashed", exit_code=137, error="its keeper ended with code 137")
-    assert "is being readmitted" not in told(desktop=run_of(keeper("training", 3, "desktop")), laptop=dead)
-
-
 @pytest.mark.parametrize(
     ("laptop", "words"),
     [
@@ -49,11 +44,6 @@ def test_what_a_dead_keeper_said_last_was_true_before_it_died() -> None:
 def test_for_whom_a_keeper_waits(laptop: dict[str, Any] | None, words: str) -> None:
     runs = {"desktop": run_of(keeper("idle", 2)), **({"laptop": laptop} if laptop else {})}
     assert words in reason("desktop", runs)
-
-
-def test_what_a_keeper_says_of_its_waiting_is_told() -> None:
-    word = keeper("idle", 2, waits="laptop is of another start of the run")
-    assert reason("desktop", {"desktop": run_of(word)}) == "waits: laptop is of another start of the run"
 
 
 def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
@@ -81,11 +71,6 @@ def test_who_is_to_be_let_in_and_does_not_hear_the_others_is_told_so() -> None:
 def test_why_it_ended_on_a_host(state: str, word: dict[str, Any], words: str) -> None:
     said = told(desktop=run_of(word, state=state, cause=word["why"]))
     assert said.startswith(words) if words else said == ""
-
-
-def test_a_keeper_that_was_started_again_is_told() -> None:
-    said = told(desktop=run_of(TOGETHER, revived=2, died_of="signal 9"), laptop=run_of(TOGETHER))
-    assert "the keeper of desktop was restarted 2 times; it last died of signal 9" in said
 
 
 def test_the_error_that_a_rank_only_heard_of_is_not_told_in_its_name() -> None:

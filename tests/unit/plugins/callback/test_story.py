@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,3 +61,22 @@ def test_the_step_of_a_task_is_told_from_its_name() -> None:
     assert step_of(SimpleNamespace(get_name=lambda: "Write", _role=None)) is None
     rehearsing = SimpleNamespace(get_name=lambda: "nanochat.ddp.preflight : Measure a step", tags=["rehearse"])
     assert step_of(rehearsing) == "rehearsal"
+
+
+def test_a_second_interrupt_does_not_take_the_last_words_away():
+    told: list[str] = []
+    heard: list[int] = []
+
+    def say(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        told.append(text)
+
+    terminal = SimpleNamespace(leave=lambda: True, say=say, quiet=False)
+    shown: Any = SimpleNamespace(_terminal=terminal, _run=SimpleNamespace(unfinished=True))
+    before = signal.signal(signal.SIGINT, lambda number, dummy: heard.append(number))
+    try:
+        story.Story._at_exit(shown)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told[0].startswith("Training continues in the background")
+    assert not heard
