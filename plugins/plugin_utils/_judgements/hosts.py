@@ -42,7 +42,8 @@ def judge_launch(task: JudgeTask) -> dict[str, object]:
     seen = evidence_of((node["host"] for node in plan["nodes"]), options["evidence"], "run")
     runs = [one["run"] for one in seen.values()]
     decision, reason = _launch_action(runs, plan["digest"], options["restart"], options["fresh"])
-    return {"decision": decision, "reason": reason}
+    show = "" if decision == "start" else f"The run {plan['run']} is left alone: {reason}."
+    return {"decision": decision, "reason": reason, "show": show}
 
 
 def _launch_action(
