@@ -173,7 +173,7 @@ def by_module(action: ActionBase, text: str, variables: Mapping[str, Any]) -> di
 
 
 def answer_in(lines: list[str]) -> dict[str, Any] | None:
-    """The answer among the lines of a program's output; None if there is none, or one that is no JSON."""
+    """The answer among the lines of a program's output; None if there is none, or not JSON."""
     found = [line[len(MARK) :] for line in lines if line.startswith(MARK)]
     try:
         return without_orders({"changed": False, **json.loads(found[-1])})

@@ -84,7 +84,7 @@ def chat(call: Call) -> dict[str, Any]:
 
 
 def answer_to(call: Call, prompt: str, command: str) -> dict[str, Any]:
-    """What the model says."""
+    """The answer of the model."""
     told = call.action._low_level_execute_command(command, in_data=prompt.encode())
     if told["rc"]:
         why = (told["stderr"] or told["stdout"]).strip().splitlines()[-1:] or ["it says nothing"]

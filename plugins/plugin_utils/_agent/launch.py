@@ -35,7 +35,7 @@ def start_session(call: Call) -> Answer:
     env = {**node["env"], **convert(find("ddp_secret_env"), call.params["secrets"])}
     session = {**session_of(plan, node), "at_boot": bool((plan.get("keeper") or {}).get("survive_reboot"))}
     folder = {name: call.params[name] for name in ("plan", "fresh", "keeper_secret")}
-    folder |= {"path": node["run_dir"], "training": training and {**training, "now": time.time()}}
+    folder |= {"path": node["run_dir"], "training": {**training, "now": time.time()} if training else None}
     answer: Answer = {"changed": False, "diff": []}
     for verb, params in (
         ("run_folder", {**folder, "state": "ready" if ready else "deployed"}),
