@@ -48,7 +48,7 @@ def choose_model(call: Call) -> dict[str, Any]:
     if not plans:
         how = "it says how the trainer is started; train.yml writes it again"
         raise AnsibleActionFail(f"{host}: {run_dir}/plan.json is missing or damaged, and {how}.")
-    nodes = plans[0]["nodes"]
+    nodes: list[Any] = plans[0]["nodes"]
     node = next((one for one in nodes if one["host"] == host), nodes[0])
     return {
         **model,
