@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
+from ..module_utils._kit.printable import printable
 from ..plugin_utils._agent import verbs
 from ..plugin_utils._agent.carrier import Call, drop_connection
 
+display = Display()
+
 
 class ActionModule(ActionBase):
-    """One task, one verb."""
+    """One task, one verb. What its answer tells people (`show`) is printed."""
 
     _supports_check_mode = True
     _supports_async = False
@@ -23,7 +27,10 @@ class ActionModule(ActionBase):
         result: dict[str, object] = super().run(tmp, task_vars)
         params = dict(self._task.args)
         verb = params.pop("verb")
-        return {**result, "changed": False, **verbs.answer(Call(self, params, task_vars or {}), verb)}
+        answer = verbs.answer(Call(self, params, task_vars or {}), verb)
+        if answer.get("show") and not answer.get("failed"):
+            display.display(printable(answer["show"]))
+        return {**result, "changed": False, **answer}
 
     def cleanup(self, force: bool = False) -> None:
         """The connection may break here too, after the answer."""

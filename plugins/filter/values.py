@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils._contract import validate
 from ..module_utils._contract.decode import believed_plans
-from ..module_utils._contract.document import number, section
-from ..module_utils._contract.settings import convert, defaults
-from ..module_utils._contract.settings_table import find
+from ..module_utils._contract.document import section
+from ..module_utils._contract.settings import defaults
 from ..module_utils._preflight.links import ways_to
+from ..plugin_utils._runs import age, newest_model, one_run
 
 NOTHING = object()
 
@@ -40,15 +40,6 @@ def setting(given: Any, name: str) -> Any:
     return defaults("smoke")[name] if given in (None, "") else given
 
 
-def environment(value: Any) -> dict[str, str]:
-    """A setting of environment variables as names and texts, from an inventory or as text from -e."""
-    try:
-        return dict(convert(find("ddp_secret_env"), value))
-    except (ValueError, TypeError):
-        # It may contain secrets.
-        raise AnsibleFilterError("ddp_secret_env must be a dictionary of environment variables") from None
-
-
 def plain_name(name: Any) -> str:
     """The name, if it is a plain file or folder name."""
     try:
@@ -57,46 +48,11 @@ def plain_name(name: Any) -> str:
         raise AnsibleFilterError(str(why)) from None
 
 
-def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Host and run of every answer of run_info that found one, also of a loop, without silent hosts."""
-    for host, result in results.items():
-        for one in (result or {}).get("results") or [result]:
-            if one and one.get("run") and one["run"].get("run"):
-                yield str(host), dict(one["run"])
-
-
-def age(run: Mapping[str, Any]) -> tuple[int, float]:
-    """Sort key: the newest training last; within a training, the last start last."""
-    return number(run.get("training"), "number"), run.get("started") or 0.0
-
-
-def one_run(results: Mapping[str, Any]) -> str:
-    """The name of the run started last on any host, which a command means on all of them; empty if there is none."""
-    found = (run for dummy, run in seen(results))
-    return str(max(found, key=lambda run: run.get("started") or 0.0, default={"run": ""})["run"])
-
-
 def plans_of_runs(results: Mapping[str, Any], hosts: Iterable[str]) -> list[Any]:
     """The valid plans returned by run_info with the runs: the one that most hosts have first, then that of the newest training."""
     told = [result for result in results.values() if result.get("plan") is not None and result.get("run")]
     newest = sorted(told, key=lambda result: age(result["run"]), reverse=True)
     return believed_plans([result["plan"] for result in newest], list(hosts))
-
-
-def newest_model(results: Mapping[str, Any]) -> dict[str, str]:
-    """The host with the newest checkpoint of the newest training, with run and folder; empty if there is none.
-
-    A fine-tuned model comes before its base.
-    """
-    having = [
-        (run["run"].endswith("-sft"), age(run)[0], run["saved"], -(run["rank"] or 0), host, run)
-        for host, run in seen(results)
-        if run.get("saved") is not None
-    ]
-    if not having:
-        return {}
-    *dummy, host, run = max(having, key=lambda one: one[:4])
-    return {"host": host, "run": run["run"], "run_dir": run["run_dir"]}
 
 
 def shard_chain(
@@ -140,7 +96,6 @@ class FilterModule:
             "one_run": one_run,
             "newest_model": newest_model,
             "setting": setting,
-            "environment": environment,
             "plain_name": plain_name,
             "believed_plans": plans_of_runs,
             "ways_to": ways_to,

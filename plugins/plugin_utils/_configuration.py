@@ -13,12 +13,6 @@ from ansible import constants, context
 from ..module_utils._kit.words import plural
 
 STORY = "nanochat.ddp.story"
-FORKS = "forks = {}"
-
-
-def forks() -> int:
-    """Number of hosts that Ansible handles at a time."""
-    return int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
 
 
 def display_is_ours() -> bool:
@@ -31,35 +25,18 @@ def shows_progress() -> bool:
     return display_is_ours() and not context.CLIARGS.get("verbosity")
 
 
-def display_is_chosen() -> bool:
-    """Whether a display was chosen, ours or another."""
-    return constants.DEFAULT_STDOUT_CALLBACK != "default" or "ANSIBLE_STDOUT_CALLBACK" in os.environ
-
-
-def facts_are_variables() -> bool:
-    """Whether facts from a host become variables, including those by which a play finds files of the controller."""
-    return bool(constants.INJECT_FACTS_AS_VARS)
-
-
-def _at_a_time(hosts: int, enough: int) -> str:
-    return f"Ansible handles {plural(enough, 'host')} at a time and the job has {hosts}"
-
-
-def _add(lines: list[str], hosts: int) -> str:
-    once = f" (or once: --forks {hosts})" if FORKS.format(hosts) in lines else ""
-    return f"add to ansible.cfg below [defaults]: {' and '.join(lines)}{once}"
-
-
-def lacking(hosts: int, enough: int, chosen: bool, variables: bool) -> str:
-    """One sentence with the lines to add; empty if nothing is missing."""
-    lacks = {
-        FORKS.format(hosts): (
-            enough < hosts and f"{_at_a_time(hosts, enough)}, so every task takes {math.ceil(hosts / enough)} rounds"
-        ),
-        "inject_facts_as_vars = false": variables and "Ansible turns facts from hosts into play variables",
-        f"stdout_callback = {STORY}": (
-            not chosen and "This collection has its own display, which shows the progress of a run"
-        ),
-    }
-    why = {line: reason for line, reason in lacks.items() if reason}
-    return f"{'; '.join(why.values())}; {_add(list(why), hosts)}" if why else ""
+def lacking(hosts: int) -> str:
+    """One sentence with the lines to add for a job of so many hosts; empty if nothing is missing."""
+    forks = int(context.CLIARGS.get("forks") or constants.DEFAULT_FORKS)
+    is_default = constants.DEFAULT_STDOUT_CALLBACK == "default" and "ANSIBLE_STDOUT_CALLBACK" not in os.environ
+    why = {}
+    if forks < hosts:
+        at_a_time = f"Ansible handles {plural(forks, 'host')} at a time and the job has {hosts}"
+        why[f"forks = {hosts}"] = f"{at_a_time}, so every task takes {math.ceil(hosts / forks)} rounds"
+    if constants.INJECT_FACTS_AS_VARS:
+        # Among them those by which a play finds files of the controller.
+        why["inject_facts_as_vars = false"] = "Ansible turns facts from hosts into play variables"
+    if is_default:
+        why[f"stdout_callback = {STORY}"] = "This collection has its own display, which shows the progress of a run"
+    once = f" (or once: --forks {hosts})" if forks < hosts else ""
+    return f"{'; '.join(why.values())}; add to ansible.cfg below [defaults]: {' and '.join(why)}{once}" if why else ""

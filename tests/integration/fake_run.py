@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for a training process: writes the files of a run folder (docs/architecture.md), at any speed.
 
-As a program: `python fake_run.py RUN_DIR --rank 0 --world 2 --steps 10 --seconds 0.5 [--fail-at N] [--freeze-at N]`.
+As a program: `python fake_run.py RUN_DIR --rank 0 --world 2 --steps 10 --seconds 0.5 [--fail-at N]`.
 """
 
 from __future__ import annotations
@@ -176,7 +176,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--fail-at", type=int, default=-1)
-    parser.add_argument("--freeze-at", type=int, default=-1)
     options = parser.parse_args()
     run_dir, rank = options.run_dir, options.rank
     (run_dir / "log").mkdir(parents=True, exist_ok=True)
@@ -207,8 +206,6 @@ def main() -> int:
                     metrics.write(json.dumps({**failed, "time": time.time()}) + "\n")
                     code = 1
                     break
-                while event["step"] == options.freeze_at:
-                    time.sleep(0.2)
                 beat(event["step"], "forward_backward")
                 time.sleep(options.seconds)
                 log.write(f"step {event['step']:05d}/{options.steps:05d} | loss: {event['loss']:.6f}\n")

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import digest_of
+from ansible_collections.nanochat.ddp.tests.integration import fake_run
 from ansible_collections.nanochat.ddp.tests.integration.local import LOCAL, ansible, one_line
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages
 
@@ -52,8 +54,22 @@ def test_chat_takes_the_model_that_has_come_furthest(tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.json"
     inventory.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": LOCAL}}))
     argv = ["-i", inventory, "playbooks/chat.yml", "-e", "prompt=hello"]
-    # Without a plan it does not know how to start the trainer, so it ends there.
+    # Without a plan it does not know how to start the trainer.
     told = one_line(ansible("ansible-playbook", *argv, ANSIBLE_STDOUT_CALLBACK="default").stdout)
     assert f"b: {tmp_path}/b/runs/d4/plan.json is missing or damaged" in told, told
-    told = one_line(ansible("ansible-playbook", *argv, "-e", "local=true", ANSIBLE_STDOUT_CALLBACK="default").stdout)
-    assert "-e local=true is no longer possible: the model runs on the host that has it" in told
+    program = tmp_path / "b/venv/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "says $@ of $NANOCHAT_BASE_DIR"\n[ "$7" != --prompt=fail ]\n')
+    program.chmod(0o755)
+    plan = fake_run.plan_for([tmp_path / name / "runs/d4" for name in "ab"], 1000)
+    for node, name in zip(plan["nodes"], "ab", strict=True):
+        node |= {"host": name, "venv_dir": f"{tmp_path}/{name}/venv", "trainer_dir": str(tmp_path)}
+    del plan["digest"]
+    plan["data_ports"] = {"low": 32768, "high": 60999}
+    (tmp_path / "b/runs/d4/plan.json").write_text(json.dumps({**plan, "digest": digest_of(plan)}))
+    done = ansible("ansible-playbook", *argv)
+    said = "-m scripts.chat_cli --temperature=0.6 --top-k=50 --seed=42 --max-tokens=256 --prompt=hello"
+    assert f"says {said} of {tmp_path}/b/runs/d4\n" in done.stdout, done.stdout + done.stderr
+    assert "Loading the model of d4 on b;" in done.stdout
+    failed = one_line(ansible("ansible-playbook", *argv, "-e", "prompt=fail").stdout)
+    assert "b: the model could not be asked: says -m scripts.chat_cli" in failed, failed

@@ -64,32 +64,28 @@ def test_no_display_of_ours_hands_a_terminal_what_it_would_obey(evil, playbook, 
     assert not [one for one in OBEYED if not one.isprintable() and one in said], ascii(said)
 
 
-def test_a_look_takes_in_no_host_and_sets_no_variable(evil):
-    orders = {
-        "add_host": {"host_name": "another", "groups": ["trainers"], "host_vars": {"ansible_connection": "local"}},
-        "ansible_facts": {"trainer_src": "/etc", "chat_python": "/bin/evil"}, "_ansible_no_log": True,
-    }  # fmt: skip
+def told_names(evil, task: dict[str, Any], answer: str, **environment: str) -> str:
+    """Plays one task, and then what it could have changed: the hosts, and variables that name files of the controller."""
     names = "{{ groups.trainers | join(',') }} {{ trainer_src | default('ours') }} {{ chat_python | default('ours') }}"
-    tasks: list[dict[str, Any]] = [
-        {"nanochat.ddp.agent": {"verb": "run_info", "run_dir": "/x"}},
-        {"ansible.builtin.debug": {"msg": f"names: {names}"}},
-    ]
-    play = [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}]
+    tasks = [task, {"ansible.builtin.debug": {"msg": f"names: {names}"}}]
+    return str(evil([{"hosts": "trainers", "gather_facts": False, "tasks": tasks}], answer, **environment))
+
+
+FACTS = {"ansible_facts": {"trainer_src": "/etc", "chat_python": "/bin/evil"}}
+
+
+def test_a_look_takes_in_no_host_and_sets_no_variable(evil):
+    another = {"host_name": "another", "groups": ["trainers"], "host_vars": {"ansible_connection": "local"}}
+    answer = told(run=EMPTY, add_host=another, **FACTS, _ansible_no_log=True, show="text of evil")
     # Also where Ansible makes variables of facts, as it does without our ansible.cfg.
-    said = evil(play, told(run=EMPTY, **orders), ANSIBLE_INJECT_FACT_VARS="1")
-    assert "names: evil ours ours" in said, said
+    look = {"nanochat.ddp.agent": {"verb": "run_info", "run_dir": "/x"}}
+    said = told_names(evil, look, answer, ANSIBLE_INJECT_FACT_VARS="1")
+    assert "names: evil ours ours" in said and "text of evil" not in said, said
 
 
 def test_in_the_checkout_no_fact_becomes_a_variable(evil):
-    tasks: list[dict[str, Any]] = [
-        {"ansible.builtin.stat": {"path": "/x"}},
-        {"ansible.builtin.debug": {"msg": "sources: {{ trainer_src | default('ours') }}"}},
-    ]
-    said = evil(
-        [{"hosts": "trainers", "gather_facts": False, "tasks": tasks}],
-        json.dumps({"changed": False, "stat": {}, "ansible_facts": {"trainer_src": "/etc"}}),
-    )
-    assert "sources: ours" in said, said
+    said = told_names(evil, {"ansible.builtin.stat": {"path": "/x"}}, json.dumps({"stat": {}, **FACTS}))
+    assert "names: evil ours ours" in said, said
 
 
 def test_facts_that_cannot_be_make_no_plan(evil):
@@ -109,8 +105,7 @@ def result(said: str, task: str) -> dict[str, Any]:
 def test_a_stop_does_not_wait_for_as_long_as_a_host_likes(evil):
     run = {**EMPTY, "run": "d4", "state": "running", "rank": 0, "run_dir": "/x", "stop_seconds": 1e12}
     said = evil("nanochat.ddp.stop", told(run=run), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
-    facts = result(said, "Calculate the stop timeout")["ansible_facts"]
-    assert int(facts["__launch_grace"]) <= 86400
+    assert result(said, "Fail if the run is ambiguous")["seconds"] == 60
 
 
 @pytest.mark.parametrize(

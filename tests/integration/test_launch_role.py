@@ -120,18 +120,15 @@ def running(launch: Launch) -> Launch:
     return launch
 
 
-def test_a_play_whose_run_another_play_started_anew_fails(launch: Launch) -> None:
+def test_a_play_whose_run_another_play_started_anew_fails(running: Launch) -> None:
+    running.variables["ddp_controller"] = {"fresh": False, "watch": False}
     for name in "ab":
-        launch.folder_of(name).mkdir(parents=True)
-        (launch.folder_of(name) / "plan.json").write_text(json.dumps({**launch.plan, "digest": "theirs"}))
-    account = launch.run("watch:same_plan")
+        (running.folder_of(name) / "plan.json").write_text(json.dumps({**running.plan, "digest": "theirs"}))
+    assert messages(running.run("watch")) == []
+    account = running.run("watch", "-e", '{"__launch_decided": {}}')
     assert counts(account, "failures") == {"a": 1, "b": 1}
-    assert (
-        "a: the run d4 goes by another plan now (theirs; this play's is one): another train.yml" in messages(account)[0]
-    )
-    for name in "ab":
-        (launch.folder_of(name) / "plan.json").write_text(json.dumps(launch.plan))
-    assert messages(launch.run("watch:same_plan")) == []
+    said = "a: the run d4 goes by another plan now (theirs; this play's is one): another train.yml"
+    assert said in messages(account)[0]
 
 
 def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
@@ -182,7 +179,7 @@ def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back
     def trains() -> dict[str, Any]:
         account = launch.run("launch")
         assert not any(counts(account, "failures").values()), messages(account)
-        return results(account, "Prepare the run folder")
+        return results(account, "Start the session")
 
     both = dict(launch.hosts)
     decided(launch, "ab")
@@ -222,10 +219,10 @@ def test_where_the_newest_run_differs_none_is_stopped_by_a_guess(launch: Launch)
         folder = Path(launch.hosts[name]["base_dir"]) / "runs" / run
         folder.mkdir(parents=True)
         (folder / "plan.json").write_text("{}")
-    account = launch.run("launch:stop", "-e", "launch_run=")
-    assert any("(trial, precious), so say which one is meant: -e ddp_run=NAME" in text for text in messages(account))
+    account = launch.run("launch:stop", "-e", "ddp_plan={}")
+    assert any("(precious, trial), so say which one is meant: -e ddp_run=NAME" in text for text in messages(account))
     assert results(account, "Stop the session") == {}
-    account = launch.run("launch:stop", "-e", "launch_run=trial")
+    account = launch.run("launch:stop", "-e", "ddp_plan={} ddp_run=trial")
     assert not any(counts(account, "failures").values()), messages(account)
 
 

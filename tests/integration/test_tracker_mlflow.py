@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, free_port
+from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, counts, messages, results
 
 CACHE = Path(os.environ.get("NANOCHAT_DDP_HOME") or Path.home() / ".cache" / "nanochat-ddp")
 VERSION = (ROOT / "trainer/locks/mlflow-server.txt").read_text().split("\nmlflow==")[1].split()[0]
@@ -73,40 +72,26 @@ class Server:
     """The tracker of one test job."""
 
     def __init__(self, folder: Path, venv: Path) -> None:
-        self.port = free_port()
+        self.port, self.folder = free_port(), folder
         self.url = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
         training = {"tracker": "mlflow", "tracker_port": self.port}
         plan = {
             "run": "d4",
+            "data": {"id": "x"},
             "timeout_seconds": 60,
             "master": {"host": "node1"},
-            "manage_firewall": False,
             "training": training,
         }
-        variables = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ddp_plan": plan,
-            "ddp_node": {
-                "base_dir": str(folder / "{{ inventory_hostname }}"),
-                "run_dir": str(folder / "{{ inventory_hostname }}" / "runs" / "d4"),
-                "peers": [],
-                "address": "127.0.0.1",
-            },
+        self._play = Play(folder, ("node1", "node2"), plan, {"TMUX_TMPDIR": str(folder)})
+        self._play.variables = {
             "ddp_controller": {"results_dir": str(folder / "results")},
             "tracker_venv_dir": str(venv),
         }
-        inventory = {"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": variables}}
-        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        play = [{"hosts": "trainers", "gather_facts": False, "roles": ["nanochat.ddp.tracker"]}]
-        (folder / "play.yml").write_text(yaml.safe_dump(play))
 
-    def play(self, *words: str, book: str = "play.yml") -> str:
-        argv = ["-i", self.folder / "hosts.yml", self.folder / book, *words]
-        done = ansible("ansible-playbook", *argv, TMUX_TMPDIR=str(self.folder))
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def play(self, role: str = "tracker", *words: str) -> dict[str, Any]:
+        account = self._play.run(role, *words)
+        assert not any(counts(account, "failures").values()), messages(account)
+        return account
 
     def ask(self, path: str, body: dict[str, Any] | None = None, host: str | None = None) -> dict[str, Any]:
         data = json.dumps(body).encode() if body is not None else None
@@ -120,21 +105,22 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory, mlflow_venv: Path) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("tracker"), mlflow_venv)
     try:
-        told = server.play()
-        assert server.url in told
+        told = results(server.play(), "Print where the tracker is")
+        assert f"MLflow: {server.url} on node1" in told["node1"]["msg"] and "node2" not in told
         yield server
     finally:
         with contextlib.suppress(AssertionError):
-            server.play("-e", "tracker_state=stopped")
+            server.play("tracker", "-e", "tracker_state=stopped")
 
 
-def test_a_second_play_changes_nothing(server: Server) -> None:
-    assert "changed: nothing" in server.play()
-
-
-def test_only_the_master_has_a_server(server: Server) -> None:
-    assert (server.folder / "node1" / "tracker" / "mlflow.db").exists()
-    assert not (server.folder / "node2").exists()
+def test_the_master_alone_has_a_server_which_no_other_machine_and_no_page_can_ask(server: Server) -> None:
+    assert (server.folder / "node1" / "tracker" / "mlflow.db").exists() and not (server.folder / "node2").exists()
+    listening = output("ss", "-Hltn", f"sport = :{server.port}")
+    assert [line.split()[3] for line in listening.splitlines()] == [f"127.0.0.1:{server.port}"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.ask("experiments/search", {"max_results": 1}, host="evil.example")
+    assert refused.value.code == 403
+    assert counts(server.play(), "changed") == {"node1": 0, "node2": 0}
 
 
 def test_what_the_trainer_logs_is_read_back(
@@ -162,29 +148,17 @@ def test_the_report_is_logged_with_the_run(server: Server) -> None:
     run_dir = server.folder / "node1" / "runs" / "d4"
     fake_run.write_history(run_dir, fake_run.history(0, 1, 10, 1.7e9), 0)
     fake_run.write_json(run_dir / "tracker.json", {"tracker": "mlflow", "id": info["run_id"]})
-    play = [{"hosts": "node1", "gather_facts": False, "roles": ["nanochat.ddp.collect"]}]
-    (server.folder / "collect.yml").write_text(yaml.safe_dump(play))
-    server.play(book="collect.yml")
+    server.play("collect")
     (logged,) = server.ask(f"artifacts/list?run_id={info['run_id']}")["files"]
     report = server.folder / "results" / "d4" / "report.html"
     assert (logged["path"], logged["file_size"]) == ("report.html", report.stat().st_size)
-    assert "changed: nothing" in server.play(book="collect.yml")
-
-
-def test_pages_of_other_names_are_refused(server: Server) -> None:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        server.ask("experiments/search", {"max_results": 1}, host="evil.example")
-    assert refused.value.code == 403
-
-
-def test_it_listens_on_the_chosen_address_only(server: Server) -> None:
-    listening = output("ss", "-Hltn", f"sport = :{server.port}")
-    assert [line.split()[3] for line in listening.splitlines()] == [f"127.0.0.1:{server.port}"]
+    assert counts(server.play("collect"), "changed") == {"node1": 0, "node2": 0}
 
 
 def test_stopping_ends_it_and_keeps_what_it_knows(server: Server) -> None:
-    server.play("-e", "tracker_state=stopped")
+    server.play("tracker", "-e", "tracker_state=stopped")
     with pytest.raises(urllib.error.URLError):
         server.ask("experiments/search", {"max_results": 1})
     assert (server.folder / "node1" / "tracker" / "mlflow.db").exists()
-    assert "changed: nothing" in server.play("-e", "tracker_state=stopped")
+    again = server.play("tracker", "-e", "tracker_state=stopped")
+    assert counts(again, "changed") == {"node1": 0, "node2": 0}

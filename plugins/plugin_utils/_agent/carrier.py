@@ -25,6 +25,7 @@ from ansible.plugins.action import ActionBase
 
 from ...module_utils._contract.decode import decode
 from ...module_utils._contract.document import section
+from ...module_utils._contract.settings_table import rows
 from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit import bare, host_code
 
@@ -32,8 +33,8 @@ MODULE = "nanochat.ddp.agent_program"
 MARK = "nanochat-ddp-answer "
 SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
 Answer = TypeVar("Answer")
-# How the keys of a result begin that Ansible itself obeys, whatever its version.
-ORDERS = ("add_host", "add_group", "ansible_", "_ansible")
+# How the keys of a result begin that Ansible itself obeys, whatever its version, or prints: its own, and those of the action.
+ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show")
 
 
 class HostVerb(NamedTuple):
@@ -80,6 +81,23 @@ class Call(NamedTuple):
     def host(self) -> str:
         """The host that is asked, by its name in the inventory."""
         return str(self.action._task.delegate_to or self.variables.get("inventory_hostname"))
+
+    def variable(self, name: str) -> Any:
+        """A variable of the host that is asked; None if it has none."""
+        delegated = self.action._task.delegate_to
+        known = self.variables["hostvars"][self.host] if delegated else self.variables
+        return self.action._templar.template(known.get(name))
+
+    def which_run(self, run: str | None = None) -> dict[str, Any]:
+        """Where the host has the run: the base folder, and the name (None: the newest), of this play's plan or else of the settings."""
+        node, plan = self.variable("ddp_node") or {}, self.variable("ddp_plan") or {}
+        base_dir = node.get("base_dir") or self.variable("ddp_base_dir") or rows()["ddp_base_dir"].default
+        return {"base_dir": base_dir, "run": run or plan.get("run") or self.variable("ddp_run") or None}
+
+    @property
+    def located(self) -> dict[str, Any]:
+        """The parameters, with the run that is meant unless they say where it is."""
+        return {**({} if {"run_dir", "base_dir"} & set(self.params) else self.which_run()), **self.params}
 
     def ask(self, verb: str, **params: Any) -> dict[str, Any]:
         """The host's answer to a verb of its own; asked once more if the connection broke while this machine slept."""
@@ -136,10 +154,10 @@ def python_of(action: ActionBase, variables: Mapping[str, object]) -> list[str]:
 
 def piped(action: ActionBase, text: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """The answer of a program through the connection's pipe; None if there is none, and the module must run it, which explains why."""
-    execute = getattr(action, "_low_level_execute_command", None)
-    if execute is None or not action._connection.has_pipelining:
+    if not action._connection.has_pipelining:
         return None
-    answer = execute(shlex.join([*python_of(action, variables), "-I", "-S", "-"]), in_data=text.encode())
+    command = shlex.join([*python_of(action, variables), "-I", "-S", "-"])
+    answer = action._low_level_execute_command(command, in_data=text.encode())
     lines = str(answer.get("stdout") or "").splitlines()
     told = answer_in(lines)
     return told and {**told, **discovered(action, lines)}
@@ -156,9 +174,12 @@ def by_module(action: ActionBase, text: str, variables: Mapping[str, Any]) -> di
 
 
 def answer_in(lines: list[str]) -> dict[str, Any] | None:
-    """The answer among the lines of a program's output."""
+    """The answer among the lines of a program's output; None if there is none, or not JSON."""
     found = [line[len(MARK) :] for line in lines if line.startswith(MARK)]
-    return result_in(found[-1]) if found else None
+    try:
+        return without_orders({"changed": False, **json.loads(found[-1])})
+    except (IndexError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
@@ -172,18 +193,9 @@ def discovered(action: ActionBase, lines: list[str]) -> dict[str, object]:
         return {}
 
 
-def result_in(text: str) -> dict[str, object] | None:
-    """A host's answer without the keys by which Ansible adds hosts, sets variables or counts; None if invalid."""
-    try:
-        told = {"changed": False, **json.loads(text)}
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return without_orders(told)
-
-
 def without_orders(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer without the keys that Ansible itself obeys, and without its parameters."""
-    return {key: value for key, value in answer.items() if not key.startswith(ORDERS) and key != "invocation"}
+    """An answer without what Ansible or the action would obey, and without its parameters."""
+    return {key: value for key, value in answer.items() if not key.startswith(ORDERS)}
 
 
 def decoded(answer: Mapping[str, Any], documents: Mapping[str, Any], host: object) -> dict[str, Any]:

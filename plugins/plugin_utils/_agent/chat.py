@@ -1,55 +1,95 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Builds the command to chat with a checkpoint on a host. Tasks have no terminal: the display opens it at the end."""
+"""Talks to a checkpoint on the host that has it. Tasks have no terminal: the display opens the prompt at the end."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from ...module_utils._contract.decode import believed_plans
 from ...module_utils._kit.printable import printable
+from ...module_utils._run.state import RunState
 from .._configuration import display_is_ours
-from .carrier import Call
+from .._runs import newest_model
+from .carrier import Call, decoded
 
 display = Display()
 LOCAL = ("local", "ansible.builtin.local")
 SSH = ("ssh", "ansible.builtin.ssh")
 
 
-def remote_command(options: Mapping[str, Any]) -> str:
-    """The command for the host's login shell, which may be csh or fish: only sh sees more than plain words."""
-    names = {"NANOCHAT_BASE_DIR": options["run_dir"], "PYTHONPATH": options["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
+def run_models(call: Call) -> dict[str, Any]:
+    """The host's share of a run and of its fine-tuning, which is a run of its own, NAME-sft; with stage base of the run alone."""
+    run, base_only = call.params["run"].removesuffix("-sft"), call.params["stage"] == "base"
+    names = [] if not run else [run] if base_only else [f"{run}-sft", run]
+    found = [call.ask("run_info", **call.which_run(name), plan=True) for name in names]
+    return {"models": [decoded(one, {"run": RunState}, call.host) for one in found]}
+
+
+def choose_model(call: Call) -> dict[str, Any]:
+    """Where the newest checkpoint of the newest training is, and how it is loaded there; found: what run_models returned by host."""
+    found, named = call.params["found"], call.which_run()["run"]
+    model = newest_model(found)
+    if not model:
+        where = f" in the run {named}" if named else ""
+        advice = "train one: ansible-playbook train.yml -i INVENTORY"
+        raise AnsibleActionFail(f"No host has a checkpoint to talk to{where}; {advice}")
+    host, run_dir = model["host"], model["run_dir"]
+    deployed = [one["plan"] for one in found[host]["models"] if one.get("run", {}).get("run_dir") == run_dir]
+    plans = believed_plans(deployed, list(found))
+    if not plans:
+        how = "it says how the trainer is started; train.yml writes it again"
+        raise AnsibleActionFail(f"{host}: {run_dir}/plan.json is missing or damaged, and {how}.")
+    nodes: list[Any] = plans[0]["nodes"]
+    node = next((one for one in nodes if one["host"] == host), nodes[0])
+    return {
+        **model,
+        "trainer_dir": node.get("tools_dir") or node["trainer_dir"],
+        "python": f"{node['venv_dir']}/bin/python",
+        "show": f"Loading the model of {model['run']} on {host}; this takes a few seconds, on a slow machine up to a minute.",
+    }
+
+
+def remote_command(model: Mapping[str, Any], flags: Mapping[str, Any], asks: bool = False) -> str:
+    """The command for the host's login shell, which may be csh or fish: only sh sees more than plain words, or (asks) a prompt on stdin."""
+    names = {"NANOCHAT_BASE_DIR": model["run_dir"], "PYTHONPATH": model["trainer_dir"], "CUDA_VISIBLE_DEVICES": ""}
     environment = ["env", *(f"{name}={value}" for name, value in names.items())]
-    words = [options["trainer_dir"], *environment, options["python"], "-m", "scripts.chat_cli", *options["flags"]]
-    return f'exec /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.join(words)}'
-
-
-def ssh_options(option: Callable[[str], Any]) -> list[str]:
-    """The documented options of Ansible's ssh connection as words for ssh."""
-    words = shlex.split(option("ssh_args") or "")
-    flags = {"-p": "port", "-l": "remote_user", "-i": "private_key_file"}
-    words += [word for flag, name in flags.items() if option(name) for word in (flag, str(option(name)))]
-    words += [] if option("host_key_checking") else ["-o", "StrictHostKeyChecking=no"]
-    return words + shlex.split(option("ssh_common_args") or "") + shlex.split(option("ssh_extra_args") or "")
+    given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
+    words = [model["trainer_dir"], *environment, model["python"], "-m", "scripts.chat_cli", *given]
+    prompt = ' --prompt="$(cat)"' if asks else ""
+    return f'exec /bin/sh -c \'cd "$0" && exec "$@"{prompt}\' {shlex.join(words)}'
 
 
 def chat(call: Call) -> dict[str, Any]:
-    """The command that chats with the newest checkpoint of a run_dir, with the trainer below trainer_dir, its python and flags.
+    """Answer one prompt by a model (see choose_model), with the flags of scripts.chat_cli; without a prompt, build the command that chats.
 
-    Our display runs it (`terminal`) when the playbook has ended, and filters what comes from another machine (`remote`).
+    Then our display runs the command (`terminal`) when the playbook has ended, and filters what comes from another machine (`remote`).
     """
-    argv = argv_of(call.action, remote_command(call.params))
+    model, flags, prompt = (call.params[name] for name in ("model", "flags", "prompt"))
+    if prompt:
+        return {} if call.check else answer_to(call, str(prompt), remote_command(model, flags, asks=True))
+    argv = argv_of(call.action, remote_command(model, flags))
     line = shlex.join(argv)
     if not display_is_ours():
         display.display(printable(f"Run this to chat with the model:\n{line}"))
     return {"terminal": argv, "remote": call.action._connection.ansible_name in SSH, "line": line}
+
+
+def answer_to(call: Call, prompt: str, command: str) -> dict[str, Any]:
+    """The answer of the model."""
+    told = call.action._low_level_execute_command(command, in_data=prompt.encode())
+    if told["rc"]:
+        why = (told["stderr"] or told["stdout"]).strip().splitlines()[-1:] or ["it says nothing"]
+        raise AnsibleActionFail(f"{call.host}: the model could not be asked: {why[0]}")
+    return {"show": told["stdout"]}
 
 
 def argv_of(action: ActionBase, command: str) -> list[str]:
@@ -60,13 +100,10 @@ def argv_of(action: ActionBase, command: str) -> list[str]:
         return ["/bin/sh", "-c", command]
     if kind not in SSH:
         raise AnsibleError(f"A prompt needs ssh, but this host is reached by {kind}; run there: {command}")
-    host, program = connection.get_option("host"), connection.get_option("ssh_executable")
-    build = getattr(connection, "_build_command", None)
-    if build is None:
-        return [program, *ssh_options(connection.get_option), "-tt", host, command]
     # Ansible's own way of calling ssh uses the connection that is open, and asks for no password again. The task's
     # password would be passed through a pipe that ends with this task; a person can type it.
-    connection.host = host
+    connection.host = connection.get_option("host")
     connection.set_option("password", None)
     action._play_context.password = None
-    return [to_text(word) for word in build(program, "ssh", "-tt", host, command)]
+    words = connection._build_command(connection.get_option("ssh_executable"), "ssh", "-tt", connection.host, command)
+    return [to_text(word) for word in words]

@@ -68,8 +68,8 @@ def fetch(action: ActionBase, run_dir: str, part: Document, folder: Path) -> Non
 
 
 def run_files(call: Call) -> dict[str, object]:
-    """Copy the new files of a run to `dest`/RUN/HOST: the given run_dir, or run (or the newest) below base_dir."""
-    arguments = dict(call.params)
+    """Copy the new files of a run to `dest`/RUN/HOST."""
+    arguments = call.located
     dest = arguments.pop("dest")
     name = arguments.get("run") or os.path.basename(str(arguments.get("run_dir") or "").rstrip("/"))
     if not name:

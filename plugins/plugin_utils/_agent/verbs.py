@@ -28,7 +28,8 @@ JUDGEMENTS = {
 FILES = {
     "run_watch": "watch",
     "run_files": "run_files",
-    "chat": "chat",
+    **dict.fromkeys(["run_models", "choose_model", "chat"], "chat"),
+    **dict.fromkeys(["start_session", "restart_keeper", "take_back", "judge_stop", "stop_run"], "launch"),
     **dict.fromkeys(
         ["start_responder", "peer_check", "start_all_reduce", "measure_step", "keep_measured"], "preflight"
     ),
@@ -56,7 +57,13 @@ def on_controller(verb: str) -> Callable[[Call], Answer] | None:
     if verb in FILES:
         found: Callable[[Call], Answer] = getattr(importlib.import_module(f".{FILES[verb]}", __package__), verb)
         return found
-    return {"host_info": host_info, "run_info": run_info, "root_access": root_access, "report": report}.get(verb)
+    return {
+        "host_info": host_info,
+        "run_info": run_info,
+        "purge": purge,
+        "root_access": root_access,
+        "report": report,
+    }.get(verb)
 
 
 def judged(call: Call, judge: Callable[..., Answer]) -> Answer:
@@ -80,29 +87,39 @@ def run_info(call: Call) -> Answer:
     """The state of a host's share of a run; see the verb on the host."""
     from ...module_utils._run.state import RunState
 
-    return decoded(call.ask("run_info", **call.params), {"run": RunState}, call.host)
+    return decoded(call.ask("run_info", **call.located), {"run": RunState}, call.host)
+
+
+def purge(call: Call) -> Answer:
+    """Remove what the run or all jobs keep on a host; see the verb on the host."""
+    return call.ask("purge", **{**call.located, "run": call.located["run"] or ""})
 
 
 def root_access(call: Call) -> Answer:
-    """Whether the task's become settings give root; any other task with become is `fatal` if sudo needs a missing password."""
+    """Whether the task's become settings give root (rights: password), or why a password that was given does not (refused).
+
+    Any other task with become is `fatal` if sudo needs a password that nobody gave.
+    """
     connection = call.action._connection
     given = bool(connection.become and connection.become.get_option("become_pass"))
     try:
         told = call.action._low_level_execute_command("id -u")
+        said = told["stderr"] or told["stdout"]
+        # A login shell may print something first.
+        if told["rc"] == 0 and told["stdout"].split()[-1:] == ["0"]:
+            return {"rights": "password", "refused": ""}
     except AnsibleConnectionFailure:
         raise  # the host is reported as unreachable
     except AnsibleError as why:
-        return access(False, given, str(why))
-    # A login shell may print something first.
-    is_root = told["rc"] == 0 and told["stdout"].split()[-1:] == ["0"]
-    return access(is_root, given, told["stderr"] or told["stdout"])
-
-
-def access(is_root: bool, given: bool, said: str) -> Answer:
-    """The result; of sudo's or Ansible's message the line that names the reason, without prompt, lecture and report."""
+        said = str(why)
+    if not given:
+        return {"rights": "none", "refused": ""}
+    # Of sudo's or Ansible's message the line that names the reason, without prompt, lecture and report.
     prompts = re.sub(r"\[\w+ via ansible, key=\w+\] password:", "\n", said)
     lines = [line.strip().rstrip(".") for line in prompts.splitlines() if line.strip() and "This incident" not in line]
-    return {"root": is_root, "given": given, "why": "" if is_root or not lines else lines[-1]}
+    refused = lines[-1] if lines else "no reason was given"
+    show = f"{call.host} goes on without root: the password that was given does not work there ({refused})."
+    return {"rights": "none", "refused": refused, "show": show}
 
 
 def report(call: Call) -> Answer:

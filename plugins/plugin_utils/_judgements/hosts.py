@@ -22,7 +22,8 @@ def judge_launch(
     """Whether to start the run, and why."""
     seen = evidence_of((node["host"] for node in plan["nodes"]), evidence, "run")
     decision, reason = _launch_action([one["run"] for one in seen.values()], plan["digest"], restart, fresh)
-    return {"decision": decision, "reason": reason}
+    show = "" if decision == "start" else f"The run {plan['run']} is left alone: {reason}."
+    return {"decision": decision, "reason": reason, "show": show}
 
 
 def _launch_action(

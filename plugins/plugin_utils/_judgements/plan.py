@@ -116,9 +116,7 @@ def print_plan(how: str, document: Mapping[str, Any], text: str, findings: list[
 
 def tell_what_is_lacking(hosts: int) -> None:
     """Printed once by the first play: settings that no play can make."""
-    said = _configuration.lacking(
-        hosts, _configuration.forks(), _configuration.display_is_chosen(), _configuration.facts_are_variables()
-    )
+    said = _configuration.lacking(hosts)
     if said:
         display.display(said, stderr=True)
 

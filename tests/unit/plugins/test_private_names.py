@@ -28,6 +28,7 @@ IMPORTS = (
     "ansible.context",
     "ansible.errors",
     "ansible.module_utils",
+    "ansible.parsing.dataloader",
     "ansible.plugins",
     "ansible.utils.display",
 )

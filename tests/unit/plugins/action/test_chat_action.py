@@ -14,52 +14,42 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader
-from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
+from ansible_collections.nanochat.ddp.plugins.module_utils._run.state import EMPTY
 from ansible_collections.nanochat.ddp.plugins.plugin_utils import _handover
-from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import chat as action
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent import chat
+from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import Call
 
-OPTIONS = {
-    "run_dir": "/srv/my runs/d4",
-    "trainer_dir": "/srv/trainer",
-    "python": "/srv/venv/bin/python",
-    "flags": ["--seed=3"],
-}
+MODEL = {"run_dir": "/srv/my runs/d4", "trainer_dir": "/srv/trainer", "python": "/srv/venv/bin/python"}
+SSH = {"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret"}
 
 
-def act(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dict[str, Any]:
-    monkeypatch.setattr(action, "display_is_ours", lambda: True)
+def talk(monkeypatch: pytest.MonkeyPatch, connection: str, **options: Any) -> dict[str, Any]:
+    monkeypatch.setattr(chat, "display_is_ours", lambda: True)
     context = PlayContext()
     context.remote_addr = "laptop"
     made = connection_loader.get(connection, context, os.devnull)
-    made.set_options(direct={"host": "192.168.1.11", "remote_user": "xiaoxin", "port": 2222, "password": "secret", **options}) \
-        if connection == "ssh" else made.set_options()  # fmt: skip
-    task = SimpleNamespace(args={"verb": "chat", **OPTIONS}, async_val=0, check_mode=False, diff=False)
-    result: dict[str, Any] = ActionModule(task, made, context, None, None, None).run()
-    return result
+    made.set_options(direct={**SSH, **options} if connection == "ssh" else None)
+    action: Any = SimpleNamespace(_connection=made, _play_context=context, _task=SimpleNamespace(check_mode=False))
+    return chat.chat(Call(action, {"model": MODEL, "prompt": "", "flags": {"seed": 3, "step": ""}}, {}))
 
 
 def test_over_ssh_with_the_connections_own_options(monkeypatch):
-    result = act(monkeypatch, "ssh", ssh_extra_args="-o ServerAliveInterval=7")
+    result = talk(monkeypatch, "ssh", ssh_extra_args="-o ServerAliveInterval=7")
     argv = result["terminal"]
     assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"]
     assert "ServerAliveInterval=7" in argv and "Port=2222" in argv and 'User="xiaoxin"' in argv
-    assert shlex.split(result["line"]) == argv and result["remote"] and not result["changed"]
+    assert shlex.split(result["line"]) == argv and result["remote"]
     assert "secret" not in result["line"] and "sshpass" not in result["line"]
 
 
-def test_without_ansibles_own_command_its_documented_options_are_used(monkeypatch):
-    monkeypatch.delattr(type(connection_loader.get("ssh", PlayContext(), os.devnull)), "_build_command")
-    result = act(
-        monkeypatch, "ssh", private_key_file="/keys/my key", ssh_common_args="-J lzw@gate", host_key_checking=False
-    )
-    argv = result["terminal"]
-    assert argv[0] == "ssh" and argv[-3:-1] == ["-tt", "192.168.1.11"] and argv[-1].startswith("exec /bin/sh -c ")
-    words = " ".join(argv[1:-3])
-    assert "-p 2222 -l xiaoxin -i /keys/my key -o StrictHostKeyChecking=no -J lzw@gate" in words
-    assert "secret" not in result["line"]
+def test_on_the_controller_and_where_neither_leads(monkeypatch):
+    assert talk(monkeypatch, "local")["terminal"][:2] == ["/bin/sh", "-c"]
+    made: Any = SimpleNamespace(_connection=SimpleNamespace(ansible_name="containers.podman.podman"))
+    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: exec"):
+        chat.argv_of(made, "exec /bin/sh")
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish"])
@@ -70,22 +60,13 @@ def test_any_login_shell_starts_the_program_in_its_folder_with_its_environment(t
         '#!/bin/sh\npwd; printf "%s\\n" "$NANOCHAT_BASE_DIR" "$PYTHONPATH" "[$CUDA_VISIBLE_DEVICES]" "$@"\n'
     )
     program.chmod(0o755)
-    line = action.remote_command({**OPTIONS, "trainer_dir": str(tmp_path), "python": str(program)})
-    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=False)
+    model = {**MODEL, "trainer_dir": str(tmp_path), "python": str(program)}
+    line = chat.remote_command(model, {"seed": 3, "step": ""}, asks=True)
+    done = subprocess.run([shell, "-c", line], input="it's {{ 1 }}\n?", capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         *(str(tmp_path), "/srv/my runs/d4", str(tmp_path), "[]"),
-        *("-m", "scripts.chat_cli", "--seed=3"),
+        *("-m", "scripts.chat_cli", "--seed=3", "--prompt=it's {{ 1 }}", "?"),
     ], done.stderr
-
-
-def test_on_the_controller(monkeypatch):
-    assert act(monkeypatch, "local")["terminal"][:2] == ["/bin/sh", "-c"]
-
-
-def test_over_another_connection_it_is_told_what_to_type(monkeypatch):
-    with pytest.raises(AnsibleError, match=r"reached by containers\.podman\.podman; run there: exec"):
-        made: Any = SimpleNamespace(_connection=SimpleNamespace(ansible_name="containers.podman.podman"))
-        action.argv_of(made, "exec /bin/sh")
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -109,3 +90,27 @@ def test_a_program_has_the_terminal_and_ctrl_c_is_its_own(remote):
     # The clipboard is obeyed by the terminal that is given it; another machine's program does not give it one.
     assert (b"\x1b]52" in said) is not remote
     os.close(end)
+
+
+PLAIN: Any = SimpleNamespace(
+    _task=SimpleNamespace(delegate_to=None), _templar=SimpleNamespace(template=lambda one: one)
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stage", "looked"),
+    [("d4", "", ["d4-sft", "d4"]), ("d4-sft", "", ["d4-sft", "d4"]), ("d4-sft", "base", ["d4"]), ("", "", [])],
+)
+def test_chat_looks_at_the_named_run_and_its_fine_tuning(monkeypatch, asked, stage, looked):
+    monkeypatch.setattr(Call, "ask", lambda self, verb, run, **more: {"failed": True, "run": run})
+    told = chat.run_models(Call(PLAIN, {"run": asked, "stage": stage}, {"inventory_hostname": "a"}))
+    assert [one["run"] for one in told["models"]] == looked
+
+
+def test_without_a_checkpoint_or_its_plan_it_is_told_what_to_do():
+    call = Call(PLAIN, {}, {"ddp_run": "d4"})
+    with pytest.raises(AnsibleActionFail, match="No host has a checkpoint to talk to in the run d4; train one"):
+        chat.choose_model(call._replace(params={"found": {"a": {"models": [{"run": EMPTY}]}, "b": None}}))
+    run = {**EMPTY, "run": "d4", "saved": 10, "run_dir": "/x/runs/d4"}
+    with pytest.raises(AnsibleActionFail, match=r"a: /x/runs/d4/plan\.json is missing or damaged"):
+        chat.choose_model(call._replace(params={"found": {"a": {"models": [{"run": run, "plan": {}}]}}}))

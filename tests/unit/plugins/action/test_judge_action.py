@@ -12,6 +12,7 @@ import pytest
 from ansible.errors import AnsibleError
 
 PLAN = {
+    "run": "d4",
     "digest": "d1",
     "master": {"host": "desktop"},
     "nodes": [{"host": "desktop", "run_dir": "/d/runs/d4"}, {"host": "laptop", "run_dir": "/l/runs/d4"}],

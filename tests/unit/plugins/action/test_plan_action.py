@@ -147,9 +147,9 @@ def test_a_repository_is_asked_before_a_start_only(run, monkeypatch, tmp_path):
 def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(action.display, "display", lambda text, stderr: told.append(text))
-    monkeypatch.setattr(action._configuration, "forks", lambda: 5)
-    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
-    monkeypatch.setattr(action._configuration, "facts_are_variables", lambda: False)
+    known = action._configuration.constants
+    for name, value in (("DEFAULT_FORKS", 5), ("DEFAULT_STDOUT_CALLBACK", "yaml"), ("INJECT_FACTS_AS_VARS", False)):
+        monkeypatch.setattr(known, name, value, raising=False)
     action.tell_what_is_lacking(5)
     assert told == []
     action.tell_what_is_lacking(64)
@@ -157,13 +157,14 @@ def test_field_41_what_no_play_can_set_is_told_with_the_lines_to_add(monkeypatch
         "Ansible handles 5 hosts at a time and the job has 64, so every task takes 13 rounds; "
         "add to ansible.cfg below [defaults]: forks = 64 (or once: --forks 64)"
     )
-    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: False)
+    monkeypatch.setattr(known, "DEFAULT_STDOUT_CALLBACK", "default", raising=False)
+    monkeypatch.delenv("ANSIBLE_STDOUT_CALLBACK", raising=False)
     action.tell_what_is_lacking(64)
     assert "forks = 64 and stdout_callback = nanochat.ddp.story (or once: --forks 64)" in told.pop()
     action.tell_what_is_lacking(2)
     assert told.pop().endswith("below [defaults]: stdout_callback = nanochat.ddp.story")
-    monkeypatch.setattr(action._configuration, "display_is_chosen", lambda: True)
-    monkeypatch.setattr(action._configuration, "facts_are_variables", lambda: True)
+    monkeypatch.setattr(known, "DEFAULT_STDOUT_CALLBACK", "yaml", raising=False)
+    monkeypatch.setattr(known, "INJECT_FACTS_AS_VARS", True, raising=False)
     action.tell_what_is_lacking(2)
     assert told.pop() == (
         "Ansible turns facts from hosts into play variables; add to ansible.cfg below [defaults]: inject_facts_as_vars = false"

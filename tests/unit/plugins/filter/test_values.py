@@ -1,15 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters for plays: a variable of several hosts, a setting or its default, names from hosts, environments of secrets."""
+"""Filters for plays: a variable of several hosts, a setting or its default, names from hosts."""
 
 from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.nanochat.ddp.plugins.filter.run_tables import seen_of
-from ansible_collections.nanochat.ddp.plugins.filter.values import environment, of_hosts, one_run, plain_name, setting
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file
+from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, plain_name, setting
 
 
 def test_a_host_without_the_variable_is_not_left_out():
@@ -47,27 +46,3 @@ def test_plain_names_pass(name):
 def test_other_names_are_refused(name):
     with pytest.raises(AnsibleFilterError, match="plain name"):
         plain_name(name)
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ({"A": "b"}, {"A": "b"}),
-        ('{"A": "b"}', {"A": "b"}),
-        (
-            {"A": True, "B": False, "C": None, "D": 5, "E": 1.5},
-            {"A": "true", "B": "false", "C": "", "D": "5", "E": "1.5"},
-        ),
-        ({}, {}),
-    ],
-)
-def test_an_environment_is_taken_in_every_form_that_the_plan_takes(given, read):
-    assert environment(given) == read
-    env_file.checked(environment(given))
-
-
-@pytest.mark.parametrize("given", ["A=b", "[]", "[" * 3000, 5, ["A"], {"A": ["b"]}, {"A": {}}, {"a b": "c"}])
-def test_an_environment_that_is_refused_is_not_shown(given):
-    with pytest.raises(AnsibleFilterError, match="ddp_secret_env must be") as caught:
-        environment(given)
-    assert "b" not in str(caught.value).replace("variables", "").replace("be a", "")

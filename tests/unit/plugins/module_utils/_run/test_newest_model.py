@@ -31,7 +31,7 @@ def test_the_furthest_of_the_newest_training_has_it():
 
 
 def test_a_fine_tuned_model_comes_before_its_base():
-    looks = {"desktop": {"results": [seen(1, 50, run="d4-sft"), seen(2, 900)]}, "laptop": {"results": [seen(2, 1000)]}}
+    looks = {"desktop": {"models": [seen(1, 50, run="d4-sft"), seen(2, 900)]}, "laptop": {"models": [seen(2, 1000)]}}
     assert newest_model(looks) == {"host": "desktop", "run": "d4-sft", "run_dir": "/base/runs/d4-sft"}
 
 

@@ -1,0 +1,153 @@
+# Copyright: The nanochat.ddp contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Starts and stops a host's share of a run. Every step is taken on all hosts before the next: a run starts on all of them or on none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+
+from ...filter.run_tables import why_no_answer
+from ...module_utils._contract.settings import convert
+from ...module_utils._contract.settings_table import find
+from ...module_utils._run.state import RUNNING, RunState
+from .carrier import Call, decoded
+from .watch import answered_within
+
+Answer = dict[str, Any]
+LONGEST_STOP = 86400.0  # seconds, whatever a host says
+END_SECONDS = 60  # for processes that do not end by themselves
+
+
+def start_session(call: Call) -> Answer:
+    """Start node's session of plan; with `ready` only write its environment and see that nothing would refuse: an earlier run may go on.
+
+    fresh, training and keeper_secret are those of run_folder; secrets: the part of the environment that is in no plan.
+    `show` tells which files of an earlier training were set aside.
+    """
+    plan, node, training, ready = (call.params[name] for name in ("plan", "node", "training", "ready"))
+    env = {**node["env"], **convert(find("ddp_secret_env"), call.params["secrets"])}
+    session = {**session_of(plan, node), "at_boot": bool((plan.get("keeper") or {}).get("survive_reboot"))}
+    folder = {name: call.params[name] for name in ("plan", "fresh", "keeper_secret")}
+    folder |= {"path": node["run_dir"], "training": {**training, "now": time.time()} if training else None}
+    answer: Answer = {"changed": False, "diff": []}
+    for verb, params in (
+        ("run_folder", {**folder, "state": "ready" if ready else "deployed"}),
+        ("env_file", {"path": session["env_file"], "env": env, "secrets": node["env_secret"]}),
+        ("tmux_session", {**session, "state": "ready" if ready else "restarted"}),
+    ):
+        if verb == "tmux_session" and ready and call.check:
+            break  # on a bare host nothing to run exists yet
+        told = call.ask(verb, **params)
+        if told.get("failed"):
+            return told
+        diff = [*answer["diff"], *([told["diff"]] if told.get("diff") else [])]
+        answer = {**answer, **told, "changed": answer["changed"] or told["changed"], "diff": diff}
+    if answer.get("set_aside"):
+        step = answer["checkpoint"]
+        kept = "no checkpoint" if step is None else f"checkpoints up to step {step}"
+        where = f"{'would go to' if call.check else 'is kept in'} {answer['place']}"
+        answer["show"] = f"{call.host}: what the run had written before {where} ({kept})"
+    return {} if ready else answer
+
+
+def restart_keeper(call: Call) -> Answer:
+    """Start the keeper of node's share of plan unless it is running."""
+    state = "started" if call.params["running"] else "restarted"
+    show = f"{call.host} asks to be let in; the playbook nanochat.ddp.status shows when it is."
+    return {
+        **call.ask("tmux_session", **session_of(call.params["plan"], call.params["node"]), state=state),
+        "show": show,
+    }
+
+
+def session_of(plan: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of tmux_session for a host's share of a run."""
+    return {
+        "name": node["session"],
+        "state_dir": node["run_dir"],
+        "argv": node.get("session_argv") or node["argv"],
+        "chdir": node["trainer_dir"],
+        "env_file": f"{node['run_dir']}/env",
+        "log": f"{node['run_dir']}/log/rank{node['rank']}.log",
+        # For a stop from elsewhere, such as a shutdown.
+        "stop_timeout": plan["timeout_seconds"],
+        # A keeper that dies is started again.
+        "revive": "session_argv" in node,
+    }
+
+
+def take_back(call: Call) -> Answer:
+    """Stop node's session again, and fail, if that of any host could not be started (started: what start_session returned by host)."""
+    started, node, own = call.params["started"], call.params["node"], call.params["started"][call.host] or {}
+    failed = [host for host, result in started.items() if not (result or {}).get("session")]
+    if not failed:
+        return {}
+    if own.get("session"):
+        with contextlib.suppress(AnsibleConnectionFailure):
+            call.ask("tmux_session", name=node["session"], state_dir=node["run_dir"], state="stopped", stop_timeout=5)
+        return {"failed": True, "msg": f"{call.host}: stopped again, since {' and '.join(failed)} could not start"}
+    why = own.get("msg") or "did not answer"
+    if own.get("unreachable"):
+        why = "could not be reached while its session was started; see that it is on and that ssh to it works as the inventory says"
+    return {"failed": True, "msg": f"{call.host}: {why} (the other hosts were stopped again)"}
+
+
+def judge_stop(call: Call) -> Answer:
+    """How many seconds a stop of the run may take that was found (what run_info returned by host): those of the slowest rank.
+
+    Without a name, a run that is not the same on all hosts is refused.
+    """
+    found = [run for result in call.params["found"].values() if (run := (result or {}).get("run"))]
+    names = sorted({run["run"] for run in found if run["run"]})
+    if len(names) > 1 and not call.which_run()["run"]:
+        told = f"The newest run is not the same on all hosts ({', '.join(names)}), so say which one is meant"
+        return {"failed": True, "msg": f"{told}: -e ddp_run=NAME. Nothing was stopped."}
+    stops = [float(seconds) for run in found if (seconds := run["stop_seconds"]) and seconds <= LONGEST_STOP]
+    return {"seconds": math.ceil(max(stops, default=60.0))}
+
+
+def stop_run(call: Call) -> Answer:
+    """Stop the host's share of the run that was found (what run_info returned), and see that nothing runs; `show` tells its state.
+
+    state: stopped keeps the session to be read, absent removes it too.
+    """
+    found, state, seconds = (call.params[name] for name in ("found", "state", "seconds"))
+    run: RunState | None = found.get("run")
+    if run is None:
+        return {"failed": True, "msg": f"{call.host}: nothing was stopped there, since {why_no_answer(found)}"}
+    stopped: Answer = {}
+    # Of a run that is only prepared, an earlier start may have left what starts it after a reboot.
+    if run["rank"] is not None and run["state"] not in (["absent"] if state == "absent" else ["absent", "prepared"]):
+        session = {"name": f"nanochat-{run['run']}-rank{run['rank']}", "state_dir": run["run_dir"], "state": state}
+        with answered_within({"timeout": seconds + END_SECONDS}):
+            stopped = call.ask("tmux_session", **session, stop_timeout=seconds)
+    with answered_within(None):
+        left = stopped if stopped.get("failed") else call.ask("run_info", **call.which_run(run["run"]))
+        left = decoded(left, {"run": RunState}, call.host)
+    if left.get("failed"):
+        return left
+    if left["run"]["state"] == RUNNING and not call.check:
+        why = f"still runs, {seconds} s after it was told to stop; nanochat.ddp.doctor says what it waits for"
+        return {"failed": True, "msg": f"{call.host}: the run {run['run']} {why}"}
+    return {**stopped, "show": f"{call.host}: {ending(run, left['run'], call.check)}"}
+
+
+def ending(before: RunState, after: RunState, check: bool) -> str:
+    """How a run ended that was told to stop."""
+    if after["state"] == "absent":
+        return "nothing was set up"
+    stopped = f"{'would be' if check else 'was'} stopped"
+    told = [
+        f"run {before['run']} {stopped if before['state'] == RUNNING else 'does not run, it is ' + str(before['state'])}"
+    ]
+    if after["step"] is not None:
+        told += [f"{after['done']}{' of %d' % after['steps'] if after['steps'] else ''} steps done"]
+    saved = after["checkpoint"]
+    return ", ".join([*told, f"newest checkpoint: step {saved['step']}" if saved else "no checkpoint"])
