@@ -27,6 +27,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux  # noqa: E402
 from lan import Lan  # noqa: E402
 from pieces import TRAINER, environment, prepare  # noqa: E402
 
@@ -134,7 +135,7 @@ class Lab:
                     raise SystemExit(f"the stop of {host} was not recorded: {unwritten}")
 
     def stop_host(self, host: str) -> list[str]:
-        unwritten = Session(host, str(self.folder / host), None).stop(60)
+        unwritten = Session(host, str(self.folder / host), Tmux()).stop(60)
         self.sessions[host].wait()
         return unwritten
 

@@ -21,10 +21,9 @@ description:
     standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).
   - If O(env_file) sets E(NANOCHAT_POLITE) to C(low) or C(guest), the program runs at idle priority, and is killed first when memory runs out.
   - Writes C(run.sh) into O(state_dir), which can be run by hand too, and C(session.json) with the session's state and end.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 attributes:
-  check_mode:
-    description: Can run in check mode and return what would change without changing it.
-    support: full
   diff_mode:
     description: Returns what the session was given and would be given. Of the environment only names and short digests
       are shown.

@@ -14,13 +14,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, wanted
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 
@@ -192,12 +191,13 @@ def test_field_13_output_is_logged_line_by_line_while_it_runs(job, tmp_path):
     assert job.log.read_text() == "out\nerr\npart whole\n"
 
 
-def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path):
+@pytest.mark.parametrize(("polite", "policy"), [("guest", os.SCHED_IDLE), ("off", os.SCHED_OTHER)])
+def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path, polite, policy):
     env = tmp_path / "polite.env"
-    env.write_bytes(env_file_utils.render({"NANOCHAT_POLITE": "low"}))
+    env.write_bytes(env_file_utils.render({"NANOCHAT_POLITE": polite}))
     runner = job.start(SLEEP, "polite", env_file=str(env))["session"]["pid"]
     children = Path(f"/proc/{runner}/task/{runner}/children")
-    until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [os.SCHED_IDLE])
+    until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [policy])
     assert os.sched_getscheduler(runner) == os.SCHED_OTHER
 
 
@@ -215,31 +215,25 @@ def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
 # -- what reaches the program -----------------------------------------------------------------------------------------
 
 
-def test_field_11_every_argument_arrives_as_it_is(job, tmp_path):
+def test_field_11_every_argument_arrives_as_it_is_and_nothing_of_an_older_tmux_server(job, tmp_path, monkeypatch):
     words = ["", " ", "it's", '"', "$HOME", "`id`", "a\nb\n", "\\", "*", "~", ";", "a;", "#{pid}", "-x", "\x01\x7f", "ü", "=x"]  # fmt: skip
     chdir = tmp_path / "a 'folder' for $5;"
     chdir.mkdir()
-    program = "import os, sys; print(ascii([sys.argv[1:], os.getcwd()]))"
-
-    job.start(program, *words, chdir=str(chdir))
-    assert job.ended()["exit_code"] == 0
-
-    assert job.lines() == [ascii([words, str(chdir)])]
-    by_hand = subprocess.run(["sh", job.folder / "run.sh"], capture_output=True, text=True, check=True)
-    assert by_hand.stdout.splitlines() == job.lines()
-
-
-def test_nothing_of_an_older_tmux_server_reaches_the_program(job, monkeypatch):
+    program = "import os, sys; print(ascii([sys.argv[1:], os.getcwd()])); print(sorted(os.environ))"
     with monkeypatch.context() as polluted:
         polluted.setenv("NANOCHAT_DATA_DIR", "/elsewhere")
         polluted.setenv("PYTHONPATH", "/elsewhere")
         subprocess.run(["tmux", "new-session", "-d", "-s", "older", "sleep 600"], check=True)
 
-    job.start("import os; print(sorted(os.environ))")
-    job.ended()
+    job.start(program, *words, chdir=str(chdir))
+    assert job.ended()["exit_code"] == 0
 
+    arrived, environment = job.lines()
+    assert arrived == ascii([words, str(chdir)])
     expected = {"HOME", "LANG", "LOGNAME", "PATH", "PYTHONUNBUFFERED", "SHELL", "USER", "NANOCHAT_DDP_SESSION"}
-    assert set(eval(job.lines()[0])) - {"PWD", "OLDPWD", "LC_CTYPE"} == expected
+    assert set(eval(environment)) - {"PWD", "OLDPWD", "LC_CTYPE"} == expected
+    by_hand = subprocess.run(["sh", job.folder / "run.sh"], capture_output=True, text=True, check=True)
+    assert by_hand.stdout.splitlines()[0] == arrived
 
 
 def test_a_full_disk_does_not_stop_the_program(job, tmp_path):
@@ -469,8 +463,9 @@ def test_field_06_what_the_program_leaves_behind_ends_with_it(job):
 def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
     monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     job, neighbour = jobs(), jobs("job-10")
-    session = job.start(IGNORE + SAY + SLEEP)["session"]
     neighbour.start(IGNORE + SAY + SLEEP)
+    assert not job.play("absent")["changed"], "names match exactly"
+    session = job.start(IGNORE + SAY + SLEEP)["session"]
     marked = {**os.environ, "NANOCHAT_DDP_SESSION": neighbour.record()["id"] + "0"}
     alike = [sys.executable, "-c", IGNORE + SAY + SLEEP]
     others = [strangers(alike), strangers(alike, env=marked), strangers(alike, cwd=job.folder, start_new_session=True)]
@@ -495,18 +490,23 @@ def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
 
 
 SAVE = (
-    "import signal, sys\n"
+    "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *dummy: (time.sleep(1), print('saved', flush=True), sys.exit(0)))\n"
     "print('ready', flush=True)\n" + SLEEP
-).replace("import signal", "import signal, time")
+)
 
 
-@pytest.mark.parametrize("how, stopped, terminated", [("Ctrl-C", True, None), ("shutdown", False, "SIGTERM")])
+@pytest.mark.parametrize(
+    "how, stopped, terminated",
+    [("Ctrl-C", True, None), ("shutdown", False, "SIGTERM"), ("kill-session", False, "SIGHUP")],
+)
 def test_whoever_ends_it_lets_the_program_save_and_only_ctrl_c_is_a_users_stop(job, how, stopped, terminated):
     session = job.start(SAVE, stop_timeout=20)["session"]
     until(lambda: job.lines() == ["ready"])
     if how == "Ctrl-C":
         tmux("send-keys", "-t", "=job-1:", "C-c")
+    elif how == "kill-session":
+        tmux("kill-session", "-t", "=job-1")
     else:
         # As systemd does it; the second one hurries nobody.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -516,16 +516,6 @@ def test_whoever_ends_it_lets_the_program_save_and_only_ctrl_c_is_a_users_stop(j
     assert (ended["exit_code"], ended["stopped"], ended["terminated_by"]) == (0, stopped, terminated)
     assert job.lines() == ["ready", "saved"]
     assert stopped or not (job.folder / ".session/stop").exists()
-
-
-def test_killing_the_tmux_session_by_hand_ends_the_program(job):
-    session = job.start(SLEEP)["session"]
-    tmux("kill-session", "-t", "=job-1")
-
-    ended = job.ended()
-    assert (ended["stopped"], ended["terminated_by"]) == (False, "SIGHUP")
-    until(lambda: not living(session["pid"]))
-    assert not living(session["child_pid"])
 
 
 # -- a program that dies ----------------------------------------------------------------------------------------------
@@ -594,37 +584,11 @@ def test_two_folders_do_not_share_a_name_while_one_runs(jobs):
     assert second.play("stopped", check=True)["session"]["state"] == "running"
 
 
-def test_names_match_exactly(jobs):
-    longer = jobs("job-12")
-    longer.start(SLEEP)
-    shorter = jobs("job-1")
-
-    assert not shorter.play("absent")["changed"]
-    assert shorter.start(SLEEP)["changed"]
-    shorter.play("absent")
-    assert longer.play("stopped", check=True)["session"]["state"] == "running"
-
-
 def test_two_controllers_at_once_start_one_session(job):
-    """Two processes, since the module prints its result and exits."""
     options = {"name": job.name, "state_dir": str(job.folder), "argv": [sys.executable, "-c", SAY + SLEEP]}
-    program = (
-        "import json, sys\n"
-        "from ansible.module_utils.testing import patch_module_args\n"
-        "from ansible_collections.nanochat.ddp.plugins.modules import tmux_session\n"
-        "with patch_module_args(json.loads(sys.argv[1])): tmux_session.main()\n"
-    )
-    results = []
-
-    def play():
-        command = [sys.executable, "-c", program, json.dumps(options)]
-        results.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-
-    threads = [threading.Thread(target=play) for dummy in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    program = f"import json\nfrom {wanted.__name__} import tmux_session\nprint(json.dumps(tmux_session(**{options!r})))"
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for dummy in range(2)]
+    results = [json.loads(one.communicate()[0]) for one in both]
 
     assert sorted(result["changed"] for result in results) == [False, True]
     assert results[0]["session"]["id"] == results[1]["session"]["id"]

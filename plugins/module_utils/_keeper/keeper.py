@@ -40,8 +40,8 @@ from .._kit.processes import RESTARTED_VARIABLE, boot_id
 from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
 from . import membership, memory, presence, talk
-from .quorum import Rules, wanted
 from .rank import LocalRank
+from .rules import Rules, wanted
 
 TICK = 0.2
 LINGER = 3.0  # for this long others can ask how it ended
@@ -164,7 +164,7 @@ class Keeper:
     def begin(self) -> None:
         self._remember(self.own)
         self._tell("keeper started", "")
-        self.talk.say(self.own.word)
+        self.talk.publish(self.own.word)
         self.talk.start()
         self.rank.prepare()
 
@@ -200,9 +200,9 @@ class Keeper:
         if self._remember(decided):
             self.own = decided
             self._carry_out(order)
-            self.talk.say(self.own.word)
+            self.talk.publish(self.own.word)
         else:
-            self.talk.say(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
+            self.talk.publish(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
         self._report(before)
 
     def _carry_out(self, order: str) -> None:

@@ -13,12 +13,12 @@ from .._kit.words import (
     DASH,
     bytes_text,
     clock_text,
-    fitting_table,
     loss_text,
     named,
     seconds_text,
     share_text,
     speed_text,
+    table,
     wrapped,
 )
 from .health import USUAL, Health, Run, Seen, StallLimits
@@ -77,7 +77,7 @@ def previous_lines(seen: Sequence[Seen]) -> List[str]:
 def screen_of(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]], lines: List[str], width: int) -> str:
     """A title, a table, and sentences below it; width 0 means no limit."""
     below = [part for line in lines for part in wrapped("  " + line, width)]
-    return "\n".join([*wrapped(title, width), *fitting_table(heads, cells, width), *below])
+    return "\n".join([*wrapped(title, width), *table(heads, cells, width), *below])
 
 
 # -- cells --------------------------------------------------------------------------------------------------------------

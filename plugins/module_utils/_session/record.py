@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Type, TypedDict, TypeVar, cast
 
 from .._contract.decode import decode
+from .._contract.run_folder import SESSION_FILES
 from .._contract.validate import InvalidHostData
 from .._kit.files import read_object
 from .._kit.ownership import exposure, exposure_of_run
 
-LAUNCH = "launch.json"
+LAUNCH, RUNNER = "launch.json", "runner.py"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
 COME_BACK = os.EX_TEMPFAIL
 Kept = TypeVar("Kept", bound=Mapping[str, object])
+
+
+def runner_argv(state_dir: str) -> List[str]:
+    """The command of a session's runner."""
+    folder = os.path.join(state_dir, SESSION_FILES)
+    # -E and -s: neither a tmux server's environment nor a user's packages may affect it.
+    return [sys.executable, "-B", "-E", "-s", os.path.join(folder, RUNNER), folder]
 
 
 def label_of(state_dir: str) -> str:

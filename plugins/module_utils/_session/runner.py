@@ -22,19 +22,52 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from .._kit import processes
+from .._contract.politeness import OFF, VARIABLE
+from .._kit import env_file, processes
 from .._kit.files import write_json_when_full
-from . import priority, reaper
-from .record import Launch, Record, cut_short, exposed_start
+from . import boot, reaper
+from .record import LAUNCH, Launch, Record, cut_short, exposed_start
+from .tmux import TmuxError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CHUNK = 65536
 REFUSED = 1 << 8  # the wait status of an exit with code 1
+FIRST_TO_BE_KILLED = "1000"
+LOWEST = 19
 # First delay before restarting a dead job; doubles each time it dies again soon.
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+
+
+def is_polite(path: str | None) -> bool:
+    """Whether a job's environment file asks for the lowest priority (ddp_polite low and guest)."""
+    env = env_file.parse((env_file.read(path) if path else None) or b"") or {}
+    return env.get(VARIABLE, OFF) != OFF
+
+
+def yield_to_others(proc: str = "/proc/self") -> None:
+    """Give this process and its children CPU and disk only when no other program wants them, and let them be killed first when
+    memory runs out. Needs no root; whatever the kernel or container refuses is skipped."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
+    # This also makes disk I/O idle class.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path(proc, "oom_score_adj").write_text(FIRST_TO_BE_KILLED, encoding="ascii")
+    # With sched_autogroup the kernel schedules sessions first, and priorities count only within one.
+    for dummy in range(5):
+        try:
+            Path(proc, "autogroup").write_text(str(LOWEST), encoding="ascii")
+            return
+        except BlockingIOError:
+            # The kernel accepts one such change per 0.1 s, system-wide.
+            time.sleep(0.11)
+        except OSError:
+            return
 
 
 def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
@@ -99,9 +132,9 @@ class Runner:
     """One session from start to end."""
 
     def __init__(self, folder: str) -> None:
-        with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, LAUNCH), encoding="utf-8") as file:
             self.launch: Launch = json.load(file)
-        self.polite = priority.is_polite(self.launch.get("given", {}).get("env_file"))
+        self.polite = is_polite(self.launch.get("given", {}).get("env_file"))
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
@@ -176,7 +209,7 @@ class Runner:
             stderr=writer,
             start_new_session=True,
             # Of a session that is new, in which the job begins.
-            preexec_fn=priority.yield_to_others if self.polite else None,
+            preexec_fn=yield_to_others if self.polite else None,
         )
         self.state["child_pid"] = self.child.pid
         self._save(output)
@@ -277,8 +310,14 @@ def _how(status: int) -> str:
 
 
 def main() -> None:
-    """The program: its argument is the folder with launch.json."""
+    """The program: its argument is the folder with launch.json; `boot` after it starts the session again that a reboot has ended."""
+    folder, *more = sys.argv[1:]
     try:
-        Runner(sys.argv[1]).run()
+        if more == [boot.BOOT]:
+            boot.restart(os.path.dirname(folder))
+        else:
+            Runner(folder).run()
+    except TmuxError as error:
+        raise SystemExit(str(error)) from error
     except OSError as error:
         raise SystemExit(f"{error.filename}: {error.strerror or error}") from error

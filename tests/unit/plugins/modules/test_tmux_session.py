@@ -22,12 +22,10 @@ ARGV = ["/bin/true", "a b"]
 ASLEEP = [sys.executable, "-c", SLEEP]
 
 
-@pytest.fixture
-def without_tmux(monkeypatch):
-    monkeypatch.setattr(bare, "find", lambda name: None)
-
-
-def test_check_mode_tells_the_same_and_does_nothing(job):
+def test_check_mode_tells_the_same_and_does_nothing(job, tmp_path):
+    # On a bare host it needs neither folder nor environment.
+    bare_host = job.play(check=True, env_file=str(tmp_path / "env"), argv=["/no/python"])
+    assert bare_host["changed"] and bare_host["session"] == {"state": "absent"}
     checked = job.play(check=True, argv=ARGV)
     assert not job.folder.exists()
 
@@ -41,12 +39,6 @@ def test_check_mode_tells_the_same_and_does_nothing(job):
         "exec /bin/true \\\n  'a b'\n"
     )
     assert (job.folder / ".session/launch.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_check_mode_on_a_bare_host_needs_neither_folder_nor_environment(job, tmp_path):
-    result = job.play(check=True, env_file=str(tmp_path / "env"), argv=["/no/python"])
-
-    assert result["changed"] and result["session"] == {"state": "absent"}
 
 
 def test_what_is_done_with_a_session_that_has_ended(job):
@@ -98,29 +90,15 @@ def test_the_pid_of_a_record_that_belongs_to_another_by_now_is_not_touched(job, 
         (job.folder / "session.json").write_text(good)
 
 
-@pytest.mark.parametrize("name", ["a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü"])
-def test_refuses_names_that_tmux_would_read_otherwise(jobs, name):
-    made = jobs()
-    made.name = name
-    result = made.play(argv=ARGV)
-    made.name = "job-1"
-
-    assert result["failed"] and f"{name!r} is not a session name" in result["msg"]
-
-
-@pytest.mark.parametrize("state", ["started", "restarted"])
-def test_a_missing_tmux_is_said_before_anything_is_written(job, without_tmux, state):
+@pytest.mark.parametrize("state", ["started", "restarted", "stopped", "absent"])
+def test_a_missing_tmux_is_said_before_anything_is_written_and_nothing_to_stop_needs_none(job, monkeypatch, state):
+    monkeypatch.setattr(bare, "find", lambda name: None)
     for check in (True, False):
         result = job.play(state, check, argv=ARGV)
-        assert result["failed"] and result["msg"] == "tmux is not installed on this host; install the package tmux"
-    assert not job.folder.exists()
-
-
-@pytest.mark.parametrize("state", ["stopped", "absent"])
-def test_nothing_to_stop_needs_no_tmux_and_no_folder(job, without_tmux, state):
-    result = job.play(state)
-
-    assert not result["changed"] and result["session"] == {"state": "absent"}
+        if state.endswith("started"):
+            assert result["failed"] and result["msg"] == "tmux is not installed on this host; install the package tmux"
+        else:
+            assert not result["changed"] and result["session"] == {"state": "absent"}
     assert not job.folder.exists()
 
 
@@ -134,29 +112,30 @@ def test_nothing_to_stop_needs_no_tmux_and_no_folder(job, without_tmux, state):
         ({"env_file": "/no/env"}, "its environment file /no/env does not exist"),
         ({"log": "/proc/no/log"}, "cannot write /proc/no"),
         ({"argv": ["a", "b\0"]}, "argv[1] contains a NUL byte"),
+        *(
+            ({"name": name}, f"{name!r} is not a session name")
+            for name in ("a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü")
+        ),
     ],
 )
-def test_refuses_what_cannot_run(job, options, words):
+def test_refuses_what_cannot_run_and_names_that_tmux_would_read_otherwise(job, options, words):
+    job.name = options.pop("name", job.name)
     result = job.play(**{"argv": ARGV, **options})
+    job.name = "job-1"
 
     assert result["failed"] and words in result["msg"]
     assert tmux("has-session", "-t", "=job-1").returncode == 1
 
 
-def test_a_runner_that_does_not_come_up_is_shown(job, monkeypatch):
+def test_a_runner_that_does_not_come_up_is_shown_and_a_session_of_somebody_else_is_not_replaced(job, monkeypatch):
     monkeypatch.setattr(session_utils, "_START_SECONDS", 3)
     monkeypatch.setattr(session_utils.host_code, "program", lambda *words: "raise SystemExit('no such thing')")
-
     result = job.play(argv=ARGV)
-
     assert result["failed"] and "its pane shows: no such thing" in result["msg"]
 
-
-def test_a_session_of_somebody_else_is_not_replaced(job):
+    tmux("kill-session", "-t", "=job-1")
     tmux("new-session", "-d", "-s", "job-1", "sleep 600")
-
     result = job.play(argv=ARGV)
-
     assert result["failed"] and "tmux already has a session job-1 that nanochat.ddp did not start" in result["msg"]
     assert tmux("list-panes", "-t", "=job-1", "-F", "#{pane_dead}").stdout == "0\n"
 
@@ -176,7 +155,7 @@ def test_field_12_logging_out_where_systemd_kills(
     program, scope = tmp_path / "systemd-run", tmp_path / "scope"
     program.write_text(f'#!/bin/sh\necho "$@" >{scope}\nshift 4\nexec "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(wanted, "logind_of", lambda run, user: Logind(kills, lingers))
+    monkeypatch.setattr(wanted, "logind", lambda user: Logind(kills, lingers))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(tmux_utils, "ends_with_login", lambda pid: in_login)
@@ -211,38 +190,43 @@ def test_a_play_inside_the_session_does_not_stop_itself(job):
         (job.folder / "session.json").write_text(json.dumps(good))
 
 
-def test_root_is_excluded_from_the_killing_by_default():
-    def run(argv):
-        return 0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""
+@pytest.mark.parametrize(("user", "kills"), [("root", False), ("lzw", True)])
+def test_root_is_excluded_from_the_killing_by_default(user, kills, monkeypatch):
+    monkeypatch.setattr(bare, "tool", lambda argv: (0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""))
+    assert logind(user) == (kills, False)
+    monkeypatch.setattr(bare, "tool", lambda argv: (127, "", "not installed"))
+    assert logind(user) == (False, False)
 
-    assert not logind(run, "root").kills
-    assert logind(run, "lzw").kills
-    assert logind(lambda argv: (127, "", "not installed"), "lzw") == (False, False)
 
-
-def answers(*told):
+@pytest.fixture
+def answers(monkeypatch):
     """A tmux that answers so, the last for ever."""
-    left = list(told)
-    return tmux_utils.Tmux(lambda argv: left.pop(0) if len(left) > 1 else left[0], "/opt/tmux")
+
+    def scripted(*told):
+        left = list(told)
+        monkeypatch.setattr(bare, "find", lambda name: "/opt/tmux")
+        monkeypatch.setattr(bare, "run", lambda argv, **more: left.pop(0) if len(left) > 1 else left[0])
+        return tmux_utils.Tmux()
+
+    return scripted
 
 
-def test_a_tmux_server_that_is_just_ending_is_asked_again_and_not_for_ever():
-    ending = (1, "", "server exited unexpectedly")
-    answers(ending, (0, "", "")).start("job", "label", "/a", ["true"])
-    with pytest.raises(tmux_utils.TmuxError, match="server exited"):
-        answers(ending).start("job", "label", "/a", ["true"])
+ENDING = (1, "", "server exited unexpectedly")
 
 
-def test_a_session_that_ends_while_it_is_taken_out_of_tmux_is_no_failure():
+def test_a_tmux_server_that_is_just_ending_is_asked_again_and_not_for_ever(answers):
+    answers(ENDING, (0, "", "")).start("job", "1", "/a")
     answers((1, "", "can't find session: job")).kill("job")
+    with pytest.raises(tmux_utils.TmuxError, match="server exited"):
+        answers(ENDING).start("job", "1", "/a")
     with pytest.raises(tmux_utils.TmuxError, match="server exited unexpectedly"):
-        answers(*[(1, "", "server exited unexpectedly")] * 5, (0, "", "")).kill("job")
+        answers(*[ENDING] * 5, (0, "", "")).kill("job")
 
 
-def test_tmuxs_own_words_are_passed_on():
+def test_tmuxs_own_words_are_passed_on(answers):
     with pytest.raises(
         tmux_utils.TmuxError, match=r"session job: `/opt/tmux new-session -d -s \.\.\.` failed: no fork"
     ):
-        answers((1, "", "no fork\n")).start("job", "label", "/a", ["true"])
+        answers((1, "", "no fork\n")).start("job", "1", "/a")
     with pytest.raises(tmux_utils.TmuxError, match="does not understand /opt/tmux: protocol version mismatch"):
         answers((1, "", "protocol version mismatch (client 8, server 7)")).exists("job")

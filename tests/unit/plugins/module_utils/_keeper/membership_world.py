@@ -5,10 +5,7 @@
 
 The keepers are the real ones (simulated_host.py); ranks, network and sessions are minimal imitations. `Checks` asserts the
 invariants in every second. Each schedule ends with peace for some hosts (which must then train), with a user's stop, or with the
-last step.
-
-    python membership_world.py 10000            # run 10000 random schedules, and count what happened in them
-    python membership_world.py 1 4711           # run the schedule of seed 4711; prints each keeper's log if it fails
+last step. A schedule that fails prints its seed and each keeper's log; `prove(SEED, 1)` runs it alone.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ import collections
 import json
 import random
 import signal
-import sys
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rules import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
     END_SECONDS,
     LEAVE,
+    LINGER,
     MEMORY,
     STOP,
     WALL,
@@ -38,37 +35,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
 
 SAVE_EVERY = 5
 TIMEOUT = 25  # how long a rank waits for another one
-LINGER = 3  # how long a keeper that is over still says so
 EVER = 10**9
-
-
-class Machine(Host):
-    """A host, and the faults that it is in."""
-
-    def __init__(self, name, clock, plan, world):
-        super().__init__(name, clock, plan, world)
-        self.off_at = self.deaf_until = self.thaws_at = self.unkillable_until = self.full_until = self.needed_until = 0
-        self.broken_until = self.lies_until = 0
-        self.back_at = None  # when the keeper starts again
-        self.over_at = None  # when its keeper ended
-        self.gone = False  # for good: nobody starts it again, or it is of another start of the run
-        self.sick_at = None  # the step at which its rank fails each time
-        self.mail = {}  # messages that wait while it is frozen
-
-    def runs(self, tick):
-        """Whether its keeper runs; one that is over still answers for a while."""
-        over = self.over_at is not None and tick > self.over_at + LINGER
-        return self.back_at is None and not self.gone and tick >= self.thaws_at and not over
-
-    def is_asked(self):
-        return STOP in self.disk or LEAVE in self.disk
-
-    def may_train_again(self):
-        over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
-        return not (over or self.own.word.state == m.FAILED or self.is_hindered())
-
-    def is_hindered(self):
-        return bool(self.unkillable_until or self.broken_until or self.full_until)
 
 
 class Checks:
@@ -159,7 +126,7 @@ class World:
         restarts = rng.choice((3, 10**6))
         self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, joinable_after=5)
         plan = plan_of(self.rules, TIMEOUT)
-        self.hosts = {name: Machine(name, rng.uniform(0, 1000), plan, self) for name in names}
+        self.hosts = {name: Host(name, rng.uniform(0, 1000), plan, self) for name in names}
         self.checks = Checks(self.rules)
         self.cut = {}  # (from, to) -> until when
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
@@ -221,13 +188,13 @@ class World:
     def a_keeper_was_told_to_end(self, host):
         """Its session starts it again."""
         host.keeper.signals.add(signal.SIGTERM)
-        return host.runs(self.tick)
+        return host.runs()
 
     def a_power_cut(self, host):
         return self.switch_off(host, self.random.randint(8, 30), was_off=True)
 
     def a_reboot(self, host):
-        if not host.runs(self.tick) or host.over_at is not None or host.off_at:
+        if not host.runs() or host.over_at is not None or host.off_at:
             return False
         host.keeper.signals.add(signal.SIGTERM)
         host.off_at = self.tick + self.random.randint(1, 10)
@@ -287,7 +254,7 @@ class World:
             del self.cut[self.random.choice(sorted(self.cut))]
 
     def a_leave(self, host):
-        if not host.runs(self.tick) or host.over_at is not None:
+        if not host.runs() or host.over_at is not None:
             return False
         host.disk[LEAVE] = ""
         return True
@@ -328,7 +295,7 @@ class World:
         self.train()
         self.deliver()
         for host in self.hosts.values():
-            if host.runs(self.tick):
+            if host.runs():
                 self.keep(host)
 
     def pass_time(self, host):
@@ -359,7 +326,7 @@ class World:
     def deliver(self):
         for to, word in self.post.pop(self.tick, ()):
             host = self.hosts[to]
-            if host.runs(self.tick) and self.tick >= host.deaf_until:
+            if host.runs() and self.tick >= host.deaf_until:
                 host.keeper.talk.heard.put(word)
             elif self.tick < host.thaws_at:
                 # The answer to its last question waits in its socket.
@@ -509,23 +476,15 @@ class World:
     @property
     def bound(self):
         rules = self.rules
-        return (
-            TIMEOUT
-            + 2 * (rules.lost + rules.grace + rules.offer + int(END_SECONDS))
-            + rules.first_grace
-            + 2 * rules.begin
-            + 40
-        )
+        twice = rules.lost + rules.grace + rules.offer + rules.begin + int(END_SECONDS)
+        return TIMEOUT + 2 * twice + rules.first_grace + 40
 
     def quiet(self, condition, what):
         """Peace until a condition holds; returns the seconds."""
         begun = self.tick
         while not condition():
-            assert self.tick - begun < self.bound, "%s in %d s: %s" % (
-                what,
-                self.bound,
-                [h.own for h in self.hosts.values()],
-            )
+            owns = [host.own for host in self.hosts.values()]
+            assert self.tick - begun < self.bound, "%s in %d s: %s" % (what, self.bound, owns)
             self.step(disturbed=False)
         return self.tick - begun
 
@@ -610,12 +569,9 @@ class World:
         )
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
-        for own in keepers:
-            if own.word.returned and not set(own.word.last.members if own.word.last else self.rules.hosts) <= {
-                *able,
-                *left,
-                *failed,
-            }:
+        for word in (own.word for own in keepers):
+            witnesses = set(word.last.members if word.last else self.rules.hosts)
+            if word.returned and not witnesses <= {*able, *left, *failed}:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
             if name not in able and not host.is_hindered():
@@ -660,11 +616,3 @@ def prove(first, count, ticks=60):
             events.update(world.events)
             events["steps"] += world.steps
     return events, waits
-
-
-if __name__ == "__main__":
-    happened, seconds = prove(int(sys.argv[2]) if len(sys.argv) > 2 else 0, int(sys.argv[1]))
-    for name, times in sorted(happened.items()):
-        print("%-28s %8d" % (name, times))
-    if seconds:
-        print("%-28s %8d (mean %.1f)" % ("longest wait for a step, s", max(seconds), sum(seconds) / len(seconds)))

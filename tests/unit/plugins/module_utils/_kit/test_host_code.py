@@ -15,7 +15,6 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deploy
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import setup_look
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
 
 
@@ -51,14 +50,6 @@ def test_each_source_comes_after_what_it_needs(file):
     names = [name for name, dummy_source in host_code.sources(f"{host_code.PACKAGE}.{file}")]
     assert names[-1] == f"{host_code.PACKAGE}.{file}"
     assert len(names) == len(set(names))
-
-
-def test_what_another_room_lends_is_found():
-    names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
-    assert (
-        " ".join(names)
-        == "files processes politeness env_file priority reaper validate document decode ownership record runner"
-    )
 
 
 def test_a_loader_that_gives_bytes_is_understood(monkeypatch):

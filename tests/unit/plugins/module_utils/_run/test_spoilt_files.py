@@ -35,6 +35,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
@@ -169,7 +170,7 @@ def look_everywhere(base: Path) -> None:
     purge.plan_purge(str(base), "", True)
     deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
-    session = Session("job", run, None)
+    session = Session("job", run, Tmux())
     session.left_over()
     for wanted in (None, Spec(("true",), "/", None, "/tmp/log")):
         session.describe(wanted, session.status()["state"])

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import priority
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 
 TELL = """
 import json, os, threading
@@ -28,23 +27,13 @@ print(json.dumps(found[0]))
 
 def test_a_job_and_its_threads_inherit_the_lowest_priority() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TELL], capture_output=True, start_new_session=True, check=True, preexec_fn=priority.yield_to_others
+        [sys.executable, "-c", TELL], capture_output=True, start_new_session=True, check=True, preexec_fn=runner.yield_to_others
     )  # fmt: skip
     assert json.loads(done.stdout) == [True, 19, "1000"]
 
 
 def test_without_rights_for_it_nothing_fails(tmp_path: Path) -> None:
     code = "import os\ndef refuse(*dummy): raise PermissionError\nos.sched_setscheduler = refuse\n"
-    code += f"from {priority.__name__} import yield_to_others as polite\npolite({str(tmp_path)!r})\nprint(os.nice(0))"
+    code += f"from {runner.__name__} import yield_to_others as polite\npolite({str(tmp_path)!r})\nprint(os.nice(0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "19\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "polite"), [("NANOCHAT_POLITE='guest'\n", True), ("NANOCHAT_POLITE='off'\n", False), ("A='1'\n", False)]
-)
-def test_the_environment_of_a_job_says_how_polite_it_is(tmp_path: Path, text: str, polite: bool) -> None:
-    path = tmp_path / "env"
-    path.write_text(text)
-    assert priority.is_polite(str(path)) is polite
-    assert not priority.is_polite(None)

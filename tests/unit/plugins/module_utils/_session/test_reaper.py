@@ -47,10 +47,6 @@ def test_the_members_of_a_session_are(members, table, found):
     assert members(SESSION, *table) == found
 
 
-def test_without_a_runner_the_id_still_finds_them(members):
-    assert members(SESSION._replace(runner=None), one(10), one(11, 10), one(20, marker="ours")) == [20]
-
-
 @pytest.mark.parametrize(
     "tree, targets",
     [
