@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, runner, wanted
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 
@@ -199,6 +199,19 @@ def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path
     children = Path(f"/proc/{runner}/task/{runner}/children")
     until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [policy])
     assert os.sched_getscheduler(runner) == os.SCHED_OTHER
+    child = children.read_text().strip()
+    niceness, killed_first = (
+        os.getpriority(os.PRIO_PROCESS, int(child)),
+        Path(f"/proc/{child}/oom_score_adj").read_text(),
+    )
+    assert polite == "off" or (niceness, killed_first) == (19, "1000\n")
+
+
+def test_without_rights_to_yield_nothing_fails(tmp_path):
+    code = "import os\ndef refuse(*dummy): raise PermissionError\nos.sched_setscheduler = refuse\n"
+    code += f"from {runner.__name__} import yield_to_others as polite\npolite({str(tmp_path)!r})\nprint(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "19\n"
 
 
 def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):

@@ -31,10 +31,6 @@ NO_CRONTAB = ("no crontab for", "No such file or directory")
 UNIT = "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n"
 
 
-class BootError(Exception):
-    """The crontab could not be changed; contains the system's message."""
-
-
 class BootEntry:
     """The entry that starts a session at boot. An entry with another name that runs the same program is an earlier one, of another rank."""
 
@@ -59,10 +55,10 @@ class BootEntry:
         why = "neither systemd nor cron starts programs of %s at boot" % user if wanted and after == NONE else ""
         try:
             if after == CRON and unreadable:
-                raise BootError(unreadable)
+                raise OSError(unreadable)
             if not check and (after != before or after == NONE):
                 self._start_by(after, lines)
-        except (BootError, OSError) as error:
+        except OSError as error:
             after, why = NONE, str(error)
         remedy = (
             "`sudo loginctl enable-linger %s` on that host makes that possible, or start it with the playbook nanochat.ddp.join"
@@ -110,7 +106,7 @@ def _write_crontab(lines: List[str]) -> None:
         fresh.flush()
         code, out, err = _run("crontab", fresh.name)
     if code:
-        raise BootError("`crontab %s` failed: %s" % (fresh.name, (err or out).strip() or "code %d" % code))
+        raise OSError("`crontab %s` failed: %s" % (fresh.name, (err or out).strip() or "code %d" % code))
 
 
 def _run(*argv: str) -> Tuple[int, str, str]:

@@ -16,7 +16,7 @@ from .._contract.validate import InvalidHostData
 from .._kit.files import read_object
 from .._kit.ownership import exposure, exposure_of_run
 
-LAUNCH, RUNNER = "launch.json", "runner.py"
+LAUNCH, RUNNER, SCRIPT = "launch.json", "runner.py", "run.sh"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
 COME_BACK = os.EX_TEMPFAIL
 Kept = TypeVar("Kept", bound=Mapping[str, object])
@@ -49,10 +49,6 @@ class Launch(TypedDict, total=False):
 
     id: str
     session: str
-    script: str
-    record: str
-    log: str
-    argv: List[str]
     boot_id: str
     stop_timeout: float
     revive: bool  # restart it when it dies
@@ -111,7 +107,7 @@ def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Opt
 
     The files in the folder itself are ours; the program may also be another owner's that the user chose.
     """
-    own = filter(None, [os.path.join(state_dir, "run.sh"), env_file])
+    own = filter(None, [os.path.join(state_dir, SCRIPT), env_file])
     used = [os.path.join(chdir, word) for word in argv[:1] if "/" in word]
     found = [*(exposure(path) for path in own), *(exposure(path, owned=False) for path in (chdir, *used))]
     return next(filter(None, [exposure_of_run(state_dir), *found]), "")

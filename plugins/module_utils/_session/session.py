@@ -25,6 +25,7 @@ from . import tmux as tmux_utils
 from .record import (
     LAUNCH,
     RUNNER,
+    SCRIPT,
     Launch,
     Record,
     StartArguments,
@@ -67,7 +68,6 @@ class Session:
         self.state_dir = os.path.abspath(state_dir)
         self.folder = os.path.join(self.state_dir, SESSION_FILES)
         self.record = os.path.join(self.state_dir, SESSION)
-        self.script = os.path.join(self.state_dir, "run.sh")
         self.tmux = tmux
         self.label = label_of(self.state_dir)
 
@@ -90,7 +90,7 @@ class Session:
         if identity is not None and reaper.runner_alive(identity):
             return {**record, "state": RUNNING}
         if not record:
-            return {"state": GONE if self._tmux_id() else ABSENT}
+            return {"state": GONE if self._in_tmux(self.name) else ABSENT}
         # It may have ended between the two reads.
         record = self.recorded() or record
         return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
@@ -119,10 +119,10 @@ class Session:
                 lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
-    def _tmux_id(self) -> str:
-        """tmux's id of the session with this name; empty if there is none or it is somebody else's."""
-        label, dummy, identifier = self.tmux.label(self.name).partition(".")
-        return identifier if label == self.label else ""
+    def _in_tmux(self, name: str) -> tmux_utils.TmuxSession | None:
+        """This folder's session with this name in tmux, None if there is none or it is somebody else's."""
+        found = self.tmux.look(name)
+        return found if found and found.label == self.label else None
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -132,10 +132,10 @@ class Session:
             runner = (pid, start) if pid and start else None
             return reaper.SessionIdentity(record["id"], uid, runner) if record.get("boot_id") == boot else None
         # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
-        launch, identifier = self.launch(), self._tmux_id()
-        if identifier:
-            pane = processes.process(self.tmux.runner(self.name) or 0)
-            return reaper.SessionIdentity(identifier, uid, (pane.pid, pane.start) if pane else None)
+        launch, found = self.launch(), self._in_tmux(self.name)
+        if found:
+            pane = processes.process(found.runner or 0)
+            return reaper.SessionIdentity(found.id, uid, (pane.pid, pane.start) if pane else None)
         if launch.get("boot_id") == boot:
             return reaper.SessionIdentity(launch["id"], uid)
         return None
@@ -200,7 +200,7 @@ class Session:
 
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
-        if self._tmux_id():
+        if self._in_tmux(self.name):
             self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
@@ -225,26 +225,23 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        if not self.tmux.exists(self.name) or self._tmux_id():
+        found = self.tmux.look(self.name)
+        if found is None or found.label == self.label:
             return
         remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
-        if not self.tmux.label(self.name):
-            # It may have ended and been removed between the two checks.
-            if not self.tmux.exists(self.name):
-                return
+        if not found.label:
             raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
-        if self.tmux.runner(self.name) is not None:
-            folder = self.tmux.folder(self.name)
+        if found.runner is not None:
             raise SessionError(
-                f"a session {self.name} is already running for {folder}, not for {self.state_dir}: {remedy}"
+                f"a session {self.name} is already running for {found.folder}, not for {self.state_dir}: {remedy}"
             )
 
     def _clear_tmux(self) -> None:
         """Remove our last session from tmux, under any name, and ended ones with this name."""
         last = str(self.launch().get("session", ""))
-        if last not in ("", self.name) and self.tmux.label(last).partition(".")[0] == self.label:
+        if last not in ("", self.name) and self._in_tmux(last):
             self.tmux.kill(last)
-        if self.tmux.exists(self.name):
+        if self.tmux.look(self.name):
             self.tmux.kill(self.name)
 
     def check_startable(self, spec: Spec) -> None:
@@ -273,15 +270,11 @@ class Session:
         write_unless_same(
             os.path.join(self.folder, RUNNER), host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644
         )
-        write_unless_same(self.script, script(self.name, spec), 0o755)
+        write_unless_same(os.path.join(self.state_dir, SCRIPT), script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,
             "boot_id": processes.boot_id(),
             "session": self.name,
-            "argv": list(spec.argv),
-            "script": self.script,
-            "record": self.record,
-            "log": spec.log,
             "stop_timeout": stop_timeout,
             "revive": spec.revive,
             "given": _given(spec, identifier),

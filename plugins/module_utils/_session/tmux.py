@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.document import text
 from .._contract.run_folder import SESSION
@@ -19,6 +19,7 @@ from .record import label_of, runner_argv
 # tmux user options: one identifies our session, the other is for people.
 _LABEL = "@nanochat_ddp"
 _FOLDER = "@nanochat_ddp_folder"
+_FORMAT = "#{pane_dead} #{pane_pid} #{%s} #{%s}" % (_LABEL, _FOLDER)
 DYING_SERVERS = 5  # retries before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
@@ -34,6 +35,15 @@ def check_name(name: str) -> str:
     return name
 
 
+class TmuxSession(NamedTuple):
+    """A session in tmux. The texts are those of start(), and empty for somebody else's session."""
+
+    runner: Optional[int]  # the process in its pane, None if it has ended
+    label: str  # of its folder, whose own name a terminal may not be able to show
+    id: str
+    folder: str
+
+
 class Tmux:
     """The user's default tmux server, so that `tmux attach -t NAME` finds the sessions."""
 
@@ -41,26 +51,16 @@ class Tmux:
         self.path = bare.find("tmux") or "tmux"
         self._prefix = prefix  # starts a server outside the current login
 
-    def exists(self, name: str) -> bool:
-        """Whether a session with exactly this name exists."""
-        code, dummy, err = self._run("has-session", "-t", f"={name}")
+    def look(self, name: str) -> Optional[TmuxSession]:
+        """The session with exactly this name, None if there is none."""
+        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", _FORMAT)
         if code and "version" in err:
             raise TmuxError(f"the running tmux server does not understand {self.path}: {err.strip()}")
-        return code == 0
-
-    def label(self, name: str) -> str:
-        """The label of its folder and its id, as start() sets them; empty for somebody else's session."""
-        return self._option(name, _LABEL)
-
-    def folder(self, name: str) -> str:
-        """The folder given to start()."""
-        return self._option(name, _FOLDER)
-
-    def runner(self, name: str) -> Optional[int]:
-        """The process in the session's pane, None if it has ended (or there is no session)."""
-        code, out, dummy = self._run("list-panes", "-t", f"={name}:", "-F", "#{pane_dead} #{pane_pid}")
-        dead, dummy, pid = out.strip().partition(" ")
-        return int(pid) if code == 0 and dead == "0" and pid.isdigit() else None
+        if code:
+            return None
+        dead, pid, label, folder = [*(out.splitlines() or [""])[0].split(" ", 3), "", "", "", ""][:4]
+        label, dummy, identifier = label.partition(".")
+        return TmuxSession(int(pid) if dead == "0" and pid.isdigit() else None, label, identifier, folder)
 
     def start(self, name: str, identifier: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
@@ -81,18 +81,13 @@ class Tmux:
         try:
             self._check(name, ["kill-session", "-t", f"={name}"])
         except TmuxError:
-            if self.exists(name):
+            if self.look(name):
                 raise
 
     def screen(self, name: str) -> str:
         """The text in the pane, for error messages."""
         code, out, dummy = self._run("capture-pane", "-p", "-S", "-", "-t", f"={name}:")
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
-
-    def _option(self, name: str, option: str) -> str:
-        # Old releases need the trailing colon to read the name as a session's for this command.
-        code, out, dummy = self._run("show-options", "-v", "-t", f"={name}:", option)
-        return out.strip() if code == 0 else ""
 
     def _run(self, *words: str, prefix: Sequence[str] = ()) -> Tuple[int, str, str]:
         # From a folder that will not disappear.
@@ -125,5 +120,6 @@ def end_sessions(folders: List[str]) -> None:
     for folder in folders:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
-            if name and tmux.folder(check_name(name)) == folder:
+            found = tmux.look(check_name(name)) if name else None
+            if name and found and found.folder == folder:
                 tmux.kill(name)

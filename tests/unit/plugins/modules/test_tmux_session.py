@@ -229,4 +229,4 @@ def test_tmuxs_own_words_are_passed_on(answers):
     ):
         answers((1, "", "no fork\n")).start("job", "1", "/a")
     with pytest.raises(tmux_utils.TmuxError, match="does not understand /opt/tmux: protocol version mismatch"):
-        answers((1, "", "protocol version mismatch (client 8, server 7)")).exists("job")
+        answers((1, "", "protocol version mismatch (client 8, server 7)")).look("job")

@@ -80,14 +80,6 @@ def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
 
 
 MINE = m.Generation(2, ("desktop", "laptop"))
-TRAINS = m.OwnState(m.Word("laptop", m.TRAINING, generation=MINE, promised=2, last=MINE))
-
-
-def test_leave_by_hand_wins():
-    assert m.asked_to_end(m.OwnState(m.Word("laptop", m.RESTING)), 1.0, m.LEFT, "taken out")[0].word.state == m.LEFT
-    leaving = presence.follow(TRAINS, 1.0, "used")[0]
-    left = m.asked_to_end(leaving, 2.0, m.LEFT, "taken out")[0]
-    assert m.rank_ended(left, 3.0, 7, m.STOPPED).word.state == m.LEFT
 
 
 def test_a_guest_that_leaves_in_the_middle_of_a_start_is_not_waited_for():

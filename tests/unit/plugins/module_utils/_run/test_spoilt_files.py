@@ -120,7 +120,7 @@ GOOD_BEAT = {
     "oom_kills": 0,
 }
 GOOD_LAUNCH = {
-    "id": "a1", "session": "job", "boot_id": processes.boot_id(), "argv": ["true"], "log": "/tmp/log", "stop_timeout": 5.0,
+    "id": "a1", "session": "job", "boot_id": processes.boot_id(), "stop_timeout": 5.0,
     "given": {"argv": ["true"], "chdir": "/", "env_file": None, "log": "/tmp/log", "env": {"A": "0f"}},
 }  # fmt: skip
 GOOD_DIGESTS = {"files": {"a": {"bytes": 1, "mtime_ns": 2, "inode": 3, "sha256": "0f"}}}
