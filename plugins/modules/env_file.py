@@ -99,7 +99,7 @@ from typing import Any, Mapping
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.env_file import ERRORS, MASK, NEEDED, OPTIONS, apply
+from ..module_utils._kit.env_file import ERRORS, MASK, NEEDED, OPTIONS, env_file
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:
@@ -121,7 +121,7 @@ def main() -> None:
     hide(module, module.params["secrets"])
     invocation = {"module_args": masked(module.params)}
     try:
-        module.exit_json(invocation=invocation, **apply(module.params, module.check_mode))
+        module.exit_json(invocation=invocation, **env_file(module.check_mode, **module.params))
     except ERRORS as error:
         module.fail_json(msg=str(error), invocation=invocation)
 

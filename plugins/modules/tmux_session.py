@@ -201,13 +201,13 @@ at_boot:
 """
 
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, apply
+from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:
     module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, bounds=BOUNDS, supports_check_mode=True)
     try:
-        result = apply(module.params, module.check_mode)
+        result = tmux_session(module.check_mode, **module.params)
     except ERRORS as error:
         module.fail_json(msg=str(error))
     for warning in result.pop("warnings"):

@@ -278,12 +278,8 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        place = first = os.path.join(APART, "generation-%d" % generation)
-        count = 1
-        while os.path.exists(self.path(place)):
-            count += 1
-            place = "%s-%d" % (first, count)
-        os.makedirs(self.path(place))
+        place = os.path.join(APART, "generation-%d" % generation)
+        os.makedirs(self.path(place), exist_ok=True)
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
         return place

@@ -39,9 +39,9 @@ def to_word(text: str, hosts: Collection[str], wall: float) -> membership.Word:
 def _part(value: Any, default: Any, hosts: Collection[str]) -> Any:
     """A part of a word, if it has the type of its default (None: of a generation) and is within bounds."""
     if default is None and value is not None:
-        number, members = _part(value[0], 0, hosts), _part(value[1], (), hosts)
-        fits = len(value) == 2 and len(members) == len(set(members)) > 0
-        value = membership.Generation(number, members)
+        number, members = value
+        value = membership.Generation(_part(number, 0, hosts), _part(members, (), hosts))
+        fits = len(value.members) == len(set(value.members)) > 0
     elif isinstance(default, tuple):
         fits = isinstance(value, list) and all(isinstance(one, str) and one in hosts for one in value)
         value = tuple(value)

@@ -146,8 +146,9 @@ def _checked_value(name: str, value: Any) -> str:
     return text
 
 
-def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
-    """Bring the file into its state, or predict that, and return the result."""
+def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
+    """Bring the file into its state, or predict that, and return the result of the module with these options."""
+    params: Dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
     path, present = params["path"], params["state"] == "present"
     env = checked(params["env"]) if present else {}
     if not re.fullmatch("[0-7]{1,4}", params["mode"]):
@@ -175,8 +176,3 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, object]:
         "after_header": path,
     }
     return {"changed": changed, "path": path, "names": sorted(env), "mode": f"{mode:04o}", "diff": diff}
-
-
-def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
-    """The result of the module env_file with these options."""
-    return apply({**{name: option.get("default") for name, option in OPTIONS.items()}, **given}, check)

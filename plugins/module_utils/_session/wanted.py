@@ -115,8 +115,9 @@ def warnings_of_logout(status: Status) -> List[str]:
     ]
 
 
-def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
-    """Bring the session into its state, or predict that, and return the result."""
+def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
+    """Bring the session into its state, or predict that, and return the result of the module with these options."""
+    params: Dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
     tmux, logout_kills = connect(params["state"])
     session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
@@ -147,8 +148,3 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
         "at_boot": after,
         "warnings": warnings,
     }
-
-
-def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
-    """The result of the module tmux_session with these options."""
-    return apply({**{name: option.get("default") for name, option in OPTIONS.items()}, **given}, check)

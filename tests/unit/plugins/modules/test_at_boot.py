@@ -119,6 +119,8 @@ def test_a_crontab_that_refuses_is_told_and_not_written_over_and_the_run_goes_on
 @pytest.mark.parametrize("way", ["cron", "systemd"])
 def test_a_host_that_gets_another_rank_keeps_one_entry(way, session, host):
     folder = host(**({"systemctl": "exit 0", "loginctl": "exit 0"} if way == "systemd" else {}))
+    with (folder / "crontab").open("a") as file:  # of an earlier version
+        file.write(f"@reboot /usr/bin/python3 -B {folder}/{NAME}/.boot.py # nanochat.ddp {NAME}\n")
     for name in (NAME, "nanochat-d4-rank1"):
         assert session(name)["at_boot"] == way
     units = [path.name for path in (folder / "home").rglob("*.service") if not path.is_symlink()]

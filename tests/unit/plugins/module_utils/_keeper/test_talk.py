@@ -159,7 +159,7 @@ HOSTILE = [
     {"last": [2**53 - 1, ["laptop"]]}, {"promised": 2**53 - 1}, {"promised": 2 * 10**9 + 10**8}, {"crashed": 2**52}, {"missed": 2**52},
     {"regroup": 2**52}, {"outranked": 2**52}, {"promised": 1e308}, {"promised": True}, {"steps": None}, {"steps": -5}, {"go": "yes"},
     {"hears": ["elsewhere"]}, {"hears": [{}]}, {"hears": [1]}, {"left": [None]}, {"why": "x" * 10**4}, {"why": 5}, {"state": ["idle"]},
-    {"state": "king"},
+    {"state": "king"}, {"generation": []},
 ]  # fmt: skip
 
 
