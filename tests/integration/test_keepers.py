@@ -99,7 +99,7 @@ class Run:
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
                 forked = (entry / "task" / entry.name / "children").read_text().split()
-                if b"scripts.nursery" in command and forked and marker in (entry / "environ").read_bytes():
+                if b"scripts.preloaded" in command and forked and marker in (entry / "environ").read_bytes():
                     return int(forked[0])
         raise AssertionError(f"no rank runs on {host}")
 

@@ -29,7 +29,7 @@ from .._run.metrics import finite, read_events
 from .._run.stopping import rescue_seconds, stop_seconds
 from .._session import reaper
 from . import membership
-from .nursery import Nursery
+from .preloaded import PreloadedTrainer
 
 TAIL_BYTES = 65536
 EXIT_SECONDS = 10.0  # after a rank has recorded its end
@@ -80,8 +80,8 @@ class LocalRank:
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
-        self.process: Union[subprocess.Popen[bytes], Nursery, NeverStarted, None] = None
-        self.nursery: Optional[Nursery] = None
+        self.process: Union[subprocess.Popen[bytes], PreloadedTrainer, NeverStarted, None] = None
+        self.preloaded: Optional[PreloadedTrainer] = None
         self.started_at = self.ends_at = self.exits_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
@@ -96,18 +96,18 @@ class LocalRank:
 
     @property
     def session(self) -> reaper.SessionIdentity:
-        """Processes to end with the rank: all of this session except keeper and nursery."""
-        spared = self.nursery.runner() if self.nursery is not None else None
+        """Processes to end with the rank: all of this session except keeper and preloaded trainer."""
+        spared = self.preloaded.runner() if self.preloaded is not None else None
         return self._session._replace(runner=spared or self._session.runner)
 
     def prepare(self) -> None:
         """Load PyTorch before the next start is due."""
         nodes = {node["host"]: node for node in self.plan["nodes"]}
-        if self.plan["trainer"]["source"] == "ours" and self.nursery is None and not self._exposed():
+        if self.plan["trainer"]["source"] == "ours" and self.preloaded is None and not self._exposed():
             python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):
-                self.nursery = Nursery(python, [self.plan["trainer"]["script"]])
+                self.preloaded = PreloadedTrainer(python, [self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -127,7 +127,7 @@ class LocalRank:
             self.process = NeverStarted()
             return
         try:
-            self.process = self._from_nursery(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
+            self.process = self._from_preloaded(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv, stdin=subprocess.DEVNULL, env={**os.environ, **added}
             )
         except OSError as error:
@@ -140,20 +140,20 @@ class LocalRank:
         used = [os.path.join(node["venv_dir"], "bin", "python"), node["tools_dir"]]
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
-    def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
-        """A rank from the nursery, unless that was killed or cannot run here."""
-        if self.nursery is None or argv[1] != "-m":
+    def _from_preloaded(self, argv: List[str], added: Dict[str, str]) -> Optional[PreloadedTrainer]:
+        """A rank from the preloaded trainer, unless that was killed or cannot run here."""
+        if self.preloaded is None or argv[1] != "-m":
             return None
-        if self.nursery.start(argv[1:], added):
-            return self.nursery
+        if self.preloaded.start(argv[1:], added):
+            return self.preloaded
         self.close()
         return None
 
     def close(self) -> None:
         """No more starts."""
-        if self.nursery is not None:
-            self.nursery.close()
-            self.nursery = None
+        if self.preloaded is not None:
+            self.preloaded.close()
+            self.preloaded = None
 
     def end(self, order: str, least: float = 0.0, why: str = "") -> None:
         """End it: after its step and a checkpoint, or (if its peers are lost, also after the first order) with what it has; it gets at

@@ -51,56 +51,31 @@ class Checks:
         self.everywhere = 0  # newest step that all members of a generation have saved
         self.parts = 2 * rules.least <= len(rules.hosts)  # parts may train apart
 
-    def promises_grow(self, before, word):
-        assert word.promised >= before.promised and word.started >= before.started, "a promise was taken back"
-
-    def a_number_has_one_generation(self, mine):
-        assert self.members.setdefault(mine.number, mine.members) == mine.members, "one number, two generations"
-
-    def starts_once(self, host, mine):
+    def starts(self, host, mine):
+        """A keeper starts its rank."""
         assert host.rank is None, "a rank runs already"
-        assert host.name in mine.members and (host.name, mine.number) not in self.begun, (
-            "started twice in one generation"
-        )
+        once = host.name in mine.members and (host.name, mine.number) not in self.begun
+        assert once, "started twice in one generation"
         self.begun.add((host.name, mine.number))
-
-    def stopped_stays_stopped(self, mine):
-        """A host that was off while the user stopped a host of the newest generation does not continue."""
+        # A host that was off while the user stopped a host of the newest generation does not continue.
         before = max((self.last[name] for name in mine.members if name in self.last), default=None)
         assert before is None or not self.stopped & set(before.members), "it went on, though a user had stopped it"
-
-    def is_in(self, host, mine):
         self.last[host.name] = mine
+        assert self.members.setdefault(mine.number, mine.members) == mine.members, "one number, two generations"
 
-    def enough_are_called(self, before, word):
+    def turned(self, before, host, hosts):
+        """A keeper has had its turn."""
+        word = host.own.word
+        assert word.promised >= before.promised and word.started >= before.started, "a promise was taken back"
         if word.state == m.OFFERED != before.state:
             assert may_train(self.rules, word.generation.members, word.left), "not enough to train"
-
-    def one_generation_at_once(self, trains):
-        assert trains <= 1 or self.parts, "two generations train at once"
-
-    def all_begin_together(self, ranks):
-        assert all(host.rank.head is None for host in ranks), "ranks of one generation did not begin together"
-
-    def all_have_the_same_weights(self, ranks):
-        assert all(host.rank.head is ranks[0].rank.head for host in ranks), (
-            "ranks of one generation have different weights"
-        )
-
-    def nothing_saved_by_all_is_lost(self, best):
-        assert best.step >= self.everywhere or self.parts, "a step that a whole generation had saved is lost"
-
-    def each_step_once(self, host):
-        one = (host.rank and host.rank.head) or host.saved
-        while one.before is not None:
-            assert one.step == one.before.step + 1, "a step was counted twice or left out"
-            assert one.number >= one.before.number or self.parts, "an older generation followed a newer one"
-            one = one.before
+        if word.state == m.STOPPED:
+            assert any(STOP in one.disk for one in hosts.values()), "stopped, though no user asked for it"
+        if word.state == m.FAILED:
+            self.only_own_errors_end_it(host, hosts)
 
     def only_own_errors_end_it(self, host, hosts):
         """Lost hosts and signals never do, however many, nor do the errors of one host where the others are enough."""
-        if host.own.word.state != m.FAILED:
-            return
         if host.crashes >= 3:
             self.gave_up.add(host.name)
             return
@@ -110,9 +85,12 @@ class Checks:
         too_few = self.gave_up and not may_train(self.rules, others, host.own.word.left)
         assert several or too_few, "one host's errors ended the run for another"
 
-    def only_a_user_stops_it(self, host, hosts):
-        if host.own.word.state == m.STOPPED:
-            assert any(STOP in one.disk for one in hosts.values()), "stopped, though no user asked for it"
+    def each_step_once(self, host):
+        one = (host.rank and host.rank.head) or host.saved
+        while one.before is not None:
+            assert one.step == one.before.step + 1, "a step was counted twice or left out"
+            assert one.number >= one.before.number or self.parts, "an older generation followed a newer one"
+            one = one.before
 
 
 class World:
@@ -367,23 +345,13 @@ class World:
         host.turn()
         word = host.own.word
         self.events["guests came back"] += before.state == m.RESTING != word.state
-        self.checks.promises_grow(before, word)
-        self.checks.enough_are_called(before, word)
-        self.checks.only_own_errors_end_it(host, self.hosts)
-        self.checks.only_a_user_stops_it(host, self.hosts)
+        self.checks.turned(before, host, self.hosts)
         if host.keeper.over():
             self.forget_saved()
             if word.state == m.AWAY and not host.off_at:
                 self.switch_off(host, 2, was_off=False)
             else:
                 host.over_at = self.tick
-
-    def starts(self, host, mine):
-        """A keeper starts its rank."""
-        self.checks.starts_once(host, mine)
-        self.checks.stopped_stays_stopped(mine)
-        self.checks.is_in(host, mine)
-        self.checks.a_number_has_one_generation(mine)
 
     # -- the ranks
 
@@ -402,13 +370,14 @@ class World:
                 trains += 1
             else:
                 self.hang(here, met=any(host.rank.head for host in here), dead=len(here) < len(ranks))
-        self.checks.one_generation_at_once(trains)
+        assert trains <= 1 or self.checks.parts, "two generations train at once"
 
     def advance(self, mine, ranks):
         if any(host.rank.head is None for host in ranks):
-            self.checks.all_begin_together(ranks)
+            assert all(host.rank.head is None for host in ranks), "ranks of one generation did not begin together"
             best = max(ranks, key=lambda host: host.saved.step).saved
-            self.checks.nothing_saved_by_all_is_lost(best)
+            kept = best.step >= self.checks.everywhere or self.checks.parts
+            assert kept, "a step that a whole generation had saved is lost"
             for host in ranks:
                 host.save(best)
                 host.rank.head = best
@@ -419,7 +388,8 @@ class World:
         if sick:
             self.crash(sick)
             return
-        self.checks.all_have_the_same_weights(ranks)
+        same = all(host.rank.head is ranks[0].rank.head for host in ranks)
+        assert same, "ranks of one generation have different weights"
         head = Lineage(ranks[0].rank.head, ranks[0].rank.head.step + 1, mine.number)
         over = head.step >= self.last_step
         stop = any(host.rank.told for host in ranks)

@@ -265,7 +265,7 @@ class Here:
     # -- processes
 
     def start(self, argv, **more):
-        self.host.observer.starts(self.host, argv[0])
+        self.host.observer.checks.starts(self.host, argv[0])
         self.host.process = Process(self.host, argv[0])
         return self.host.process
 

@@ -33,7 +33,7 @@ CHANGED = ("--rank-rows", "--head", "--tracker")
 TRAINER = """
 import json, os, signal, sys, time
 if __name__ != "__main__":
-    raise ImportError  # a nursery loads it first
+    raise ImportError  # it is loaded first, to be forked
 rank, asked = int(os.environ["RANK"]), []
 place = os.environ["NANOCHAT_PLACES"].split(",")[rank]
 signal.signal(signal.SIGTERM, lambda *dummy: asked.append(1))
@@ -80,7 +80,7 @@ def write_trainer(folder: Path) -> dict[str, str]:
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
     (folder / "fake/scripts/base_train.py").write_text(TRAINER)
-    (folder / "fake/scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
+    (folder / "fake/scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
     (folder / "venv/bin/python").symlink_to(sys.executable)
     return {"venv_dir": str(folder / "venv"), "tools_dir": str(folder / "fake")}
 
@@ -181,7 +181,7 @@ def children(pid):
 
 
 def below(pid):
-    """All descendants: a keeper has the nursery, and what that has forked."""
+    """All descendants: a keeper has the preloaded trainer, and what that has forked."""
     return [one for child in children(pid) for one in (child, *below(child))]
 
 
@@ -303,13 +303,13 @@ def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: 
     assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
 
 
-def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
+def test_a_rank_starts_by_itself_where_its_preloaded_trainer_was_killed_and_a_new_one_is_made(hosts):
     hosts.train_together(min_hosts=2)
     for pid in below(hosts.running["laptop"].pid):
         os.kill(pid, signal.SIGKILL)
     hosts.wait("another generation", lambda: hosts.state("laptop")["generation"] > 1)
     hosts.wait_for_training("laptop", "desktop", "laptop")
-    hosts.wait("another nursery", lambda: len(below(hosts.running["laptop"].pid)) == 2)
+    hosts.wait("another preloaded trainer", lambda: len(below(hosts.running["laptop"].pid)) == 2)
 
 
 CANNOT_START = [

@@ -70,7 +70,7 @@ def test_a_forked_rank_is_known_by_the_name_that_the_trainer_gives_it(proc):
     trainer = Path(__file__).resolve().parents[5] / "trainer/nanochat/kit/common.py"
     assert f'RANK_NAME = "{processes.RANK_NAME}"' in trainer.read_text(encoding="utf-8")
     for pid, name in [(7, "python"), (8, processes.RANK_NAME)]:
-        proc.add(pid, name=name, argv=(b"python", b"-m", b"scripts.nursery"), environ=b"NANOCHAT_DDP_SESSION=ab\0")
+        proc.add(pid, name=name, argv=(b"python", b"-m", b"scripts.preloaded"), environ=b"NANOCHAT_DDP_SESSION=ab\0")
     assert {pid: one.worker for pid, one in processes.processes(proc.path).items()} == {7: False, 8: True}
 
 

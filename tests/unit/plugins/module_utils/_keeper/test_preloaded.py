@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A nursery that its keeper can no longer trust; test_keeper.py starts ranks from one that works."""
+"""A preloaded trainer that its keeper can no longer trust; test_keeper.py starts ranks from one that works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import nursery
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import preloaded
 from ansible_collections.nanochat.ddp.tests.integration.local import until
 
 PATIENCE = 60
@@ -19,12 +19,14 @@ ROOT = Path(__file__).resolve().parents[5]
 RANK = "import os, time\nopen(os.environ['SEEN'], 'w').close()\ntime.sleep(600)\n"
 
 
-def test_a_rank_whose_nursery_was_killed_or_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_preloaded_trainer_was_killed_or_hangs_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
+    (tmp_path / "scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
     (tmp_path / "scripts/rank.py").write_text(RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    home = nursery.Nursery(sys.executable, ["no.such.module"])
+    home = preloaded.PreloadedTrainer(sys.executable, ["no.such.module"])
     try:
         assert home.start(["-m", "scripts.rank"], {"SEEN": str(tmp_path / "seen")})
         until((tmp_path / "seen").exists, PATIENCE)
@@ -32,7 +34,7 @@ def test_a_rank_whose_nursery_was_killed_or_hangs_is_lost(tmp_path: Path, monkey
         rank = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
         home._process.send_signal(signal.SIGSTOP)
         os.kill(rank, signal.SIGKILL)
-        assert home.wait() == nursery.LOST
+        assert home.wait() == preloaded.LOST
         assert home.runner() is None and not home.start(["-m", "scripts.rank"], {})
     finally:
         home._process.kill()
