@@ -64,7 +64,7 @@ class Attendance:
     def __init__(self, limits: Guest, now: float) -> None:
         self.limits, self.machine = limits, UsageMeter(limits["away_if"], os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
-        self.stay = presence.look(limits, presence.Stay(), self.reading, now)
+        self.state = presence.look(limits, presence.GuestState(), self.reading, now)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -74,10 +74,10 @@ class Attendance:
 
     def look(self, now: float, let_in: bool) -> str:
         """Why this host is away; empty while it takes part."""
-        self.stay = presence.look(self.limits, self.stay, self.reading, now)
+        self.state = presence.look(self.limits, self.state, self.reading, now)
         if let_in:
-            self.stay = presence.let_in(self.stay)
-        return self.stay.why
+            self.state = presence.let_in(self.state)
+        return self.state.why
 
 
 class Keeper:

@@ -18,12 +18,12 @@ QUIET = Reading()
 BATTERY = Reading(charge=64)
 
 
-def after(readings: list[tuple[float, Reading]]) -> presence.Stay:
+def after(readings: list[tuple[float, Reading]]) -> presence.GuestState:
     """The state of a guest after readings at these seconds."""
-    stay = presence.Stay()
+    guest = presence.GuestState()
     for now, reading in readings:
-        stay = presence.look(LIMITS, stay, reading, now)
-    return stay
+        guest = presence.look(LIMITS, guest, reading, now)
+    return guest
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_peak_of_load_is_no_reason_and_the_sentence_keeps_the_figure_of_the_mo
 
 
 def test_who_lets_a_guest_in_by_hand_overrules_the_reason_as_long_as_it_lasts():
-    stay = presence.let_in(after([(0.0, BATTERY)]))
-    assert presence.look(LIMITS, stay, BATTERY, 1.0).why == ""
-    assert presence.look(LIMITS, stay, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
-    plugged = presence.look(LIMITS, presence.look(LIMITS, stay, BATTERY, 1.0), QUIET, 2.0)
+    guest = presence.let_in(after([(0.0, BATTERY)]))
+    assert presence.look(LIMITS, guest, BATTERY, 1.0).why == ""
+    assert presence.look(LIMITS, guest, BATTERY._replace(users=("eve",)), 1.0).why.startswith("used by eve")
+    plugged = presence.look(LIMITS, presence.look(LIMITS, guest, BATTERY, 1.0), QUIET, 2.0)
     assert presence.look(LIMITS, plugged, BATTERY, 3.0).why.startswith("on battery")
 
 
