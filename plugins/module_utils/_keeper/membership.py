@@ -160,16 +160,12 @@ def decide(rules: Rules, own: OwnState, heard: Hearing, now: float) -> Tuple[Own
         if word.state == FINISHED:
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
     if not may_train(rules, expected(rules, own.word.left, own.word.failed), own.word.left):
-        return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
+        reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
+        why = "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
+        return change(own, now, FAILED, why=why), ""
     if state in (ASKING, RESTING):
         return _ask(rules, own, words, now) if state == ASKING else own, ""
     return _gather(rules, own, heard, words, now)
-
-
-def _why_not_enough(own: OwnState, words: Words) -> str:
-    """Why the others cannot continue."""
-    reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
-    return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
 def _learn_who_is_out(own: OwnState, words: Words) -> OwnState:

@@ -77,6 +77,8 @@ class LocalRank:
         # The number in its file names in every generation: the plan's.
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
+        self.node = next(node for node in plan["nodes"] if node["host"] == host)
+        self.python = os.path.join(self.node["venv_dir"], "bin", "python")
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
@@ -102,12 +104,10 @@ class LocalRank:
 
     def prepare(self) -> None:
         """Load PyTorch before the next start is due."""
-        nodes = {node["host"]: node for node in self.plan["nodes"]}
         if self.plan["trainer"]["source"] == "ours" and self.preloaded is None and not self._exposed():
-            python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):
-                self.preloaded = PreloadedTrainer(python, [self.plan["trainer"]["script"]])
+                self.preloaded = PreloadedTrainer(self.python, [self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -136,8 +136,7 @@ class LocalRank:
 
     def _exposed(self) -> str:
         """Who else could change what its rank runs; empty for nobody."""
-        node = next(node for node in self.plan["nodes"] if node["host"] == self.host)
-        used = [os.path.join(node["venv_dir"], "bin", "python"), node["tools_dir"]]
+        used = (self.python, self.node["tools_dir"])
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
     def _from_preloaded(self, argv: List[str], added: Dict[str, str]) -> Optional[PreloadedTrainer]:

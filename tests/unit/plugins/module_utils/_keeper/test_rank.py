@@ -114,7 +114,7 @@ def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
     before = copy.deepcopy(plan)
     planned, rows = plan["nodes"][1]["argv"], sum(plan["training"]["rows"])
     both, variables = rank.command(plan, "laptop", membership.Generation(2, ("desktop", "laptop")))
-    assert both == planned and "--head-shares=3,1" in both
+    assert both == [*planned, "--rank-rows=2,2"] and "--head-shares=3,1" in both
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("1", "2")
     alone, variables = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     changed = {f"--rank-rows={rows}", "--head-shares=1", "--tracker=none"}
