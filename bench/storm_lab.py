@@ -118,19 +118,12 @@ class Lab:
         known = ("NANOCHAT", "OMP_", "PYTHONPATH", "GLOO", "TORCH")
         exports = "".join(f"export {name}='{value}'\n" for name, value in words.items() if name.startswith(known))
         keeper_program = self.folder / host / ".keeper/keeper.py"
-        (self.folder / host / "run.sh").write_text(
-            f"{exports}cd {TRAINER}\nexec {sys.executable} -B {keeper_program}\n"
-        )
+        script = f"{exports}cd {TRAINER}\nexec {sys.executable} -B {keeper_program}\n"
+        (folder.parent / "run.sh").write_text(script)
         log = str(self.folder / f"{host}.log")
         given = {"argv": [str(keeper_program)], "chdir": str(TRAINER), "env_file": None, "log": log, "env": {}}
-        launch = {
-            "id": f"{self.folder.name}-{host}",
-            "session": host,
-            "stop_timeout": 60,
-            "revive": True,
-            "given": given,
-        }
-        (folder / "launch.json").write_text(json.dumps(launch))
+        launch = {"id": f"{self.folder.name}-{host}", "session": host, "stop_timeout": 60, "revive": True}
+        (folder / "launch.json").write_text(json.dumps({**launch, "given": given}))
         argv = self.lan.inside(number, sys.executable, "-B", str(folder / "runner.py"), str(folder))
         self.sessions[host] = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
