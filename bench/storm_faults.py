@@ -32,7 +32,7 @@ liar = talk.Messenger(me, tuple(peer for peer in peers if peer != me), settings[
 liar.start()
 word = membership.Word(me.host, "training", hears=tuple(peer.host for peer in peers))
 while True:
-    liar.say(word._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
+    liar.publish(word._replace(**random.choice(({"promised": 2**53 - 1}, {"state": "king"}, {"steps": -1}, {"missed": 2**60}))))
     time.sleep(0.5)
 """
 

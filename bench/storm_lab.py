@@ -26,6 +26,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import host_code
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import KeeperSetup, write_keeper, write_plan  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner  # noqa: E402
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session  # noqa: E402
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux  # noqa: E402
 from lan import Lan  # noqa: E402
 from pieces import TRAINER, environment, prepare  # noqa: E402
 
@@ -109,12 +110,12 @@ class Lab:
         known = ("NANOCHAT", "OMP_", "PYTHONPATH", "GLOO", "TORCH")
         exports = "".join(f"export {name}='{value}'\n" for name, value in words.items() if name.startswith(known))
         keeper_program = self.folder / host / ".keeper/keeper.py"
-        (folder / "run.sh").write_text(f"{exports}cd {TRAINER}\nexec {sys.executable} -B {keeper_program}\n")
-        launch = {
-            "id": f"{self.folder.name}-{host}", "session": host, "argv": [str(keeper_program)], "script": str(folder / "run.sh"),
-            "log": str(self.folder / f"{host}.log"), "record": str(self.folder / host / "session.json"), "stop_timeout": 60, "revive": True,
-        }  # fmt: skip
-        (folder / "launch.json").write_text(json.dumps(launch))
+        script = f"{exports}cd {TRAINER}\nexec {sys.executable} -B {keeper_program}\n"
+        (folder.parent / "run.sh").write_text(script)
+        log = str(self.folder / f"{host}.log")
+        given = {"argv": [str(keeper_program)], "chdir": str(TRAINER), "env_file": None, "log": log, "env": {}}
+        launch = {"id": f"{self.folder.name}-{host}", "session": host, "stop_timeout": 60, "revive": True}
+        (folder / "launch.json").write_text(json.dumps({**launch, "given": given}))
         argv = self.lan.inside(number, sys.executable, "-B", str(folder / "runner.py"), str(folder))
         self.sessions[host] = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -126,7 +127,7 @@ class Lab:
                     raise SystemExit(f"the stop of {host} was not recorded: {unwritten}")
 
     def stop_host(self, host: str) -> list[str]:
-        unwritten = Session(host, str(self.folder / host), None).stop(60)
+        unwritten = Session(host, str(self.folder / host), Tmux()).stop(60)
         self.sessions[host].wait()
         return unwritten
 

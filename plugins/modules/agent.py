@@ -14,6 +14,8 @@ author:
 description:
   - The roles of this collection call it, and nothing else should. Verbs, their parameters and answers change without notice.
   - A verb is a function of C(plugins/module_utils) that answers on a host, or one of C(plugins/plugin_utils/_agent) that takes the controller.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   verb:
     description:
@@ -21,16 +23,6 @@ options:
       - All further options are its parameters. Those whose names end in C(_dir), C(path) or C(dest) are paths, in which the host expands C(~).
     type: str
     required: true
-attributes:
-  check_mode:
-    description: A verb that changes something says what would change, and changes nothing.
-    support: full
-  diff_mode:
-    description: A verb that changes something shows it, before and after.
-    support: full
-  idempotent:
-    description: A second call with the same parameters changes nothing.
-    support: full
 """
 
 EXAMPLES = r"""

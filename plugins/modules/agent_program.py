@@ -13,21 +13,13 @@ author:
   - The nanochat.ddp contributors (@nanochat-ddp)
 description:
   - The action M(nanochat.ddp.agent) sends verbs through the pipe of a connection, and calls this module where there is none.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 options:
   program:
     description: The program, in Python.
     type: str
     required: true
-attributes:
-  check_mode:
-    description: The program knows whether it may change anything.
-    support: full
-  diff_mode:
-    description: The answer of the program shows what it changes.
-    support: full
-  idempotent:
-    description: All verbs are.
-    support: full
 """
 
 EXAMPLES = r"""

@@ -98,9 +98,8 @@ from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils._kit import env_file as env_file_utils
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._kit.env_state import ERRORS, NEEDED, OPTIONS, apply
+from ..module_utils._kit.env_file import ERRORS, MASK, NEEDED, OPTIONS, env_file
 
 
 def hide(module: AnsibleModule, secrets: list[str]) -> None:
@@ -113,10 +112,7 @@ def hide(module: AnsibleModule, secrets: list[str]) -> None:
 
 def masked(params: Mapping[str, Any]) -> dict[str, object]:
     """The options without the secrets' values, as they may be returned."""
-    env = {
-        name: env_file_utils.MASK if name in params["secrets"] else value
-        for name, value in (params["env"] or {}).items()
-    }
+    env = {name: MASK if name in params["secrets"] else value for name, value in (params["env"] or {}).items()}
     return {**params, "env": env}
 
 
@@ -125,7 +121,7 @@ def main() -> None:
     hide(module, module.params["secrets"])
     invocation = {"module_args": masked(module.params)}
     try:
-        module.exit_json(invocation=invocation, **apply(module.params, module.check_mode))
+        module.exit_json(invocation=invocation, **env_file(module.check_mode, **module.params))
     except ERRORS as error:
         module.fail_json(msg=str(error), invocation=invocation)
 

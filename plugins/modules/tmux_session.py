@@ -21,10 +21,9 @@ description:
     standard E(PATH), C(LANG=C.UTF-8), C(PYTHONUNBUFFERED=1) and E(NANOCHAT_DDP_SESSION).
   - If O(env_file) sets E(NANOCHAT_POLITE) to C(low) or C(guest), the program runs at idle priority, and is killed first when memory runs out.
   - Writes C(run.sh) into O(state_dir), which can be run by hand too, and C(session.json) with the session's state and end.
+extends_documentation_fragment:
+  - nanochat.ddp.changer
 attributes:
-  check_mode:
-    description: Can run in check mode and return what would change without changing it.
-    support: full
   diff_mode:
     description: Returns what the session was given and would be given. Of the environment only names and short digests
       are shown.
@@ -202,13 +201,13 @@ at_boot:
 """
 
 from ..module_utils._kit.arguments import checked_module
-from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, apply
+from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:
     module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, bounds=BOUNDS, supports_check_mode=True)
     try:
-        result = apply(module.params, module.check_mode)
+        result = tmux_session(module.check_mode, **module.params)
     except ERRORS as error:
         module.fail_json(msg=str(error))
     for warning in result.pop("warnings"):

@@ -24,13 +24,7 @@ def stage(tmp_path: Path) -> Play:
         "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
     }  # fmt: skip
     play = Play(tmp_path, ["desktop", "laptop"], plan)
-    play.variables = {
-        "ddp_controller": {
-            "watch": True,
-            "results_dir": str(tmp_path / "results"),
-        },
-        "watch_doctor": "",
-    }
+    play.variables = {"ddp_controller": {"watch": True, "results_dir": str(tmp_path / "results")}, "watch_doctor": ""}
     for rank, node in enumerate(play.hosts.values()):
         node["rank"] = rank
     plan["digest"] = digest_of(plan)
@@ -40,15 +34,10 @@ def stage(tmp_path: Path) -> Play:
     fake_run.write_json(run / "session.json", fake_run.session_of(0, began, "d4", ended=began + 50, exit_code=0))
     fake_run.write_json(run / "plan.json", plan)
     word = {
-        "time": began + 20,
-        "what": "training",
-        "state": "finished",
-        "generation": 2,
-        "members": ["desktop"],
-        "hears": [],
-        "why": "",
-    }
-    fake_run.write_json(run / "members.json", {**word, "since": began + 49})
+        "time": began + 20, "since": began + 49, "what": "training", "state": "finished", "generation": 2, "members": ["desktop"],
+        "hears": [], "why": "",
+    }  # fmt: skip
+    fake_run.write_json(run / "members.json", word)
     return play
 
 
@@ -67,14 +56,10 @@ def play(stage: Play, book: str, *words: str, **environment: str) -> str:
     """The output of a playbook of the collection on the same two hosts."""
     inventory = stage.folder / "hosts.json"
     inventory.write_text(json.dumps({"trainers": {"hosts": {"desktop": LOCAL, "laptop": OFF}}}))
-    settings = {
-        "ddp_base_dir": f"{stage.folder}/desktop",
-        "ddp_run": "d4",
-        "ddp_results_dir": f"{stage.folder}/results",
-    }
-    return ansible(
-        "ansible-playbook", "-i", inventory, ROOT / book, "-e", json.dumps(settings), *words, **environment
-    ).stdout
+    folder = stage.folder
+    settings = {"ddp_base_dir": f"{folder}/desktop", "ddp_run": "d4", "ddp_results_dir": f"{folder}/results"}
+    given = ["-i", inventory, ROOT / book, "-e", json.dumps(settings)]
+    return ansible("ansible-playbook", *given, *words, **environment).stdout
 
 
 def test_field_35_watch_does_not_refuse_while_a_host_is_off(stage: Play) -> None:

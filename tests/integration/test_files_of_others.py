@@ -22,52 +22,32 @@ NOBODY, DAEMONS = 65534, 1
 PLAN = {"nodes": [], "run": "d4"}
 
 
-@pytest.fixture
-def masked():
-    """Whatever umask a test sets, as Ubuntu and Mint do."""
-    before = os.umask(0o022)
-    os.umask(before)
-    yield os.umask
-    os.umask(before)
-
-
-def give_away(path):
-    os.chown(path, NOBODY, NOBODY)
-
-
-def let_all_write(path):
-    path.chmod(0o1777)
-
-
-def let_a_group_write(path):
-    os.chown(path, 0, DAEMONS)
-    path.chmod(0o775)
-
-
-def let_all_write_above(path):
-    path.parent.chmod(0o777)
-
-
-def let_a_group_write_above(path):
-    let_a_group_write(path.parent)
-
-
+# Of the base folder or the one above it: owner and group, mode, and what is told.
 REFUSED = [
-    (give_away, "{path} belongs to nobody, who could change what root runs there: chown -R root: {path}"),
-    (let_all_write, "every user may write to {path} and so change what root runs: chmod go-w {path}"),
-    (let_a_group_write, "daemon may write to {path} and so change what root runs: chmod go-w {path}"),
-    (let_all_write_above, "every user may write to {parent} and so change what root runs: chmod +t {parent}"),
-    (let_a_group_write_above, "daemon may write to {parent} and so change what root runs: chmod +t {parent}"),
+    (
+        False,
+        NOBODY,
+        NOBODY,
+        0o755,
+        "{path} belongs to nobody, who could change what root runs there: chown -R root: {path}",
+    ),
+    (False, 0, 0, 0o1777, "every user may write to {path} and so change what root runs: chmod go-w {path}"),
+    (False, 0, DAEMONS, 0o775, "daemon may write to {path} and so change what root runs: chmod go-w {path}"),
+    (True, 0, 0, 0o777, "every user may write to {path} and so change what root runs: chmod +t {path}"),
+    (True, 0, DAEMONS, 0o775, "daemon may write to {path} and so change what root runs: chmod +t {path}"),
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), REFUSED)
-def test_a_folder_that_others_may_change_is_refused_before_anything_is_there(change, told, call, tmp_path):
-    (tmp_path / "place").mkdir()
+@pytest.mark.parametrize(("above", "user", "group", "mode", "told"), REFUSED)
+def test_a_folder_that_others_may_change_is_refused_before_anything_is_there(
+    above, user, group, mode, told, call, tmp_path
+):
     base = tmp_path / "place" / "nanochat"
-    base.mkdir()
-    change(base)
-    told = told.format(path=base, parent=base.parent)
+    base.mkdir(parents=True)
+    changed = base.parent if above else base
+    os.chown(changed, user, group)
+    changed.chmod(mode)
+    told = told.format(path=changed)
     assert call(host_info, base_dir=str(base))["probe"]["disk"]["exposed"] == told
     folder = call(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")
     assert folder["failed"] and told in folder["msg"]
@@ -86,13 +66,14 @@ def test_what_only_this_user_may_change_is_not_refused(call, tmp_path):
     assert call(run_folder, path=str(base / "runs/d4"), plan=PLAN, state="ready")["changed"]
 
 
-def test_whatever_the_umask_nobody_else_may_write_what_is_made(job, masked):
-    masked(0o000)
-    job.start("open('made', 'w'); " + SLEEP)
+def test_whatever_the_umask_nobody_else_may_write_what_is_made(job):
+    before = os.umask(0o000)
+    try:
+        job.start("open('made', 'w'); " + SLEEP)
+    finally:
+        os.umask(before)
     made = until(lambda: (job.folder / "made").exists() and [job.folder, *job.folder.rglob("*")])
-    assert [
-        path for path in made if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ] == []
+    assert not [path for path in made if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
 
 
 @pytest.mark.parametrize("name", ["run.sh", "program", ""])

@@ -24,7 +24,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, record
 from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, ansible, free_port, until
 from ansible_collections.nanochat.ddp.tests.integration.role_play import Play, messages
-from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import write_trainer
+from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.test_keeper import PLAN, write_trainer
 
 PATIENCE = 600
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -35,13 +35,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         trainer = write_trainer(folder)
-        plan = {
-            "run": "d4", "world": 2, "timeout_seconds": 60, "data": {"id": "none"}, "model": {},
-            "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000},
-            "trainer": {"source": "ours", "script": "scripts.base_train"},
-            "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
-            "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
-        }  # fmt: skip
+        plan = {**PLAN, "run": "d4", "data": {"id": "none"}, "model": {}}
         self.play = Play(folder, ["desktop", "laptop"], plan)
         self.play.variables = {"ddp_controller": {"fresh": False}}
         for rank, node in enumerate(self.play.hosts.values()):
@@ -64,6 +58,12 @@ class Run:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def launch(self, roles: str = "launch") -> dict[str, Any]:
+        """Play roles, without a failure; what Ansible tells of it."""
+        account: dict[str, Any] = self.play.run(roles)
+        assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+        return account
 
     def state(self, host: str) -> tuple[str | None, list[str]]:
         with contextlib.suppress(OSError, ValueError):
@@ -99,7 +99,7 @@ class Run:
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
                 forked = (entry / "task" / entry.name / "children").read_text().split()
-                if b"scripts.nursery" in command and forked and marker in (entry / "environ").read_bytes():
+                if b"scripts.preloaded" in command and forked and marker in (entry / "environ").read_bytes():
                     return int(forked[0])
         raise AssertionError(f"no rank runs on {host}")
 
@@ -118,8 +118,7 @@ def run(tmp_path):
 
 
 def test_a_run_with_keepers_from_its_start_to_its_stop(run):
-    account = run.play.run("launch")
-    assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+    account = run.launch()
     run.wait_for_training("laptop", "desktop", "laptop")
     secrets = set()
     for node in run.play.hosts.values():
@@ -152,7 +151,7 @@ def test_a_run_with_keepers_from_its_start_to_its_stop(run):
     assert ended["terminated_by"] in ("SIGTERM", "SIGHUP")
     # Its tmux does not outlive the machine.
     subprocess.run(["tmux", "kill-session", "-t", f"={run.play.hosts['laptop']['session']}"], check=True)
-    boot.main(run.play.hosts["laptop"]["run_dir"])
+    boot.restart(run.play.hosts["laptop"]["run_dir"])
     run.wait_for_training("laptop", "desktop", "laptop")
 
     run.book("stop")
@@ -174,7 +173,7 @@ def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purge
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", disk], check=True)
     try:
         Path(run.play.hosts["laptop"]["run_dir"]).mkdir(parents=True)
-        run.play.run("launch")
+        run.launch()
         run.wait_for_training("laptop", "desktop", "laptop")
 
         def fill() -> None:
@@ -193,15 +192,13 @@ def test_a_host_with_a_full_disk_leaves_joins_is_stopped_started_again_and_purge
         assert run.record("laptop")["stopped"] and run.state("desktop")[0] == "stopped"
         fill()
         run.play.variables["launch_state"] = "restarted"
-        account = run.play.run("launch")
-        assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+        run.launch()
         run.wait_for_training("desktop", "desktop")
         run.play.variables["launch_stop_state"] = "absent"
         for what, run_name in (("run", "d4"), ("all", "")):
             fill()
             run.play.variables.update(ddp_purge=what, ddp_run=run_name)
-            account = run.play.run("launch:stop+launch:purge")
-            assert not any(stats["failures"] for stats in account["stats"].values()), messages(account)
+            run.launch("launch:stop+launch:purge")
             assert not (disk / "runs").exists()
         assert {path.name.partition("-")[0] for path in disk.iterdir()} <= {"filler"}
     finally:

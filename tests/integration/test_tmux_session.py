@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sessions on a real tmux server, which is this test's own (TMUX_TMPDIR): what the scripted one of the unit tests cannot show."""
+"""The module tmux_session on a real tmux server, which is this test's own (TMUX_TMPDIR)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
-from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import Logind, logind
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, runner, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
 from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, listening_sshd, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
 
 SLEEP = "import time; time.sleep(600)"
+ASLEEP = [sys.executable, "-c", SLEEP]
+ARGV = ["/bin/true", "a b"]
 # Logs its pid for the tests.
 SAY = "import os; os.write(1, b'%d\\n' % os.getpid())\n"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -172,9 +176,27 @@ def test_an_ended_session_stays_readable_and_is_left_alone(job):
     )
     assert "the end" in shown and "[job-1 ended with code 0" in shown
 
+    for options, action in (
+        ({}, "none"),
+        ({"rerun": True}, "start"),
+        ({"argv": ["/bin/false"]}, "start"),
+        ({"chdir": "/"}, "start"),
+        ({"state": "restarted"}, "start"),
+        ({"state": "stopped"}, "none"),
+        ({"state": "absent"}, "remove"),
+    ):
+        result = job.play(check=True, **{"argv": ended["argv"], **options})
+        assert (result["action"], result["changed"]) == (action, action != "none"), options
+        assert result["session"]["state"] == "finished" and result["session"]["exit_code"] == 0
+
     rerun = job.start("print('the end')", rerun=True)
     assert rerun["changed"] and rerun["session"]["id"] != ended["id"]
-    until(lambda: job.lines() == ["the end"] * 2)
+    until(lambda: job.record().get("ended"))
+    assert job.lines() == ["the end"] * 2
+    # Under another name it is started, and nothing of the older one stays behind.
+    job.name = "later"
+    assert job.play(argv=ARGV)["action"] == "start"
+    assert tmux("has-session", "-t", "=job-1").returncode == 1
 
 
 def test_field_13_output_is_logged_line_by_line_while_it_runs(job, tmp_path):
@@ -192,13 +214,27 @@ def test_field_13_output_is_logged_line_by_line_while_it_runs(job, tmp_path):
     assert job.log.read_text() == "out\nerr\npart whole\n"
 
 
-def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path):
+@pytest.mark.parametrize(("polite", "policy"), [("guest", os.SCHED_IDLE), ("off", os.SCHED_OTHER)])
+def test_a_polite_program_yields_to_others_and_its_runner_does_not(job, tmp_path, polite, policy):
     env = tmp_path / "polite.env"
-    env.write_bytes(env_file_utils.render({"NANOCHAT_POLITE": "low"}))
+    env.write_bytes(env_file_utils.render({"NANOCHAT_POLITE": polite}))
     runner = job.start(SLEEP, "polite", env_file=str(env))["session"]["pid"]
     children = Path(f"/proc/{runner}/task/{runner}/children")
-    until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [os.SCHED_IDLE])
+    until(lambda: [os.sched_getscheduler(int(pid)) for pid in children.read_text().split()] == [policy])
     assert os.sched_getscheduler(runner) == os.SCHED_OTHER
+    child = children.read_text().strip()
+    niceness, killed_first = (
+        os.getpriority(os.PRIO_PROCESS, int(child)),
+        Path(f"/proc/{child}/oom_score_adj").read_text(),
+    )
+    assert polite == "off" or (niceness, killed_first) == (19, "1000\n")
+
+
+def test_without_rights_to_yield_nothing_fails(tmp_path):
+    code = "import os\ndef refuse(*dummy): raise PermissionError\nos.sched_setscheduler = refuse\n"
+    code += f"from {runner.__name__} import yield_to_others as polite\npolite({str(tmp_path)!r})\nprint(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "19\n"
 
 
 def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
@@ -215,31 +251,25 @@ def test_absent_takes_the_pane_and_the_record_and_leaves_the_log(job):
 # -- what reaches the program -----------------------------------------------------------------------------------------
 
 
-def test_field_11_every_argument_arrives_as_it_is(job, tmp_path):
+def test_field_11_every_argument_arrives_as_it_is_and_nothing_of_an_older_tmux_server(job, tmp_path, monkeypatch):
     words = ["", " ", "it's", '"', "$HOME", "`id`", "a\nb\n", "\\", "*", "~", ";", "a;", "#{pid}", "-x", "\x01\x7f", "ü", "=x"]  # fmt: skip
     chdir = tmp_path / "a 'folder' for $5;"
     chdir.mkdir()
-    program = "import os, sys; print(ascii([sys.argv[1:], os.getcwd()]))"
-
-    job.start(program, *words, chdir=str(chdir))
-    assert job.ended()["exit_code"] == 0
-
-    assert job.lines() == [ascii([words, str(chdir)])]
-    by_hand = subprocess.run(["sh", job.folder / "run.sh"], capture_output=True, text=True, check=True)
-    assert by_hand.stdout.splitlines() == job.lines()
-
-
-def test_nothing_of_an_older_tmux_server_reaches_the_program(job, monkeypatch):
+    program = "import os, sys; print(ascii([sys.argv[1:], os.getcwd()])); print(sorted(os.environ))"
     with monkeypatch.context() as polluted:
         polluted.setenv("NANOCHAT_DATA_DIR", "/elsewhere")
         polluted.setenv("PYTHONPATH", "/elsewhere")
         subprocess.run(["tmux", "new-session", "-d", "-s", "older", "sleep 600"], check=True)
 
-    job.start("import os; print(sorted(os.environ))")
-    job.ended()
+    job.start(program, *words, chdir=str(chdir))
+    assert job.ended()["exit_code"] == 0
 
+    arrived, environment = job.lines()
+    assert arrived == ascii([words, str(chdir)])
     expected = {"HOME", "LANG", "LOGNAME", "PATH", "PYTHONUNBUFFERED", "SHELL", "USER", "NANOCHAT_DDP_SESSION"}
-    assert set(eval(job.lines()[0])) - {"PWD", "OLDPWD", "LC_CTYPE"} == expected
+    assert set(eval(environment)) - {"PWD", "OLDPWD", "LC_CTYPE"} == expected
+    by_hand = subprocess.run(["sh", job.folder / "run.sh"], capture_output=True, text=True, check=True)
+    assert by_hand.stdout.splitlines()[0] == arrived
 
 
 def test_a_full_disk_does_not_stop_the_program(job, tmp_path):
@@ -469,8 +499,9 @@ def test_field_06_what_the_program_leaves_behind_ends_with_it(job):
 def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
     monkeypatch.setattr(reaper, "TERM_SECONDS", 0.5)
     job, neighbour = jobs(), jobs("job-10")
-    session = job.start(IGNORE + SAY + SLEEP)["session"]
     neighbour.start(IGNORE + SAY + SLEEP)
+    assert not job.play("absent")["changed"], "names match exactly"
+    session = job.start(IGNORE + SAY + SLEEP)["session"]
     marked = {**os.environ, "NANOCHAT_DDP_SESSION": neighbour.record()["id"] + "0"}
     alike = [sys.executable, "-c", IGNORE + SAY + SLEEP]
     others = [strangers(alike), strangers(alike, env=marked), strangers(alike, cwd=job.folder, start_new_session=True)]
@@ -495,18 +526,23 @@ def test_nobody_else_is_ever_touched(jobs, strangers, monkeypatch):
 
 
 SAVE = (
-    "import signal, sys\n"
+    "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *dummy: (time.sleep(1), print('saved', flush=True), sys.exit(0)))\n"
     "print('ready', flush=True)\n" + SLEEP
-).replace("import signal", "import signal, time")
+)
 
 
-@pytest.mark.parametrize("how, stopped, terminated", [("Ctrl-C", True, None), ("shutdown", False, "SIGTERM")])
+@pytest.mark.parametrize(
+    "how, stopped, terminated",
+    [("Ctrl-C", True, None), ("shutdown", False, "SIGTERM"), ("kill-session", False, "SIGHUP")],
+)
 def test_whoever_ends_it_lets_the_program_save_and_only_ctrl_c_is_a_users_stop(job, how, stopped, terminated):
     session = job.start(SAVE, stop_timeout=20)["session"]
     until(lambda: job.lines() == ["ready"])
     if how == "Ctrl-C":
         tmux("send-keys", "-t", "=job-1:", "C-c")
+    elif how == "kill-session":
+        tmux("kill-session", "-t", "=job-1")
     else:
         # As systemd does it; the second one hurries nobody.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -516,16 +552,6 @@ def test_whoever_ends_it_lets_the_program_save_and_only_ctrl_c_is_a_users_stop(j
     assert (ended["exit_code"], ended["stopped"], ended["terminated_by"]) == (0, stopped, terminated)
     assert job.lines() == ["ready", "saved"]
     assert stopped or not (job.folder / ".session/stop").exists()
-
-
-def test_killing_the_tmux_session_by_hand_ends_the_program(job):
-    session = job.start(SLEEP)["session"]
-    tmux("kill-session", "-t", "=job-1")
-
-    ended = job.ended()
-    assert (ended["stopped"], ended["terminated_by"]) == (False, "SIGHUP")
-    until(lambda: not living(session["pid"]))
-    assert not living(session["child_pid"])
 
 
 # -- a program that dies ----------------------------------------------------------------------------------------------
@@ -594,38 +620,204 @@ def test_two_folders_do_not_share_a_name_while_one_runs(jobs):
     assert second.play("stopped", check=True)["session"]["state"] == "running"
 
 
-def test_names_match_exactly(jobs):
-    longer = jobs("job-12")
-    longer.start(SLEEP)
-    shorter = jobs("job-1")
-
-    assert not shorter.play("absent")["changed"]
-    assert shorter.start(SLEEP)["changed"]
-    shorter.play("absent")
-    assert longer.play("stopped", check=True)["session"]["state"] == "running"
-
-
 def test_two_controllers_at_once_start_one_session(job):
-    """Two processes, since the module prints its result and exits."""
     options = {"name": job.name, "state_dir": str(job.folder), "argv": [sys.executable, "-c", SAY + SLEEP]}
-    program = (
-        "import json, sys\n"
-        "from ansible.module_utils.testing import patch_module_args\n"
-        "from ansible_collections.nanochat.ddp.plugins.modules import tmux_session\n"
-        "with patch_module_args(json.loads(sys.argv[1])): tmux_session.main()\n"
-    )
-    results = []
-
-    def play():
-        command = [sys.executable, "-c", program, json.dumps(options)]
-        results.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-
-    threads = [threading.Thread(target=play) for dummy in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    program = f"import json\nfrom {wanted.__name__} import tmux_session\nprint(json.dumps(tmux_session(**{options!r})))"
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for dummy in range(2)]
+    results = [json.loads(one.communicate()[0]) for one in both]
 
     assert sorted(result["changed"] for result in results) == [False, True]
     assert results[0]["session"]["id"] == results[1]["session"]["id"]
     assert len(job.pids(1)) == 1
+
+
+# -- what it predicts, shows and refuses --------------------------------------------------------------------------------
+
+
+def test_check_mode_tells_the_same_and_does_nothing(job, tmp_path):
+    # On a bare host it needs neither folder nor environment.
+    bare_host = job.play(check=True, env_file=str(tmp_path / "env"), argv=["/no/python"])
+    assert bare_host["changed"] and bare_host["session"] == {"state": "absent"}
+    checked = job.play(check=True, argv=ARGV)
+    assert not job.folder.exists()
+
+    done = job.play(argv=ARGV)
+    assert checked["changed"] and checked["action"] == done["action"] == "start" and checked["diff"] == done["diff"]
+    assert checked["diff"]["before"] == "state: absent\n"
+    assert checked["diff"]["after"].startswith("state: running\n")
+    assert "argv:\n  /bin/true\n  'a b'\n" in checked["diff"]["after"]
+    assert (job.folder / "run.sh").read_text() == (
+        f"#!/bin/sh\n# What the tmux session job-1 runs; by hand: sh run.sh\ncd {job.folder} || exit 1\n"
+        "exec /bin/true \\\n  'a b'\n"
+    )
+    assert (job.folder / ".session/launch.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_environments_values_are_never_shown(job, tmp_path):
+    env = tmp_path / "env"
+    env.write_text("KEY='correct-horse'\n")
+    before = job.play(argv=ASLEEP, env_file=str(env))
+    env.write_text("KEY='battery-staple'\n")
+    after = job.play(argv=ASLEEP, env_file=str(env), check=True)
+
+    assert before["diff"]["after"].endswith("env:\n  KEY\n")
+    assert after["action"] == "restart" and after["diff"]["after"].endswith("env:\n  KEY (changed)\n")
+    everything = f"{before} {after} {(job.folder / '.session/launch.json').read_text()}"
+    assert "correct-horse" not in everything and "battery-staple" not in everything
+
+
+@pytest.mark.parametrize("changed", [{"boot_id": "another"}, {"pid_start": 1}], ids=["booted since", "pid taken since"])
+def test_the_pid_of_a_record_that_belongs_to_another_by_now_is_not_touched(job, changed, tmp_path):
+    session = job.start(SLEEP)["session"]
+    good = (job.folder / "session.json").read_text()
+    # The id that its processes have is another one, too.
+    (job.folder / "session.json").write_text(json.dumps({**session, "id": "another", **changed}))
+    try:
+        stopped = job.play("stopped")
+        assert not stopped["changed"] and stopped["session"]["state"] == "gone"
+        assert living(session["pid"]) and living(session["child_pid"])
+    finally:
+        (job.folder / "session.json").write_text(good)
+
+
+@pytest.mark.parametrize("state", ["started", "restarted", "stopped", "absent"])
+def test_a_missing_tmux_is_said_before_anything_is_written_and_nothing_to_stop_needs_none(job, monkeypatch, state):
+    monkeypatch.setattr(bare, "find", lambda name: None)
+    for check in (True, False):
+        result = job.play(state, check, argv=ARGV)
+        if state.endswith("started"):
+            assert result["failed"] and result["msg"] == "tmux is not installed on this host; install the package tmux"
+        else:
+            assert not result["changed"] and result["session"] == {"state": "absent"}
+    assert not job.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"argv": []}, "argv must begin with a program, not with nothing"),
+        ({"argv": ["-c"]}, "argv must begin with a program, not with '-c'"),
+        ({"argv": ["/no/python"]}, "/no/python does not exist or cannot be executed"),
+        ({"chdir": "/no"}, "its folder /no does not exist"),
+        ({"env_file": "/no/env"}, "its environment file /no/env does not exist"),
+        ({"log": "/proc/no/log"}, "cannot write /proc/no"),
+        ({"argv": ["a", "b\0"]}, "argv[1] contains a NUL byte"),
+        *(
+            ({"name": name}, f"{name!r} is not a session name")
+            for name in ("a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü")
+        ),
+    ],
+)
+def test_refuses_what_cannot_run_and_names_that_tmux_would_read_otherwise(job, options, words):
+    job.name = options.pop("name", job.name)
+    result = job.play(**{"argv": ARGV, **options})
+    job.name = "job-1"
+
+    assert result["failed"] and words in result["msg"]
+    assert tmux("has-session", "-t", "=job-1").returncode == 1
+
+
+def test_a_runner_that_does_not_come_up_is_shown_and_a_session_of_somebody_else_is_not_replaced(job, monkeypatch):
+    monkeypatch.setattr(session_utils, "_START_SECONDS", 3)
+    monkeypatch.setattr(session_utils.host_code, "program", lambda *words: "raise SystemExit('no such thing')")
+    result = job.play(argv=ARGV)
+    assert result["failed"] and "its pane shows: no such thing" in result["msg"]
+
+    tmux("kill-session", "-t", "=job-1")
+    # The server ends with its last session.
+    until(lambda: tmux("new-session", "-d", "-s", "job-1", "sleep 600").returncode == 0)
+    result = job.play(argv=ARGV)
+    assert result["failed"] and "tmux already has a session job-1 that nanochat.ddp did not start" in result["msg"]
+    assert tmux("list-panes", "-t", "=job-1", "-F", "#{pane_dead}").stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    "kills, lingers, in_login, warned, scoped",
+    [
+        (False, False, True, False, False),
+        (True, False, True, True, False),
+        (True, True, False, False, True),
+        (True, True, True, True, True),  # an older tmux server, started from the login itself, took the session in
+    ],
+)
+def test_field_12_logging_out_where_systemd_kills(
+    job, tmp_path, monkeypatch, warnings, kills, lingers, in_login, warned, scoped
+):
+    program, scope = tmp_path / "systemd-run", tmp_path / "scope"
+    program.write_text(f'#!/bin/sh\necho "$@" >{scope}\nshift 4\nexec "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(wanted, "logind", lambda user: Logind(kills, lingers))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(tmux_utils, "ends_with_login", lambda pid: in_login)
+
+    assert job.play(argv=ASLEEP)["changed"]
+
+    assert len(warnings) == warned
+    assert not warned or "loginctl enable-linger" in warnings[0]
+    assert scope.exists() == scoped
+    assert not scoped or scope.read_text().startswith("--user --scope --quiet -- ")
+
+
+def test_whoever_cannot_be_ended_is_named(job, monkeypatch):
+    stubborn = processes.process(job.start(SLEEP)["session"]["child_pid"])
+    with monkeypatch.context() as patched:
+        patched.setattr(session_utils.reaper, "end", lambda session, grace: {stubborn.pid: stubborn})
+        for state in ("stopped", "absent", "restarted"):
+            result = job.play(state, argv=ASLEEP)
+            assert result["failed"]
+            assert f"these processes are still alive after SIGKILL: {stubborn.pid} ({sys.executable}" in result["msg"]
+
+
+def test_a_play_inside_the_session_does_not_stop_itself(job):
+    job.start(SLEEP)
+    good, pid = job.record(), os.getpid()
+    inside = {**good, "pid": pid, "pid_start": processes.start_ticks(pid)}
+    (job.folder / "session.json").write_text(json.dumps(inside))
+    try:
+        result = job.play("stopped")
+        assert result["failed"] and "runs inside the session" in result["msg"]
+    finally:
+        (job.folder / "session.json").write_text(json.dumps(good))
+
+
+@pytest.mark.parametrize(("user", "kills"), [("root", False), ("lzw", True)])
+def test_root_is_excluded_from_the_killing_by_default(user, kills, monkeypatch):
+    monkeypatch.setattr(bare, "tool", lambda argv: (0, "KillUserProcesses=yes\nKillExcludeUsers=root\nLinger=no\n", ""))
+    assert logind(user) == (kills, False)
+    monkeypatch.setattr(bare, "tool", lambda argv: (127, "", "not installed"))
+    assert logind(user) == (False, False)
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """A tmux that answers so, the last for ever."""
+
+    def scripted(*told):
+        left = list(told)
+        monkeypatch.setattr(bare, "find", lambda name: "/opt/tmux")
+        monkeypatch.setattr(bare, "run", lambda argv, **more: left.pop(0) if len(left) > 1 else left[0])
+        return tmux_utils.Tmux()
+
+    return scripted
+
+
+ENDING = (1, "", "server exited unexpectedly")
+
+
+def test_a_tmux_server_that_is_just_ending_is_asked_again_and_not_for_ever(answers):
+    answers(ENDING, (0, "", "")).start("job", "1", "/a")
+    answers((1, "", "can't find session: job")).kill("job")
+    with pytest.raises(tmux_utils.TmuxError, match="server exited"):
+        answers(ENDING).start("job", "1", "/a")
+    with pytest.raises(tmux_utils.TmuxError, match="server exited unexpectedly"):
+        answers(*[ENDING] * 5, (0, "", "")).kill("job")
+
+
+def test_tmuxs_own_words_are_passed_on(answers):
+    with pytest.raises(
+        tmux_utils.TmuxError, match=r"session job: `/opt/tmux new-session -d -s \.\.\.` failed: no fork"
+    ):
+        answers((1, "", "no fork\n")).start("job", "1", "/a")
+    with pytest.raises(tmux_utils.TmuxError, match="does not understand /opt/tmux: protocol version mismatch"):
+        answers((1, "", "protocol version mismatch (client 8, server 7)")).look("job")

@@ -24,8 +24,6 @@ PLAN = "plan.json"
 SESSION = "session.json"
 # A session's runner and its last launch.
 SESSION_FILES = ".session"
-# Restarts the session after a reboot; exists only while a system entry refers to it.
-BOOT = ".boot.py"
 # Marks a folder as ours: a data set or packages, copied files, fetched packages.
 MANIFEST = "manifest.json"
 DEPLOYED = ".deployed.json"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Optional
 
 from .._contract.training import Launched
 from .._kit import host_code
@@ -35,14 +35,10 @@ def run_folder(
     """
     if state == "ready":
         return {**make_ready(path, plan, fresh, check, training)}
-    return {**prepare(path, plan, fresh, check, keeper_of(path, plan, host, keeper_secret), training)}
-
-
-def keeper_of(path: str, plan: Mapping[str, Any], host: str, secret: str) -> Optional[KeeperSetup]:
-    """The keeper's host, secret and program, if any."""
-    if not plan.get("keeper") or not secret:
-        return None
-    return KeeperSetup(host, secret, host_code.program(keeper.__name__, "main", path))
+    setup = None
+    if plan.get("keeper") and keeper_secret:
+        setup = KeeperSetup(host, keeper_secret, host_code.program(keeper.__name__, "main", path))
+    return {**prepare(path, plan, fresh, check, setup, training)}
 
 
 def purge(

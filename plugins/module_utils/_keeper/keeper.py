@@ -22,26 +22,16 @@ import traceback
 from typing import Any, Dict, Optional, Set, cast
 
 from .._contract import keeper_states as states
+from .._contract import run_folder
 from .._contract.document import whole
 from .._contract.plan import Guest, Plan
-from .._contract.run_folder import (
-    KEEPER_FOLDER,
-    KEEPER_JOIN,
-    KEEPER_LEAVE,
-    KEEPER_MEMORY,
-    KEEPER_SETTINGS,
-    MEMBER_EVENTS,
-    MEMBERS,
-    PLAN,
-    SESSION_FILES,
-)
 from .._kit import files
 from .._kit.processes import RESTARTED_VARIABLE, boot_id
 from .._probe.usage import UsageMeter
 from .._session.record import COME_BACK
 from . import membership, memory, presence, talk
-from .quorum import Rules, wanted
 from .rank import LocalRank
+from .rules import Rules, wanted
 
 TICK = 0.2
 LINGER = 3.0  # for this long others can ask how it ended
@@ -64,7 +54,7 @@ class Attendance:
     def __init__(self, limits: Guest, now: float) -> None:
         self.limits, self.machine = limits, UsageMeter(limits["away_if"], os.environ.get(MACHINE, "/"))
         self.reading = self.machine.read()
-        self.stay = presence.look(limits, presence.Stay(), self.reading, now)
+        self.state = presence.look(limits, presence.GuestState(), self.reading, now)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -74,19 +64,19 @@ class Attendance:
 
     def look(self, now: float, let_in: bool) -> str:
         """Why this host is away; empty while it takes part."""
-        self.stay = presence.look(self.limits, self.stay, self.reading, now)
+        self.state = presence.look(self.limits, self.state, self.reading, now)
         if let_in:
-            self.stay = presence.let_in(self.stay)
-        return self.stay.why
+            self.state = presence.let_in(self.state)
+        return self.state.why
 
 
 class Keeper:
     """One keeper from its start to the end of the run, or of this host's part in it."""
 
     def __init__(self, run_dir: str) -> None:
-        self.run_dir, self.folder = run_dir, os.path.join(run_dir, KEEPER_FOLDER)
-        settings = files.read_object(os.path.join(self.folder, KEEPER_SETTINGS))
-        plan = cast(Plan, files.read_object(os.path.join(run_dir, PLAN)))
+        self.run_dir, self.folder = run_dir, os.path.join(run_dir, run_folder.KEEPER_FOLDER)
+        settings = files.read_object(os.path.join(self.folder, run_folder.KEEPER_SETTINGS))
+        plan = cast(Plan, files.read_object(os.path.join(run_dir, run_folder.PLAN)))
         self.host, self.launch = str(settings["host"]), str(settings["launch"])
         self.rules, self.rank = rules_of(plan), LocalRank(plan, self.host, run_dir)
         limits = next((node.get("guest") for node in plan["nodes"] if node["host"] == self.host), None)
@@ -114,7 +104,7 @@ class Keeper:
 
     def _remembered(self) -> membership.OwnState:
         """Load the promises of an earlier keeper of this start."""
-        path, now, steps = os.path.join(self.folder, KEEPER_MEMORY), time.monotonic(), self.rank.steps()
+        path, now, steps = os.path.join(self.folder, run_folder.KEEPER_MEMORY), time.monotonic(), self.rank.steps()
         kept = files.read_object(path)
         if not os.path.lexists(path) or kept.get("launch", self.launch) != self.launch:
             return membership.OwnState(membership.Word(self.host, steps=steps), since=now)
@@ -133,7 +123,7 @@ class Keeper:
         if kept == self.kept and not self.full_since:
             return True
         try:
-            files.write_json(os.path.join(self.folder, KEEPER_MEMORY), kept, mode=0o600, durable=True)
+            files.write_json(os.path.join(self.folder, run_folder.KEEPER_MEMORY), kept, mode=0o600, durable=True)
         except OSError as error:
             if not self.full_since:
                 self.full_since = time.monotonic()
@@ -164,7 +154,7 @@ class Keeper:
     def begin(self) -> None:
         self._remember(self.own)
         self._tell("keeper started", "")
-        self.talk.say(self.own.word)
+        self.talk.publish(self.own.word)
         self.talk.start()
         self.rank.prepare()
 
@@ -200,9 +190,9 @@ class Keeper:
         if self._remember(decided):
             self.own = decided
             self._carry_out(order)
-            self.talk.say(self.own.word)
+            self.talk.publish(self.own.word)
         else:
-            self.talk.say(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
+            self.talk.publish(self.own.word._replace(state=states.STUCK, why="%s cannot write to its disk" % self.host))
         self._report(before)
 
     def _carry_out(self, order: str) -> None:
@@ -258,9 +248,11 @@ class Keeper:
         """Whether a user stops the run or removes this host, or the host shuts down."""
         if self.own.word.state in states.OVER:
             return ""
-        if signal.SIGINT in self.signals or os.path.exists(os.path.join(self.run_dir, SESSION_FILES, "stop")):
+        if signal.SIGINT in self.signals or os.path.exists(
+            os.path.join(self.run_dir, run_folder.SESSION_FILES, "stop")
+        ):
             state, why = states.STOPPED, "it was stopped"
-        elif os.path.exists(os.path.join(self.folder, KEEPER_LEAVE)):
+        elif os.path.exists(os.path.join(self.folder, run_folder.KEEPER_LEAVE)):
             state, why = states.LEFT, "it was taken out"
         elif self.signals:
             # No user's stop does this: the host leaves for now, and the others continue at once.
@@ -280,7 +272,7 @@ class Keeper:
         """Leave a machine that is needed otherwise, and come back to it."""
         if self.guest is None:
             return ""
-        mark, before = os.path.join(self.folder, KEEPER_JOIN), self.own.word
+        mark, before = os.path.join(self.folder, run_folder.KEEPER_JOIN), self.own.word
         let_in = os.path.exists(mark)
         if let_in:
             with contextlib.suppress(OSError):
@@ -363,10 +355,10 @@ class Keeper:
             sys.stdout.write("keeper: %s%s%s\n" % (what, members if not about else "", " (%s)" % why if why else ""))
             sys.stdout.flush()
         with contextlib.suppress(OSError):
-            with open(os.path.join(self.run_dir, MEMBER_EVENTS), "a", encoding="utf-8") as file:
+            with open(os.path.join(self.run_dir, run_folder.MEMBER_EVENTS), "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
             files.write_json(
-                os.path.join(self.run_dir, MEMBERS),
+                os.path.join(self.run_dir, run_folder.MEMBERS),
                 {**event, "state": word.state, "hears": word.hears, "since": time.time(), "waits": self.waits},
             )
 

@@ -33,8 +33,7 @@ from .._contract.keeper_states import (
     STUCK,
     TRAINING,
 )
-from . import deaths
-from .quorum import Rules, clique, expected, may_train
+from .rules import GenerationDeath, Rules, clique, expected, may_train, reason_to_give_up, with_another
 
 # Orders for the host's rank: start; finish the step, save and exit; save what is possible and exit.
 START, FINISH_STEP, SAVE = "start", "finish step", "save"
@@ -82,7 +81,7 @@ class OwnState(NamedTuple):
     since: float = 0.0  # when the state began
     died: bool = False  # its last rank ended although nobody asked for it and nobody was missing
     failure: str = ""  # what is known of that
-    deaths: Tuple[deaths.GenerationDeath, ...] = ()
+    deaths: Tuple[GenerationDeath, ...] = ()
     after_ending: str = IDLE  # the state that ENDING leads to
 
     def with_word(self, **fields: object) -> OwnState:
@@ -161,16 +160,12 @@ def decide(rules: Rules, own: OwnState, heard: Hearing, now: float) -> Tuple[Own
         if word.state == FINISHED:
             return change(own, now, FINISHED, why="%s has finished" % word.host), ""
     if not may_train(rules, expected(rules, own.word.left, own.word.failed), own.word.left):
-        return change(own, now, FAILED, why=_why_not_enough(own, words)), ""
+        reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
+        why = "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
+        return change(own, now, FAILED, why=why), ""
     if state in (ASKING, RESTING):
         return _ask(rules, own, words, now) if state == ASKING else own, ""
     return _gather(rules, own, heard, words, now)
-
-
-def _why_not_enough(own: OwnState, words: Words) -> str:
-    """Why the others cannot continue."""
-    reasons = [words[host].why for host in own.word.failed if host in words and words[host].why]
-    return "%s gave up%s" % (" and ".join(own.word.failed), ": " + reasons[0] if reasons else "")
 
 
 def _learn_who_is_out(own: OwnState, words: Words) -> OwnState:
@@ -241,7 +236,7 @@ def may_be_stopped(rules: Rules, known: Sequence[Word], missing: Set[str]) -> bo
 def _join(rules: Rules, own: OwnState, words: Words, offer: Generation, now: float, state: str) -> OwnState:
     """Offer or promise a generation, unless the last one died once too often."""
     before, own = own.deaths, _count_death(own, words, now)
-    why = deaths.reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
+    why = reason_to_give_up(own.deaths, own.word.host, rules.restarts, now)
     if why and own.deaths != before:
         return change(own, now, FAILED, why="%s (%s)" % (why, own.failure) if own.failure else why)
     return change(own, now, state, generation=offer, promised=offer.number, go=False)
@@ -258,7 +253,7 @@ def _count_death(own: OwnState, words: Words, now: float) -> OwnState:
     missed = any(word.missed == last.number or word.started != last.number for word in known)
     if not crashed and (missed or len(known) < len(last.members)):
         return own
-    return own._replace(deaths=deaths.with_another(own.deaths, now, own.word.steps, crashed))
+    return own._replace(deaths=with_another(own.deaths, now, own.word.steps, crashed))
 
 
 def _promise(rules: Rules, own: OwnState, words: Words, caller: Word, now: float) -> OwnState:

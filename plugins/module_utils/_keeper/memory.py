@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 from .._contract import keeper_states as states
-from .deaths import GenerationDeath
 from .membership import Generation, Heard, OwnState, Word, change
+from .rules import GenerationDeath
 
 
 def to_remember(own: OwnState) -> Dict[str, object]:

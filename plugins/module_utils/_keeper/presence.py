@@ -26,7 +26,7 @@ MOST_LOAD, LESS_LOAD = 0.5, 0.25
 MORE_CHARGE = 5
 
 
-class Stay(NamedTuple):
+class GuestState(NamedTuple):
     """State of a guest; it takes part while `why` is empty."""
 
     why: str = ""  # why it is away, and when it returns
@@ -59,7 +59,7 @@ def within(hours: str, minute: int) -> bool:
     return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
-def look(limits: Guest, before: Stay, reading: Reading, now: float) -> Stay:
+def look(limits: Guest, before: GuestState, reading: Reading, now: float) -> GuestState:
     """The state after another reading."""
     found = reasons(limits, reading, bool(before.why))
     excused = before.excused & set(found)
@@ -68,15 +68,17 @@ def look(limits: Guest, before: Stay, reading: Reading, now: float) -> Stay:
     if counts:
         # Keep the sentence, with its figure, from when the guest left.
         same = before.code in counts
-        return Stay(before.why if same else found[counts[0]], before.code if same else counts[0], since, excused, now)
+        return GuestState(
+            before.why if same else found[counts[0]], before.code if same else counts[0], since, excused, now
+        )
     if before.why and now - before.last < QUIET_SECONDS:
         return before._replace(why="quiet again; back after a minute of it", code="", since=since)
-    return Stay(since=since, excused=excused)
+    return GuestState(since=since, excused=excused)
 
 
-def let_in(stay: Stay) -> Stay:
+def let_in(guest: GuestState) -> GuestState:
     """A user's join overrules the current reasons."""
-    return Stay(excused=stay.excused | set(stay.since)) if stay.why else stay
+    return GuestState(excused=guest.excused | set(guest.since)) if guest.why else guest
 
 
 def follow(own: membership.OwnState, now: float, why: str) -> Tuple[membership.OwnState, str]:

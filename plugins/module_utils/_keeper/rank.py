@@ -29,7 +29,7 @@ from .._run.metrics import finite, read_events
 from .._run.stopping import rescue_seconds, stop_seconds
 from .._session import reaper
 from . import membership
-from .nursery import Nursery
+from .preloaded import PreloadedTrainer
 
 TAIL_BYTES = 65536
 EXIT_SECONDS = 10.0  # after a rank has recorded its end
@@ -77,11 +77,13 @@ class LocalRank:
         # The number in its file names in every generation: the plan's.
         self.places = {node["host"]: int(node["rank"]) for node in plan["nodes"]}
         self.number = self.places[host]
+        self.node = next(node for node in plan["nodes"] if node["host"] == host)
+        self.python = os.path.join(self.node["venv_dir"], "bin", "python")
         self._metrics = self.path(f"metrics-rank{self.number}.jsonl")
         self._heartbeat = self.path(f"heartbeat-rank{self.number}.json")
         self._counted: Tuple[Tuple[int, int], int] = ((-1, 0), 0)
-        self.process: Union[subprocess.Popen[bytes], Nursery, NeverStarted, None] = None
-        self.nursery: Optional[Nursery] = None
+        self.process: Union[subprocess.Popen[bytes], PreloadedTrainer, NeverStarted, None] = None
+        self.preloaded: Optional[PreloadedTrainer] = None
         self.started_at = self.ends_at = self.exits_at = 0.0
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
@@ -96,18 +98,16 @@ class LocalRank:
 
     @property
     def session(self) -> reaper.SessionIdentity:
-        """Processes to end with the rank: all of this session except keeper and nursery."""
-        spared = self.nursery.runner() if self.nursery is not None else None
+        """Processes to end with the rank: all of this session except keeper and preloaded trainer."""
+        spared = self.preloaded.runner() if self.preloaded is not None else None
         return self._session._replace(runner=spared or self._session.runner)
 
     def prepare(self) -> None:
         """Load PyTorch before the next start is due."""
-        nodes = {node["host"]: node for node in self.plan["nodes"]}
-        if self.plan["trainer"]["source"] == "ours" and self.nursery is None and not self._exposed():
-            python = os.path.join(nodes[self.host]["venv_dir"], "bin", "python")
+        if self.plan["trainer"]["source"] == "ours" and self.preloaded is None and not self._exposed():
             # The next start reports a Python that is gone.
             with contextlib.suppress(OSError):
-                self.nursery = Nursery(python, [self.plan["trainer"]["script"]])
+                self.preloaded = PreloadedTrainer(self.python, [self.plan["trainer"]["script"]])
 
     def path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -127,7 +127,7 @@ class LocalRank:
             self.process = NeverStarted()
             return
         try:
-            self.process = self._from_nursery(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
+            self.process = self._from_preloaded(argv, added) or subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv, stdin=subprocess.DEVNULL, env={**os.environ, **added}
             )
         except OSError as error:
@@ -136,24 +136,23 @@ class LocalRank:
 
     def _exposed(self) -> str:
         """Who else could change what its rank runs; empty for nobody."""
-        node = next(node for node in self.plan["nodes"] if node["host"] == self.host)
-        used = [os.path.join(node["venv_dir"], "bin", "python"), node["tools_dir"]]
+        used = (self.python, self.node["tools_dir"])
         return next(filter(None, (exposure(path, owned=False) for path in used)), "")
 
-    def _from_nursery(self, argv: List[str], added: Dict[str, str]) -> Optional[Nursery]:
-        """A rank from the nursery, unless that was killed or cannot run here."""
-        if self.nursery is None or argv[1] != "-m":
+    def _from_preloaded(self, argv: List[str], added: Dict[str, str]) -> Optional[PreloadedTrainer]:
+        """A rank from the preloaded trainer, unless that was killed or cannot run here."""
+        if self.preloaded is None or argv[1] != "-m":
             return None
-        if self.nursery.start(argv[1:], added):
-            return self.nursery
+        if self.preloaded.start(argv[1:], added):
+            return self.preloaded
         self.close()
         return None
 
     def close(self) -> None:
         """No more starts."""
-        if self.nursery is not None:
-            self.nursery.close()
-            self.nursery = None
+        if self.preloaded is not None:
+            self.preloaded.close()
+            self.preloaded = None
 
     def end(self, order: str, least: float = 0.0, why: str = "") -> None:
         """End it: after its step and a checkpoint, or (if its peers are lost, also after the first order) with what it has; it gets at
@@ -278,12 +277,8 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        place = first = os.path.join(APART, "generation-%d" % generation)
-        count = 1
-        while os.path.exists(self.path(place)):
-            count += 1
-            place = "%s-%d" % (first, count)
-        os.makedirs(self.path(place))
+        place = os.path.join(APART, "generation-%d" % generation)
+        os.makedirs(self.path(place), exist_ok=True)
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
         return place

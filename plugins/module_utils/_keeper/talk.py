@@ -40,8 +40,7 @@ LATE_SECONDS = 10.0  # an answer later than this is not waited for
 RETRY_SECONDS = 2.0  # between attempts to listen
 # A state is published for this long after the keeper last confirmed it; a hanging keeper falls silent.
 FRESH_SECONDS = 6.0
-# Simultaneous connections from planned addresses and from all others, so that strangers cannot block the peers.
-PEERS, STRANGERS = 1024, 8
+STRANGERS = 8  # simultaneous connections from addresses that are not planned, so that these cannot block the peers
 PAUSE_SECONDS = 0.02  # between news and the next question
 NO_ANSWER, INVALID = "%s does not answer", "%s sent an invalid answer"
 LAUNCH = re.compile("[0-9a-f]{1,64}")
@@ -76,7 +75,7 @@ def news_of(word: membership.Word) -> str:
 
 
 class Messenger:
-    """Both directions: `say` publishes a state, `heard` receives others'."""
+    """Both directions: `publish` tells a state, `heard` receives others'."""
 
     def __init__(self, me: KeeperAddress, others: Tuple[KeeperAddress, ...], secret: str, launch: str) -> None:
         self.me, self.others, self.secret, self.launch = me, others, secret, launch
@@ -88,9 +87,9 @@ class Messenger:
         self._said = (0.0, "")
         self._news = ""
         self._changed = threading.Condition()
-        self._over = threading.Event()
+        self.over = threading.Event()
 
-    def say(self, word: membership.Word) -> None:
+    def publish(self, word: membership.Word) -> None:
         """Publish this state; it expires unless it is confirmed repeatedly."""
         with self._changed:
             self._said, self._news = (time.monotonic(), to_text(word)), news_of(word)
@@ -102,29 +101,26 @@ class Messenger:
             threading.Thread(target=self._ask_for_ever, args=(peer,), daemon=True).start()
 
     def close(self) -> None:
-        self._over.set()
-
-    def is_over(self) -> bool:
-        return self._over.is_set()
+        self.over.set()
 
     def _listen(self) -> None:
         """Answer until the end. A port that another process holds may be free a moment later."""
-        while not self._over.is_set():
+        while not self.over.is_set():
             try:
                 with _Server(self) as server:
                     self.silent.pop(self.me.host, None)
-                    while not self._over.is_set():
+                    while not self.over.is_set():
                         server.handle_request()
             except OSError as error:
                 self.silent[self.me.host] = "cannot listen on %s port %d: %s" % (
                     self.me.address, self.me.port, error.strerror or error,
                 )  # fmt: skip
-                self._over.wait(RETRY_SECONDS)
+                self.over.wait(RETRY_SECONDS)
 
     def _ask_for_ever(self, peer: KeeperAddress) -> None:
         answers: queue.Queue[_Answer] = queue.Queue()
         number, latest = 0, _Answer()
-        while not self._over.is_set():
+        while not self.over.is_set():
             begun, before, number = time.monotonic(), latest.news, number + 1
             with contextlib.suppress(RuntimeError):  # at the user's limit of threads: try again
                 threading.Thread(target=self._put_answer, args=(answers, number, peer, before), daemon=True).start()
@@ -140,7 +136,7 @@ class Messenger:
                     self.silent.pop(peer.host, None)
                     self.heard.put(answer.word)
             waited = time.monotonic() - begun
-            self._over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
+            self.over.wait(PAUSE_SECONDS if latest.news not in ("", before) else max(0.1, self.every - waited))
 
     def _put_answer(self, answers: queue.Queue[_Answer], number: int, peer: KeeperAddress, known: str) -> None:
         answers.put(self._hear(peer, known)._replace(number=number))
@@ -269,7 +265,7 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             while question := _line(self.request, QUESTION, time.monotonic() + LATE_SECONDS):
-                if self.server.talk.is_over():
+                if self.server.talk.over.is_set():
                     return
                 self.request.sendall(self.server.talk.answer(json.loads(question)))
 
@@ -286,7 +282,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.talk = talk
         self.address_family = socket.AF_INET6 if ":" in talk.me.address else socket.AF_INET
         self.planned = {peer.address for peer in talk.others}
-        self.places = {True: threading.Semaphore(PEERS), False: threading.Semaphore(STRANGERS)}
+        self.strangers = threading.Semaphore(STRANGERS)
         super().__init__((talk.me.address, talk.me.port), _Handler)
 
     def server_bind(self) -> None:
@@ -295,21 +291,15 @@ class _Server(socketserver.ThreadingTCPServer):
             self.socket.setsockopt(*(FREEBIND_6 if self.address_family == socket.AF_INET6 else FREEBIND_4), 1)
         super().server_bind()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        place = self._place(client_address)
-        if place.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return client_address[0] in self.planned or self.strangers.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._place(client_address).release()
-
-    def _place(self, client_address: Any) -> threading.Semaphore:
-        return self.places[client_address[0] in self.planned]
+            if client_address[0] not in self.planned:
+                self.strangers.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A disconnecting peer is not worth reporting."""

@@ -12,8 +12,7 @@ from .._contract import keeper_states as states
 from . import membership
 
 LONGEST = 4096
-DEFAULTS = membership.Word("")
-GENERATIONS = ("generation", "last")
+DEFAULTS = membership.Word("")._asdict()
 NUMBERS = ("promised", "regroup", "outranked", "crashed", "missed")
 # Generations are numbered from 1; from the seconds since 1970 where a keeper has lost its memory. A number that lies further ahead than
 # clocks differ is refused: as others number theirs above it, it would soon leave none that all accept.
@@ -30,40 +29,26 @@ def to_word(text: str, hosts: Collection[str], wall: float) -> membership.Word:
     ValueError, KeyError, TypeError or RecursionError otherwise.
     """
     given = json.loads(text)
-    found = {name: given[name] for name in membership.Word._fields}
-    found.update({name: given[name] and _generation(given[name]) for name in GENERATIONS})
-    found.update({name: tuple(given[name]) for name in ("hears", "left", "failed")})
-    word, highest = membership.Word(**found), int(wall) + AHEAD_SECONDS
-    mine = [one for one in (word.generation, word.last) if one is not None]
-    fits = (
-        word.host in hosts
-        and word.state in states.STATES
-        and all(_fits(getattr(word, name), default, hosts) for name, default in DEFAULTS._asdict().items())
-        and all(len(one.members) == len(set(one.members)) > 0 and set(one.members) <= set(hosts) for one in mine)
-        and all(number <= highest for number in (*(one.number for one in mine), *(getattr(word, n) for n in NUMBERS)))
-    )
-    if not fits:
+    word = membership.Word(**{name: _part(given[name], default, hosts) for name, default in DEFAULTS.items()})
+    numbers = [one.number for one in (word.generation, word.last) if one] + [getattr(word, name) for name in NUMBERS]
+    if word.host not in hosts or word.state not in states.STATES or max(numbers) > int(wall) + AHEAD_SECONDS:
         raise ValueError("no keeper says this")
     return word
 
 
-def _generation(given: Any) -> membership.Generation:
-    number, members = given
-    if not _is_count(number):
-        raise ValueError("no number of a generation")
-    return membership.Generation(number, tuple(members))
-
-
-def _fits(value: Any, default: Any, hosts: Collection[str]) -> bool:
-    """Whether a part has the type of its default (None: of a generation, checked where it is made)."""
-    if default is None:
-        return value is None or isinstance(value, membership.Generation)
-    if isinstance(default, tuple):
-        return all(isinstance(one, str) and one in hosts for one in value)
-    if type(value) is not type(default):
-        return False
-    return len(value) <= LONGEST if isinstance(value, str) else isinstance(value, bool) or _is_count(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+def _part(value: Any, default: Any, hosts: Collection[str]) -> Any:
+    """A part of a word, if it has the type of its default (None: of a generation) and is within bounds."""
+    if default is None and value is not None:
+        number, members = value
+        value = membership.Generation(_part(number, 0, hosts), _part(members, (), hosts))
+        fits = len(value.members) == len(set(value.members)) > 0
+    elif isinstance(default, tuple):
+        fits = isinstance(value, list) and all(isinstance(one, str) and one in hosts for one in value)
+        value = tuple(value)
+    elif isinstance(value, str):
+        fits = isinstance(default, str) and len(value) <= LONGEST
+    else:
+        fits = type(value) is type(default) and (not value or 0 <= value < 2**53)
+    if not fits:
+        raise ValueError("no keeper says this")
+    return value

@@ -14,7 +14,7 @@ import sys
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 # Folders that modules search in addition to PATH.
-MORE_PATHS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+MORE_PATHS = ("/usr/local/bin", "/usr/sbin", "/sbin", "/usr/local/sbin")
 TIMED_OUT = "it did not end in time"
 # How the names of parameters end that are paths.
 PATHS = ("_dir", "path", "dest")

@@ -1,13 +1,14 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Environment files that a POSIX shell reads byte for byte: render, parse, show and store."""
+"""Environment files that a POSIX shell reads byte for byte, and the state of one, for the module env_file and the agent."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Any, Iterable, Mapping
+import stat
+from typing import Any, Dict, Iterable, Mapping
 
 from .files import write_whole
 
@@ -19,6 +20,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]*)=('[^']*'(?:\\''[^']*')*)\n")
 # The kernel refuses to start a program with a longer NAME=value (MAX_ARG_STRLEN, counted with the final NUL).
 _LONGEST = 131072 - 1
+
+# Parameters of env_file.
+OPTIONS: Dict[str, Dict[str, object]] = {
+    "path": {"type": "path", "required": True},
+    "env": {"type": "dict", "no_log": True},
+    "secrets": {"type": "list", "elements": "str", "default": [], "no_log": False},
+    "mode": {"type": "str", "default": "0600"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+NEEDED = [("state", "present", ["env"])]
 
 # Variables that shells reserve: dash or bash rejects, ignores or changes an assignment, so the value
 # would be lost.
@@ -34,6 +45,9 @@ SHELL_OWNED = frozenset(
 
 class EnvFileError(Exception):
     """Why an environment cannot be written, in one sentence."""
+
+
+ERRORS = (EnvFileError, OSError)
 
 
 def checked(env: Mapping[Any, Any]) -> dict[str, str]:
@@ -130,3 +144,35 @@ def _checked_value(name: str, value: Any) -> str:
     if length > _LONGEST:
         raise EnvFileError(f"{name} is {length} bytes long with its value; Linux allows at most {_LONGEST}")
     return text
+
+
+def env_file(check: bool = False, **given: Any) -> Dict[str, object]:
+    """Bring the file into its state, or predict that, and return the result of the module with these options."""
+    params: Dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
+    path, present = params["path"], params["state"] == "present"
+    env = checked(params["env"]) if present else {}
+    if not re.fullmatch("[0-7]{1,4}", params["mode"]):
+        raise EnvFileError(f"mode {params['mode']!r} is not a quoted octal mode such as '0600'")
+    mode = int(params["mode"], 8)
+    if present and mode & 0o007 and set(params["secrets"]) & set(env):
+        raise EnvFileError(f"{path} would hold secrets, so mode {params['mode']} must not give others access")
+    if os.path.exists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a pipe or a device"
+        raise EnvFileError(f"cannot write {path}: it is {what}")
+    before, after = read(path), render(env) if present else None
+    mode_before = stat.S_IMODE(os.stat(path).st_mode) if before is not None else None
+    changed = before != after or (present and mode_before != mode)
+    if changed and not check:
+        if after is None:
+            os.unlink(path)
+        else:
+            store(path, after, mode)
+    # Both states as texts without secrets.
+    old, visible = parse(before or b""), set(env) - set(params["secrets"])
+    diff = {
+        "before": "" if before is None else f"# mode {mode_before:04o}\n" + shown(old, visible),
+        "after": f"# mode {mode:04o}\n" + shown(env, visible, other=old) if present else "",
+        "before_header": path,
+        "after_header": path,
+    }
+    return {"changed": changed, "path": path, "names": sorted(env), "mode": f"{mode:04o}", "diff": diff}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import tempfile
@@ -127,25 +128,19 @@ def locked(path: str, patience: float, waiting: Callable[[], None] = lambda: Non
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + patience
-        waited = False
-        while not _try_lock(descriptor):
-            if time.monotonic() > deadline:
-                raise Busy(path)
-            if not waited:
+        for attempt in itertools.count():
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > deadline:
+                    raise Busy(path) from None
+            if not attempt:
                 waiting()
-                waited = True
             time.sleep(0.1)
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def free_bytes(folder: str) -> int:

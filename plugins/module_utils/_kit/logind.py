@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Tuple
+from typing import NamedTuple
+
+from . import bare
 
 
 class Logind(NamedTuple):
@@ -15,10 +17,10 @@ class Logind(NamedTuple):
     lingers: bool
 
 
-def logind(run: Callable[[list[str]], Tuple[int, str, str]], user: str) -> Logind:
+def logind(user: str) -> Logind:
     """Ask loginctl; if it does not answer, nothing is killed."""
-    manager = run(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
+    manager = bare.tool(["loginctl", "show-session", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"])[1]
     answers = dict(line.partition("=")[::2] for line in manager.splitlines())
     kills = answers.get("KillUserProcesses") == "yes" and user not in answers.get("KillExcludeUsers", "root").split()
-    linger = run(["loginctl", "show-user", user, "-p", "Linger"])[1]
+    linger = bare.tool(["loginctl", "show-user", user, "-p", "Linger"])[1]
     return Logind(kills, "Linger=yes" in linger.split())

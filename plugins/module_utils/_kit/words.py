@@ -80,29 +80,27 @@ def columns(rows: Sequence[Sequence[Any]], indent: str = "  ") -> List[str]:
     return [indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
-    """A table with a header; columns without any value are dropped."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
+    """A table with a header; columns without any value are dropped.
+
+    If it is wider than the width, it is in blocks one below the other, each with the first column.
+    """
+
+    def block(columns_shown: Sequence[int]) -> List[str]:
+        return columns([[line[at] for at in columns_shown] for line in [header, *rows]])
+
     kept = [at for at in range(len(header)) if any(row[at] not in ("", DASH) for row in rows)]
-    return columns([[line[at] for at in kept] for line in [header, *rows]])
+    blocks = [kept[:1]]
+    for at in kept[1:]:
+        if width and len(blocks[-1]) > 1 and max(map(len, block([*blocks[-1], at]))) > width:
+            blocks.append(kept[:1])
+        blocks[-1].append(at)
+    return [line for one in blocks for line in block(one)]
 
 
 def named(hosts: Sequence[str]) -> str:
     """Host names in a sentence."""
     return ", ".join(hosts)
-
-
-def fitting_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> List[str]:
-    """The table; if it is wider than the width, in blocks one below the other, each with the first column."""
-    blocks: List[List[int]] = [[0]]
-    for at in (at for at in range(1, len(header)) if any(row[at] not in ("", DASH) for row in rows)):
-        wider = _block(header, rows, [*blocks[-1], at])
-        blocks += [[0]] if width and max(map(len, wider)) > width and len(blocks[-1]) > 1 else []
-        blocks[-1].append(at)
-    return [line for block in blocks for line in _block(header, rows, block)]
-
-
-def _block(header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> List[str]:
-    return table([header[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def wrapped(line: str, width: int) -> List[str]:

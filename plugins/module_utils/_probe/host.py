@@ -69,7 +69,7 @@ def probe(
         "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),
-        "logout": logind(bare.tool, user_name(os.getuid()))._asdict(),
+        "logout": logind(user_name(os.getuid()))._asdict(),
         "ephemeral": ephemeral(),
         "base_dir": base,
         "venv_dir": venv,

@@ -13,7 +13,6 @@ from .._kit.words import (
     DASH,
     bytes_text,
     clock_text,
-    fitting_table,
     loss_text,
     named,
     seconds_text,

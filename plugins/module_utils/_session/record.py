@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Type, TypedDict, TypeVar, cast
 
 from .._contract.decode import decode
+from .._contract.run_folder import SESSION_FILES
 from .._contract.validate import InvalidHostData
 from .._kit.files import read_object
 from .._kit.ownership import exposure, exposure_of_run
 
-LAUNCH = "launch.json"
+LAUNCH, RUNNER, SCRIPT = "launch.json", "runner.py", "run.sh"
 # Exit code (EX_TEMPFAIL) of an unfinished job that wants to be restarted.
 COME_BACK = os.EX_TEMPFAIL
 Kept = TypeVar("Kept", bound=Mapping[str, object])
+
+
+def runner_argv(state_dir: str) -> List[str]:
+    """The command of a session's runner."""
+    folder = os.path.join(state_dir, SESSION_FILES)
+    # -E and -s: neither a tmux server's environment nor a user's packages may affect it.
+    return [sys.executable, "-B", "-E", "-s", os.path.join(folder, RUNNER), folder]
 
 
 def label_of(state_dir: str) -> str:
@@ -40,10 +49,6 @@ class Launch(TypedDict, total=False):
 
     id: str
     session: str
-    script: str
-    record: str
-    log: str
-    argv: List[str]
     boot_id: str
     stop_timeout: float
     revive: bool  # restart it when it dies
@@ -102,7 +107,7 @@ def exposed_start(state_dir: str, argv: Sequence[str], chdir: str, env_file: Opt
 
     The files in the folder itself are ours; the program may also be another owner's that the user chose.
     """
-    own = filter(None, [os.path.join(state_dir, "run.sh"), env_file])
+    own = filter(None, [os.path.join(state_dir, SCRIPT), env_file])
     used = [os.path.join(chdir, word) for word in argv[:1] if "/" in word]
     found = [*(exposure(path) for path in own), *(exposure(path, owned=False) for path in (chdir, *used))]
     return next(filter(None, [exposure_of_run(state_dir), *found]), "")

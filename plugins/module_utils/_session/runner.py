@@ -22,19 +22,53 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from .._kit import processes
+from .._contract.politeness import OFF, VARIABLE
+from .._contract.run_folder import SESSION
+from .._kit import env_file, processes
 from .._kit.files import write_json_when_full
-from . import priority, reaper
-from .record import Launch, Record, cut_short, exposed_start
+from . import boot, reaper
+from .record import LAUNCH, SCRIPT, Launch, Record, cut_short, exposed_start
+from .tmux import TmuxError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CHUNK = 65536
 REFUSED = 1 << 8  # the wait status of an exit with code 1
+FIRST_TO_BE_KILLED = "1000"
+LOWEST = 19
 # First delay before restarting a dead job; doubles each time it dies again soon.
 _REVIVE_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+
+
+def is_polite(path: str | None) -> bool:
+    """Whether a job's environment file asks for the lowest priority (ddp_polite low and guest)."""
+    env = env_file.parse((env_file.read(path) if path else None) or b"") or {}
+    return env.get(VARIABLE, OFF) != OFF
+
+
+def yield_to_others(proc: str = "/proc/self") -> None:
+    """Give this process and its children CPU and disk only when no other program wants them, and let them be killed first when
+    memory runs out. Needs no root; whatever the kernel or container refuses is skipped."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
+    # This also makes disk I/O idle class.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path(proc, "oom_score_adj").write_text(FIRST_TO_BE_KILLED, encoding="ascii")
+    # With sched_autogroup the kernel schedules sessions first, and priorities count only within one.
+    for dummy in range(5):
+        try:
+            Path(proc, "autogroup").write_text(str(LOWEST), encoding="ascii")
+            return
+        except BlockingIOError:
+            # The kernel accepts one such change per 0.1 s, system-wide.
+            time.sleep(0.11)
+        except OSError:
+            return
 
 
 def base_environment(session_id: str, restarted: bool = False) -> dict[str, str]:
@@ -99,9 +133,10 @@ class Runner:
     """One session from start to end."""
 
     def __init__(self, folder: str) -> None:
-        with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, LAUNCH), encoding="utf-8") as file:
             self.launch: Launch = json.load(file)
-        self.polite = priority.is_polite(self.launch.get("given", {}).get("env_file"))
+        self.given, self.run_dir = self.launch["given"], os.path.dirname(folder)
+        self.record = os.path.join(self.run_dir, SESSION)
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
@@ -111,12 +146,12 @@ class Runner:
         self.state: Record = {
             "id": self.launch["id"],
             "session": self.launch["session"],
-            "argv": self.launch["argv"],
+            "argv": self.given["argv"],
             "boot_id": processes.boot_id(),
             "pid": pid,
             "pid_start": start,
             "child_pid": None,
-            "log": self.launch["log"],
+            "log": self.given["log"],
             # Where this session begins in a log shared with earlier ones.
             "started": time.time(),
             "ended": None,
@@ -138,7 +173,7 @@ class Runner:
         self._write_state()
         # This process keeps the write end of the job's pipe for the next start, and so never sees end-of-file.
         reader, writer = os.pipe()
-        output = Output(self.launch["log"], reader)
+        output = Output(self.given["log"], reader)
         pause = _REVIVE_SECONDS
         while True:
             begun = time.monotonic()
@@ -161,22 +196,21 @@ class Runner:
 
     def _start(self, writer: int, output: Output) -> None:
         self.status = None
-        given = self.launch.get("given")
-        used = (given["argv"], given["chdir"], given["env_file"]) if given else ([], "/", None)
-        exposed = exposed_start(os.path.dirname(self.launch["script"]), *used)
+        given = self.given
+        exposed = exposed_start(self.run_dir, given["argv"], given["chdir"], given["env_file"])
         if exposed:
             output.log_line(f"{self.launch['session']} is not started: {exposed}")
             self.status = REFUSED
             return
         self.child = subprocess.Popen(  # pylint: disable=ansible-bad-function
-            ["/bin/sh", self.launch["script"]],
+            ["/bin/sh", os.path.join(self.run_dir, SCRIPT)],
             env=base_environment(self.launch["id"], restarted=self.state["revived"] > 0),
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=writer,
             start_new_session=True,
             # Of a session that is new, in which the job begins.
-            preexec_fn=priority.yield_to_others if self.polite else None,
+            preexec_fn=yield_to_others if is_polite(given["env_file"]) else None,
         )
         self.state["child_pid"] = self.child.pid
         self._save(output)
@@ -255,17 +289,17 @@ class Runner:
         self._save(output)
         by = self.state["terminated_by"]
         how = "was stopped" if stopped else f"was ended by {by}" if by else "ended"
-        output.say(f"{self.launch['session']} {how} with {_how(status)}; log: {self.launch['log']}")
+        output.say(f"{self.launch['session']} {how} with {_how(status)}; log: {self.given['log']}")
 
     def _save(self, output: Output) -> None:
         """Record the state; a full disk does not end the job."""
         try:
             self._write_state()
         except OSError as error:
-            output.say(f"cannot write {self.launch['record']}: {error.strerror}")
+            output.say(f"cannot write {self.record}: {error.strerror}")
 
     def _write_state(self) -> None:
-        write_json_when_full(self.launch["record"], self.state)
+        write_json_when_full(self.record, self.state)
 
 
 def _exit_code(status: int) -> int | None:
@@ -277,8 +311,14 @@ def _how(status: int) -> str:
 
 
 def main() -> None:
-    """The program: its argument is the folder with launch.json."""
+    """The program: its argument is the folder with launch.json; `boot` after it starts the session again that a reboot has ended."""
+    folder, *more = sys.argv[1:]
     try:
-        Runner(sys.argv[1]).run()
+        if more == [boot.BOOT]:
+            boot.restart(os.path.dirname(folder))
+        else:
+            Runner(folder).run()
+    except TmuxError as error:
+        raise SystemExit(str(error)) from error
     except OSError as error:
         raise SystemExit(f"{error.filename}: {error.strerror or error}") from error

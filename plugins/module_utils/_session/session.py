@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
+import shlex
 import shutil
 import signal
-import sys
 import time
 import uuid
 from typing import Any, Iterator, Mapping, NamedTuple
@@ -23,7 +22,19 @@ from .._kit.files import Busy, locked, write_json_when_full, write_unless_same
 from . import reaper
 from . import runner as session_runner
 from . import tmux as tmux_utils
-from .record import LAUNCH, Launch, Record, StartArguments, Status, exposed_start, label_of, launch_in, record_in
+from .record import (
+    LAUNCH,
+    RUNNER,
+    SCRIPT,
+    Launch,
+    Record,
+    StartArguments,
+    Status,
+    exposed_start,
+    label_of,
+    launch_in,
+    record_in,
+)
 
 ABSENT = "absent"
 RUNNING = "running"
@@ -33,7 +44,6 @@ GONE = "gone"
 # Time for a runner to report that it is alive, and to exit once its job is dead.
 _START_SECONDS = 20.0
 _GO_SECONDS = 10.0
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
 
 
 class SessionError(Exception):
@@ -53,22 +63,13 @@ class Spec(NamedTuple):
 class Session:
     """The session `name` with its files in `state_dir`."""
 
-    def __init__(self, name: str, state_dir: str, tmux: tmux_utils.Tmux | None) -> None:
+    def __init__(self, name: str, state_dir: str, tmux: tmux_utils.Tmux) -> None:
         self.name = tmux_utils.check_name(name)
         self.state_dir = os.path.abspath(state_dir)
         self.folder = os.path.join(self.state_dir, SESSION_FILES)
         self.record = os.path.join(self.state_dir, SESSION)
-        self.script = os.path.join(self.state_dir, "run.sh")
-        self.program = os.path.join(self.folder, "runner.py")
         self.tmux = tmux
         self.label = label_of(self.state_dir)
-
-    @property
-    def server(self) -> tmux_utils.Tmux:
-        """tmux, or an error if it is missing."""
-        if self.tmux is None:
-            raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
-        return self.tmux
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class Session:
         if identity is not None and reaper.runner_alive(identity):
             return {**record, "state": RUNNING}
         if not record:
-            return {"state": GONE if self._tmux_id() else ABSENT}
+            return {"state": GONE if self._in_tmux(self.name) else ABSENT}
         # It may have ended between the two reads.
         record = self.recorded() or record
         return {**record, "state": FINISHED if record.get("ended") is not None else GONE}
@@ -112,16 +113,16 @@ class Session:
         lines = [f"state: {state}"]
         if state != ABSENT and given:
             lines += [f"chdir: {given['chdir']}", f"log: {given['log']}"]
-            lines += ["argv:", *(f"  {quote(word)}" for word in given["argv"]), "env:"]
+            lines += ["argv:", *(f"  {shlex.quote(word)}" for word in given["argv"]), "env:"]
             before = last["env"] if last else {}
             for name, digest in sorted(given["env"].items()):
                 lines.append(f"  {name}" + (" (changed)" if before.get(name, digest) != digest else ""))
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode() + "\n"
 
-    def _tmux_id(self) -> str:
-        """tmux's id of the session with this name; empty if there is none or it is somebody else's."""
-        label, dummy, identifier = (self.tmux.label(self.name) if self.tmux else "").partition(".")
-        return identifier if label == self.label else ""
+    def _in_tmux(self, name: str) -> tmux_utils.TmuxSession | None:
+        """This folder's session with this name in tmux, None if there is none or it is somebody else's."""
+        found = self.tmux.look(name)
+        return found if found and found.label == self.label else None
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
@@ -131,9 +132,10 @@ class Session:
             runner = (pid, start) if pid and start else None
             return reaper.SessionIdentity(record["id"], uid, runner) if record.get("boot_id") == boot else None
         # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
-        launch, identifier = self.launch(), self._tmux_id()
-        if identifier and self.tmux is not None:
-            return reaper.SessionIdentity(identifier, uid, _with_start(self.tmux.runner(self.name)))
+        launch, found = self.launch(), self._in_tmux(self.name)
+        if found:
+            pane = processes.process(found.runner or 0)
+            return reaper.SessionIdentity(found.id, uid, (pane.pid, pane.start) if pane else None)
         if launch.get("boot_id") == boot:
             return reaper.SessionIdentity(launch["id"], uid)
         return None
@@ -149,13 +151,7 @@ class Session:
             self._prepare(spec, identifier, stop_timeout)
         except OSError as error:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
-        # -E and -s: neither a tmux server's environment nor a user's packages may affect the runner.
-        self.server.start(
-            self.name,
-            f"{self.label}.{identifier}",
-            self.state_dir,
-            [sys.executable, "-B", "-E", "-s", self.program, self.folder],
-        )
+        self.tmux.start(self.name, identifier, self.state_dir)
         self._wait_until_started(identifier)
 
     def stop(self, timeout: float) -> list[str]:
@@ -204,7 +200,7 @@ class Session:
 
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
-        if self.tmux is not None and self._tmux_id():
+        if self._in_tmux(self.name):
             self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
@@ -229,27 +225,24 @@ class Session:
 
     def check_free(self) -> None:
         """The name must be free in tmux, of other people's sessions and of runs in another folder."""
-        if not self.server.exists(self.name) or self._tmux_id():
+        found = self.tmux.look(self.name)
+        if found is None or found.label == self.label:
             return
         remedy = f"end it (tmux kill-session -t '={self.name}') or choose another name"
-        if not self.server.label(self.name):
-            # It may have ended and been removed between the two checks.
-            if not self.server.exists(self.name):
-                return
+        if not found.label:
             raise SessionError(f"tmux already has a session {self.name} that nanochat.ddp did not start: {remedy}")
-        if self.server.runner(self.name) is not None:
-            folder = self.server.folder(self.name)
+        if found.runner is not None:
             raise SessionError(
-                f"a session {self.name} is already running for {folder}, not for {self.state_dir}: {remedy}"
+                f"a session {self.name} is already running for {found.folder}, not for {self.state_dir}: {remedy}"
             )
 
     def _clear_tmux(self) -> None:
         """Remove our last session from tmux, under any name, and ended ones with this name."""
         last = str(self.launch().get("session", ""))
-        if last not in ("", self.name) and self.server.label(last).partition(".")[0] == self.label:
-            self.server.kill(last)
-        if self.server.exists(self.name):
-            self.server.kill(self.name)
+        if last not in ("", self.name) and self._in_tmux(last):
+            self.tmux.kill(last)
+        if self.tmux.look(self.name):
+            self.tmux.kill(self.name)
 
     def check_startable(self, spec: Spec) -> None:
         """Requirements of a start, checked before anything running is stopped for it."""
@@ -274,16 +267,14 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        write_unless_same(self.program, host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644)
-        write_unless_same(self.script, script(self.name, spec), 0o755)
+        write_unless_same(
+            os.path.join(self.folder, RUNNER), host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644
+        )
+        write_unless_same(os.path.join(self.state_dir, SCRIPT), script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,
             "boot_id": processes.boot_id(),
             "session": self.name,
-            "argv": list(spec.argv),
-            "script": self.script,
-            "record": self.record,
-            "log": spec.log,
             "stop_timeout": stop_timeout,
             "revive": spec.revive,
             "given": _given(spec, identifier),
@@ -292,20 +283,18 @@ class Session:
 
     def _wait_until_started(self, identifier: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while not _has_begun(record := self.recorded(), identifier):
+        # It records its job, or that it refused to start it.
+        while (record := self.recorded()).get("id") != identifier or (
+            record.get("child_pid") or record.get("ended")
+        ) is None:
             if time.monotonic() > deadline:
                 if record.get("id") == identifier:
                     return  # a full disk does not take the rest
                 raise SessionError(
                     f"session {self.name} did not start within {_START_SECONDS:.0f} seconds; its pane shows: "
-                    + (self.server.screen(self.name) or "nothing; the tmux session is gone")
+                    + (self.tmux.screen(self.name) or "nothing; the tmux session is gone")
                 )
             time.sleep(0.05)
-
-
-def _has_begun(record: Record, identifier: str) -> bool:
-    """Whether the runner of this start has recorded its job, or that it refused to start it."""
-    return record.get("id") == identifier and (record.get("child_pid") or record.get("ended")) is not None
 
 
 def script(name: str, spec: Spec) -> bytes:
@@ -313,17 +302,12 @@ def script(name: str, spec: Spec) -> bytes:
     lines = [
         "#!/bin/sh",
         f"# What the tmux session {name} runs; by hand: sh run.sh",
-        f"cd {quote(spec.chdir)} || exit 1",
+        f"cd {shlex.quote(spec.chdir)} || exit 1",
     ]
     if spec.env_file:
-        lines += ["set -a", f". {quote(spec.env_file)} || exit 1", "set +a"]
-    lines.append("exec " + " \\\n  ".join(quote(word) for word in spec.argv))
+        lines += ["set -a", f". {shlex.quote(spec.env_file)} || exit 1", "set +a"]
+    lines.append("exec " + " \\\n  ".join(map(shlex.quote, spec.argv)))
     return os.fsencode("\n".join(lines) + "\n")
-
-
-def quote(word: str) -> str:
-    """Quote a word for a POSIX shell if necessary."""
-    return word if _PLAIN.match(word) else env_file_utils.quoted(word)
 
 
 def spec_from(name: str, state_dir: str, options: Mapping[str, Any]) -> Spec:
@@ -367,18 +351,3 @@ def _end_runner(pid: int, start: int) -> dict[int, processes.Process]:
             reaper.send(runner, number)
         time.sleep(0.05)
     return {}
-
-
-def _with_start(pid: int | None) -> tuple[int, int] | None:
-    try:
-        return (pid, processes.start_ticks(pid)) if pid is not None else None
-    except OSError:
-        return None
-
-
-def user_scope(kills: bool, lingers: bool) -> list[str]:
-    """Command prefix that starts a process outside our login, which logging out would kill."""
-    program = shutil.which("systemd-run")
-    if not (kills and lingers and program and os.environ.get("XDG_RUNTIME_DIR")):
-        return []
-    return [program, "--user", "--scope", "--quiet", "--"]

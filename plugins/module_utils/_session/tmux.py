@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Callable, List
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.document import text
 from .._contract.run_folder import SESSION
 from .._kit import bare
-from .._kit.files import read_object
-
-Run = Callable[["list[str]"], "tuple[int, str, str]"]
+from .._kit.files import read_object, read_text
+from .record import label_of, runner_argv
 
 # tmux user options: one identifies our session, the other is for people.
 _LABEL = "@nanochat_ddp"
 _FOLDER = "@nanochat_ddp_folder"
+_FORMAT = "#{pane_dead} #{pane_pid} #{%s} #{%s}" % (_LABEL, _FOLDER)
 DYING_SERVERS = 5  # retries before this is an error
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 
@@ -35,84 +35,78 @@ def check_name(name: str) -> str:
     return name
 
 
+class TmuxSession(NamedTuple):
+    """A session in tmux. The texts are those of start(), and empty for somebody else's session."""
+
+    runner: Optional[int]  # the process in its pane, None if it has ended
+    label: str  # of its folder, whose own name a terminal may not be able to show
+    id: str
+    folder: str
+
+
 class Tmux:
     """The user's default tmux server, so that `tmux attach -t NAME` finds the sessions."""
 
-    def __init__(self, run: Run, path: str, prefix: list[str] | None = None) -> None:
-        self._run = run
-        self._path = path
-        self._prefix = prefix or []  # starts a server outside the current login
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self.path = bare.find("tmux") or "tmux"
+        self._prefix = prefix  # starts a server outside the current login
 
-    def exists(self, name: str) -> bool:
-        """Whether a session with exactly this name exists."""
-        code, dummy, err = self._run([self._path, "has-session", "-t", f"={name}"])
+    def look(self, name: str) -> Optional[TmuxSession]:
+        """The session with exactly this name, None if there is none."""
+        code, out, err = self._run("list-panes", "-t", f"={name}:", "-F", _FORMAT)
         if code and "version" in err:
-            raise TmuxError(f"the running tmux server does not understand {self._path}: {err.strip()}")
-        return code == 0
+            raise TmuxError(f"the running tmux server does not understand {self.path}: {err.strip()}")
+        if code:
+            return None
+        dead, pid, label, folder = [*(out.splitlines() or [""])[0].split(" ", 3), "", "", "", ""][:4]
+        label, dummy, identifier = label.partition(".")
+        return TmuxSession(int(pid) if dead == "0" and pid.isdigit() else None, label, identifier, folder)
 
-    def label(self, name: str) -> str:
-        """The label from start(); empty for somebody else's session."""
-        return self._option(name, _LABEL)
-
-    def folder(self, name: str) -> str:
-        """The folder given to start()."""
-        return self._option(name, _FOLDER)
-
-    def runner(self, name: str) -> int | None:
-        """The process in the session's pane, None if it has ended (or there is no session)."""
-        code, out, dummy = self._run([self._path, "list-panes", "-t", f"={name}:", "-F", "#{pane_dead} #{pane_pid}"])
-        dead, dummy, pid = out.strip().partition(" ")
-        return int(pid) if code == 0 and dead == "0" and pid.isdigit() else None
-
-    def start(self, name: str, label: str, folder: str, argv: list[str]) -> None:
-        """A session that runs argv without a shell, and stays readable after its end."""
+    def start(self, name: str, identifier: str, state_dir: str) -> None:
+        """A session that runs the folder's runner without a shell, and stays readable after its end."""
         target = f"={name}:"
         self._check(
             name,
-            [*self._prefix, self._path, "new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, argv)]
-            + [";", "set-option", "-t", target, _LABEL, label]
-            + [";", "set-option", "-t", target, _FOLDER, _literal(folder)]
+            ["new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, runner_argv(state_dir))]
+            + [";", "set-option", "-t", target, _LABEL, f"{label_of(state_dir)}.{identifier}"]
+            + [";", "set-option", "-t", target, _FOLDER, _literal(state_dir)]
             # A user's configuration may kill detached sessions.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]
             + [";", "set-window-option", "-t", target, "remain-on-exit", "on"],
+            self._prefix,
         )
 
     def kill(self, name: str) -> None:
         """Kill exactly this session, not its processes; it may have ended meanwhile."""
         try:
-            self._check(name, [self._path, "kill-session", "-t", f"={name}"])
+            self._check(name, ["kill-session", "-t", f"={name}"])
         except TmuxError:
-            if self.exists(name):
+            if self.look(name):
                 raise
 
     def screen(self, name: str) -> str:
         """The text in the pane, for error messages."""
-        code, out, dummy = self._run([self._path, "capture-pane", "-p", "-S", "-", "-t", f"={name}:"])
+        code, out, dummy = self._run("capture-pane", "-p", "-S", "-", "-t", f"={name}:")
         return "\n".join(line for line in out.splitlines() if line.strip()) if code == 0 else ""
 
-    def _option(self, name: str, option: str) -> str:
-        # Old releases need the trailing colon to read the name as a session's for this command.
-        code, out, dummy = self._run([self._path, "show-options", "-v", "-t", f"={name}:", option])
-        return out.strip() if code == 0 else ""
+    def _run(self, *words: str, prefix: Sequence[str] = ()) -> Tuple[int, str, str]:
+        # From a folder that will not disappear.
+        return bare.run([*prefix, self.path, *words], folder="/")
 
-    def _check(self, name: str, argv: list[str]) -> None:
+    def _check(self, name: str, words: Sequence[str], prefix: Sequence[str] = ()) -> None:
         for dummy in range(DYING_SERVERS):
-            code, out, err = self._run(argv)
+            code, out, err = self._run(*words, prefix=prefix)
             # A server ends with its last session. A command at that moment gets this error; on a retry tmux starts a new server.
             if "server exited" not in err:
                 break
         if code:
-            words = (err or out).strip() or f"code {code}"
-            raise TmuxError(f"session {name}: `{' '.join(argv[:4])} ...` failed: {words}")
+            why = (err or out).strip() or f"code {code}"
+            raise TmuxError(f"session {name}: `{' '.join([self.path, *words[:3]])} ...` failed: {why}")
 
 
 def ends_with_login(pid: int) -> bool:
     """Whether this process belongs to a login session, which logind may kill."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            return re.search(r"/session-[^/\n]+\.scope", file.read()) is not None
-    except OSError:
-        return False
+    return re.search(r"/session-[^/\n]+\.scope", read_text(f"/proc/{pid}/cgroup")) is not None
 
 
 def _literal(word: str) -> str:
@@ -122,9 +116,10 @@ def _literal(word: str) -> str:
 
 def end_sessions(folders: List[str]) -> None:
     """End the tmux sessions of finished runs in these run folders."""
-    tmux = Tmux(bare.run, bare.find("tmux") or "tmux")
+    tmux = Tmux()
     for folder in folders:
         name = text(read_object(os.path.join(folder, SESSION)), "session")
         with contextlib.suppress(TmuxError):
-            if name and tmux.folder(check_name(name)) == folder:
+            found = tmux.look(check_name(name)) if name else None
+            if name and found and found.folder == folder:
                 tmux.kill(name)

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import shutil
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .._kit import bare
 from .._kit import env_file as env_file_utils
 from .._kit import processes as processes_utils
-from .._kit.logind import logind as logind_of
+from .._kit.logind import logind
 from . import boot
 from . import session as session_utils
 from . import tmux as tmux_utils
@@ -90,19 +90,18 @@ def difference(session: session_utils.Session, action: str, spec: Optional[sessi
     return {"before": before, "after": after, "before_header": session.name, "after_header": session.name}
 
 
-def connect(state: str) -> Tuple[Optional[tmux_utils.Tmux], bool]:
-    """The user's tmux server (None without tmux), and whether logging out would kill what starts now."""
-    path = bare.find("tmux")
-    if path is None:
-        return None, False
+def connect(state: str) -> Tuple[tmux_utils.Tmux, bool]:
+    """The user's tmux server, and whether logging out would kill what starts now."""
+    if state in STARTING and bare.find("tmux") is None:
+        raise tmux_utils.TmuxError("tmux is not installed on this host; install the package tmux")
     # Inside tmux the client would use the surrounding server instead of the user's.
     os.environ.pop("TMUX", None)
-    # From a folder that will not disappear.
-    run = functools.partial(bare.run, folder="/")
     if state not in ("started", "restarted"):
-        return tmux_utils.Tmux(run, path), False
-    logind = logind_of(run, processes_utils.user_name(os.getuid()))
-    return tmux_utils.Tmux(run, path, session_utils.user_scope(*logind)), logind.kills
+        return tmux_utils.Tmux(), False
+    kills, lingers = logind(processes_utils.user_name(os.getuid()))
+    scope = shutil.which("systemd-run") if kills and lingers and os.environ.get("XDG_RUNTIME_DIR") else None
+    # Outside our login, which logging out would kill.
+    return tmux_utils.Tmux([scope, "--user", "--scope", "--quiet", "--"] if scope else ()), kills
 
 
 def warnings_of_logout(status: Status) -> List[str]:
@@ -116,8 +115,9 @@ def warnings_of_logout(status: Status) -> List[str]:
     ]
 
 
-def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
-    """Bring the session into its state, or predict that, and return the result."""
+def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
+    """Bring the session into its state, or predict that, and return the result of the module with these options."""
+    params: Dict[str, Any] = {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
     tmux, logout_kills = connect(params["state"])
     session = session_utils.Session(params["name"], params["state_dir"], tmux)
     spec = None
@@ -148,8 +148,3 @@ def apply(params: Mapping[str, Any], check: bool) -> Dict[str, Any]:
         "at_boot": after,
         "warnings": warnings,
     }
-
-
-def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
-    """The result of the module tmux_session with these options."""
-    return apply({**{name: option.get("default") for name, option in OPTIONS.items()}, **given}, check)

@@ -51,7 +51,7 @@ HOST_VERBS = {
     "run_files": HostVerb("_run.files"),
     "run_folder": HostVerb("_keeper.deployment", check=True, host=True),
     "purge": HostVerb("_keeper.deployment", check=True, host=True),
-    "env_file": HostVerb("_kit.env_state", check=True),
+    "env_file": HostVerb("_kit.env_file", check=True),
     "tmux_session": HostVerb("_session.wanted", check=True),
     "doctor_info": HostVerb("_doctor.gather"),
     "peer_check": HostVerb("_preflight.peer_check"),

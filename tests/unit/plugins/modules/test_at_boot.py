@@ -76,7 +76,7 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(session, host):
     unit = folder / "home/.config/systemd/user" / f"{NAME}.service"
     assert not unit.exists()
     assert session()["at_boot"] == "systemd"
-    assert f'"-B" "{folder}/{NAME}/.boot.py"' in unit.read_text()
+    assert f'"{folder}/{NAME}/.session/runner.py" "{folder}/{NAME}/.session" "boot"' in unit.read_text()
     link = unit.parent / "default.target.wants" / unit.name
     assert link.resolve() == unit
     assert (folder / "crontab").read_text() == FOREIGN
@@ -85,44 +85,42 @@ def test_a_unit_of_the_users_systemd_where_the_user_may_linger(session, host):
     assert not unit.exists() and not link.is_symlink()
 
 
-@pytest.mark.parametrize(("crontab", "cron_runs"), [(1, False), (127, True)])
-def test_where_neither_can_be_had_a_sentence_says_so(crontab, cron_runs, session, host, monkeypatch, warnings):
-    host(crontab=f"exit {crontab}")
-    monkeypatch.setattr(boot, "cron_is_running", lambda: cron_runs)
-    assert session()["at_boot"] == "none"
-    (warning,) = warnings
-    assert "neither systemd nor cron" in warning and "loginctl enable-linger" in warning
+REFUSES = '[ "$1" {} -l ] && {{ echo "{}" >&2; exit 1; }}; [ "$1" = -l ] && cat $HOME/../crontab || cat "$1" >$HOME/../crontab'
 
 
-# The third is BusyBox's.
+# The last two are BusyBox's.
 @pytest.mark.parametrize(
-    ("verb", "said"),
+    ("crontab", "cron_runs", "said"),
     [
-        ("", "you are not allowed"),
-        ("-l", "crontab: no space"),
-        ("-l", "crontab: can't open 'lzw': Input/output error"),
+        ("exit 1", False, "neither systemd nor cron"),
+        ("exit 127", True, "neither systemd nor cron"),
+        (REFUSES.format("!=", "you are not allowed"), True, "you are not allowed"),
+        (REFUSES.format("=", "crontab: no space"), True, "crontab: no space"),
+        (REFUSES.format("=", "can't open 'lzw': Input/output error"), True, "can't open 'lzw': Input/output error"),
+        (REFUSES.format("=", "no crontab for lzw"), True, ""),
+        (REFUSES.format("=", "crontab: can't open 'lzw': No such file or directory"), True, ""),
     ],
 )
-def test_a_crontab_that_refuses_is_told_and_not_written_over_and_the_run_goes_on(verb, said, session, host, warnings):
-    folder = host()
-    refuses = f'[ "$1" = -l ] {"&&" if verb else "||"} {{ echo "{said}" >&2; exit 1; }}'
-    host(crontab=f"{refuses}\n{(folder / 'bin/crontab').read_text()}")
+def test_a_crontab_that_refuses_is_told_and_not_written_over_and_the_run_goes_on(
+    crontab, cron_runs, said, session, host, monkeypatch, warnings
+):
+    folder = host(crontab=crontab)
+    monkeypatch.setattr(boot, "cron_is_running", lambda: cron_runs)
     done = session()
-    assert done["action"] == "start" and done["at_boot"] == "none"
-    assert said in warnings[0]
-    assert (folder / "crontab").read_text() == FOREIGN
-
-
-@pytest.mark.parametrize("said", ["no crontab for lzw", "crontab: can't open 'lzw': No such file or directory"])
-def test_the_first_line_of_a_user_without_a_crontab(said, session, host):
-    folder = host(crontab=f'[ "$1" = -l ] && echo "{said}" >&2 && exit 1; cat "$1" >$HOME/../crontab')
-    assert session()["at_boot"] == "cron"
-    assert (folder / "crontab").read_text().startswith("@reboot ")
+    assert done["action"] == "start" and done["at_boot"] == ("none" if said else "cron")
+    if said:
+        (warning,) = warnings
+        assert said in warning and "loginctl enable-linger" in warning
+        assert (folder / "crontab").read_text() == FOREIGN
+    else:
+        assert (folder / "crontab").read_text().startswith("@reboot ")
 
 
 @pytest.mark.parametrize("way", ["cron", "systemd"])
 def test_a_host_that_gets_another_rank_keeps_one_entry(way, session, host):
     folder = host(**({"systemctl": "exit 0", "loginctl": "exit 0"} if way == "systemd" else {}))
+    with (folder / "crontab").open("a") as file:  # of an earlier version
+        file.write(f"@reboot /usr/bin/python3 -B {folder}/{NAME}/.boot.py # nanochat.ddp {NAME}\n")
     for name in (NAME, "nanochat-d4-rank1"):
         assert session(name)["at_boot"] == way
     units = [path.name for path in (folder / "home").rglob("*.service") if not path.is_symlink()]
@@ -131,27 +129,27 @@ def test_a_host_that_gets_another_rank_keeps_one_entry(way, session, host):
     assert "rank1" in (units or lines)[0]
 
 
-def test_only_what_did_not_come_to_its_end_before_the_machine_is_started(tmp_path):
-    folder = tmp_path / ".session"
-    folder.mkdir()
-
-    def starts(**record):
-        (tmp_path / "session.json").write_text(
-            json.dumps({"boot_id": "before", "ended": None, "stopped": False, **record})
-        )
-        return bool(boot.was_cut_short(str(tmp_path)))
-
-    assert starts()
-    assert not starts(ended=1.0, exit_code=0)
-    assert not starts(ended=1.0, exit_code=1)
-    assert not starts(stopped=True)
-    # An orderly shutdown, one that took too long, and an address that was not there yet.
-    assert starts(ended=1.0, exit_code=75, terminated_by="SIGTERM")
-    assert starts(ended=1.0, exit_code=None, signal=9, terminated_by="SIGTERM")
-    assert not starts(ended=1.0, exit_code=75, stopped=True)
-    here = {"boot_id": boot.processes.boot_id(), "pid": os.getpid()}
-    assert not starts(**here, pid_start=boot.processes.start_ticks(os.getpid()))
+HERE = {"boot_id": boot.processes.boot_id(), "pid": os.getpid()}
+ENDED = [
+    ({}, True),
+    ({"ended": 1.0, "exit_code": 0}, False),
+    ({"ended": 1.0, "exit_code": 1}, False),
+    ({"stopped": True}, False),
+    # An orderly shutdown, and one that took too long.
+    ({"ended": 1.0, "exit_code": 75, "terminated_by": "SIGTERM"}, True),
+    ({"ended": 1.0, "exit_code": None, "signal": 9, "terminated_by": "SIGTERM"}, True),
+    ({"ended": 1.0, "exit_code": 75, "stopped": True}, False),
+    ({**HERE, "pid_start": boot.processes.start_ticks(os.getpid())}, False),
     # A container that was started again has the boot of before, and perhaps another process of that number.
-    assert starts(**here, pid_start=1)
-    (folder / "stop").touch()
-    assert not starts()
+    ({**HERE, "pid_start": 1}, True),
+]
+
+
+@pytest.mark.parametrize(("record", "starts"), ENDED)
+def test_only_what_did_not_come_to_its_end_before_the_machine_is_started(record, starts, tmp_path):
+    told = {"boot_id": "before", "ended": None, "stopped": False, **record}
+    (tmp_path / "session.json").write_text(json.dumps(told))
+    assert boot.was_cut_short(str(tmp_path)) is starts
+    (tmp_path / ".session").mkdir()
+    (tmp_path / ".session/stop").touch()
+    assert not boot.was_cut_short(str(tmp_path))

@@ -35,7 +35,6 @@ SAYINGS = (
     (0, '[{"dev": 3, "prefsrc": [], "addr_info": [1, {"local": null}], "ifname": null}]', ""),
 )  # fmt: skip
 PACKAGE = "ansible_collections.nanochat.ddp.plugins.modules"
-FRAGMENTS = "ansible_collections.nanochat.ddp.plugins.doc_fragments"
 SECONDS = 20
 # Of each module; NANOCHAT_DDP_CASES=3000 tries more.
 CASES = int(os.environ.get("NANOCHAT_DDP_CASES", "100"))
@@ -96,18 +95,6 @@ def whole(options: dict[str, Any], folder: Path) -> st.SearchStrategy[dict[str, 
     return st.fixed_dictionaries(required, optional=others)
 
 
-def documented_options(module: Any) -> dict[str, Any]:
-    """The options of a module, those out of our documentation fragments (NAME, or NAME.PART of it) among them."""
-    documentation = yaml.safe_load(module.DOCUMENTATION)
-    options: dict[str, Any] = {}
-    for name in documentation.get("extends_documentation_fragment", []):
-        if name.startswith("nanochat.ddp."):
-            fragment, dummy, part = name.removeprefix("nanochat.ddp.").partition(".")
-            parts = importlib.import_module(f"{FRAGMENTS}.{fragment}").ModuleDocFragment
-            options |= yaml.safe_load(getattr(parts, part.upper() or "DOCUMENTATION")).get("options", {})
-    return options | documentation.get("options", {})
-
-
 @contextlib.contextmanager
 def limited(what: str) -> Iterator[None]:
     """A case that does not end is a failure that names it."""
@@ -166,7 +153,7 @@ def _refuse(*dummy: Any, **dummy_more: Any) -> Any:
 @pytest.mark.parametrize("name", MODULES)
 def test_odd_arguments_end_in_a_sentence(name: str, place: Path) -> None:
     module = importlib.import_module(f"{PACKAGE}.{name}")
-    options = documented_options(module)
+    options = yaml.safe_load(module.DOCUMENTATION)["options"]
 
     @settings(
         max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)

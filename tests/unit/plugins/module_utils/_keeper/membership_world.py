@@ -5,10 +5,7 @@
 
 The keepers are the real ones (simulated_host.py); ranks, network and sessions are minimal imitations. `Checks` asserts the
 invariants in every second. Each schedule ends with peace for some hosts (which must then train), with a user's stop, or with the
-last step.
-
-    python membership_world.py 10000            # run 10000 random schedules, and count what happened in them
-    python membership_world.py 1 4711           # run the schedule of seed 4711; prints each keeper's log if it fails
+last step. A schedule that fails prints its seed and each keeper's log; `prove(SEED, 1)` runs it alone.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ import collections
 import json
 import random
 import signal
-import sys
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import membership as m
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import wire
-from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.quorum import Rules, may_train
+from ansible_collections.nanochat.ddp.plugins.module_utils._keeper.rules import Rules, may_train
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.causes import Cause
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.simulated_host import (
     END_SECONDS,
     LEAVE,
+    LINGER,
     MEMORY,
     STOP,
     WALL,
@@ -38,37 +35,7 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._keeper.si
 
 SAVE_EVERY = 5
 TIMEOUT = 25  # how long a rank waits for another one
-LINGER = 3  # how long a keeper that is over still says so
 EVER = 10**9
-
-
-class Machine(Host):
-    """A host, and the faults that it is in."""
-
-    def __init__(self, name, clock, plan, world):
-        super().__init__(name, clock, plan, world)
-        self.off_at = self.deaf_until = self.thaws_at = self.unkillable_until = self.full_until = self.needed_until = 0
-        self.broken_until = self.lies_until = 0
-        self.back_at = None  # when the keeper starts again
-        self.over_at = None  # when its keeper ended
-        self.gone = False  # for good: nobody starts it again, or it is of another start of the run
-        self.sick_at = None  # the step at which its rank fails each time
-        self.mail = {}  # messages that wait while it is frozen
-
-    def runs(self, tick):
-        """Whether its keeper runs; one that is over still answers for a while."""
-        over = self.over_at is not None and tick > self.over_at + LINGER
-        return self.back_at is None and not self.gone and tick >= self.thaws_at and not over
-
-    def is_asked(self):
-        return STOP in self.disk or LEAVE in self.disk
-
-    def may_train_again(self):
-        over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
-        return not (over or self.own.word.state == m.FAILED or self.is_hindered())
-
-    def is_hindered(self):
-        return bool(self.unkillable_until or self.broken_until or self.full_until)
 
 
 class Checks:
@@ -84,56 +51,31 @@ class Checks:
         self.everywhere = 0  # newest step that all members of a generation have saved
         self.parts = 2 * rules.least <= len(rules.hosts)  # parts may train apart
 
-    def promises_grow(self, before, word):
-        assert word.promised >= before.promised and word.started >= before.started, "a promise was taken back"
-
-    def a_number_has_one_generation(self, mine):
-        assert self.members.setdefault(mine.number, mine.members) == mine.members, "one number, two generations"
-
-    def starts_once(self, host, mine):
+    def starts(self, host, mine):
+        """A keeper starts its rank."""
         assert host.rank is None, "a rank runs already"
-        assert host.name in mine.members and (host.name, mine.number) not in self.begun, (
-            "started twice in one generation"
-        )
+        once = host.name in mine.members and (host.name, mine.number) not in self.begun
+        assert once, "started twice in one generation"
         self.begun.add((host.name, mine.number))
-
-    def stopped_stays_stopped(self, mine):
-        """A host that was off while the user stopped a host of the newest generation does not continue."""
+        # A host that was off while the user stopped a host of the newest generation does not continue.
         before = max((self.last[name] for name in mine.members if name in self.last), default=None)
         assert before is None or not self.stopped & set(before.members), "it went on, though a user had stopped it"
-
-    def is_in(self, host, mine):
         self.last[host.name] = mine
+        assert self.members.setdefault(mine.number, mine.members) == mine.members, "one number, two generations"
 
-    def enough_are_called(self, before, word):
+    def turned(self, before, host, hosts):
+        """A keeper has had its turn."""
+        word = host.own.word
+        assert word.promised >= before.promised and word.started >= before.started, "a promise was taken back"
         if word.state == m.OFFERED != before.state:
             assert may_train(self.rules, word.generation.members, word.left), "not enough to train"
-
-    def one_generation_at_once(self, trains):
-        assert trains <= 1 or self.parts, "two generations train at once"
-
-    def all_begin_together(self, ranks):
-        assert all(host.rank.head is None for host in ranks), "ranks of one generation did not begin together"
-
-    def all_have_the_same_weights(self, ranks):
-        assert all(host.rank.head is ranks[0].rank.head for host in ranks), (
-            "ranks of one generation have different weights"
-        )
-
-    def nothing_saved_by_all_is_lost(self, best):
-        assert best.step >= self.everywhere or self.parts, "a step that a whole generation had saved is lost"
-
-    def each_step_once(self, host):
-        one = (host.rank and host.rank.head) or host.saved
-        while one.before is not None:
-            assert one.step == one.before.step + 1, "a step was counted twice or left out"
-            assert one.number >= one.before.number or self.parts, "an older generation followed a newer one"
-            one = one.before
+        if word.state == m.STOPPED:
+            assert any(STOP in one.disk for one in hosts.values()), "stopped, though no user asked for it"
+        if word.state == m.FAILED:
+            self.only_own_errors_end_it(host, hosts)
 
     def only_own_errors_end_it(self, host, hosts):
         """Lost hosts and signals never do, however many, nor do the errors of one host where the others are enough."""
-        if host.own.word.state != m.FAILED:
-            return
         if host.crashes >= 3:
             self.gave_up.add(host.name)
             return
@@ -143,9 +85,12 @@ class Checks:
         too_few = self.gave_up and not may_train(self.rules, others, host.own.word.left)
         assert several or too_few, "one host's errors ended the run for another"
 
-    def only_a_user_stops_it(self, host, hosts):
-        if host.own.word.state == m.STOPPED:
-            assert any(STOP in one.disk for one in hosts.values()), "stopped, though no user asked for it"
+    def each_step_once(self, host):
+        one = (host.rank and host.rank.head) or host.saved
+        while one.before is not None:
+            assert one.step == one.before.step + 1, "a step was counted twice or left out"
+            assert one.number >= one.before.number or self.parts, "an older generation followed a newer one"
+            one = one.before
 
 
 class World:
@@ -159,7 +104,7 @@ class World:
         restarts = rng.choice((3, 10**6))
         self.rules = Rules(names, least, rng.choice((0, 4, 10)), first_grace=15, restarts=restarts, joinable_after=5)
         plan = plan_of(self.rules, TIMEOUT)
-        self.hosts = {name: Machine(name, rng.uniform(0, 1000), plan, self) for name in names}
+        self.hosts = {name: Host(name, rng.uniform(0, 1000), plan, self) for name in names}
         self.checks = Checks(self.rules)
         self.cut = {}  # (from, to) -> until when
         self.post = collections.defaultdict(list)  # when it arrives -> (to, word)
@@ -221,13 +166,13 @@ class World:
     def a_keeper_was_told_to_end(self, host):
         """Its session starts it again."""
         host.keeper.signals.add(signal.SIGTERM)
-        return host.runs(self.tick)
+        return host.runs()
 
     def a_power_cut(self, host):
         return self.switch_off(host, self.random.randint(8, 30), was_off=True)
 
     def a_reboot(self, host):
-        if not host.runs(self.tick) or host.over_at is not None or host.off_at:
+        if not host.runs() or host.over_at is not None or host.off_at:
             return False
         host.keeper.signals.add(signal.SIGTERM)
         host.off_at = self.tick + self.random.randint(1, 10)
@@ -287,7 +232,7 @@ class World:
             del self.cut[self.random.choice(sorted(self.cut))]
 
     def a_leave(self, host):
-        if not host.runs(self.tick) or host.over_at is not None:
+        if not host.runs() or host.over_at is not None:
             return False
         host.disk[LEAVE] = ""
         return True
@@ -328,7 +273,7 @@ class World:
         self.train()
         self.deliver()
         for host in self.hosts.values():
-            if host.runs(self.tick):
+            if host.runs():
                 self.keep(host)
 
     def pass_time(self, host):
@@ -359,7 +304,7 @@ class World:
     def deliver(self):
         for to, word in self.post.pop(self.tick, ()):
             host = self.hosts[to]
-            if host.runs(self.tick) and self.tick >= host.deaf_until:
+            if host.runs() and self.tick >= host.deaf_until:
                 host.keeper.talk.heard.put(word)
             elif self.tick < host.thaws_at:
                 # The answer to its last question waits in its socket.
@@ -400,23 +345,13 @@ class World:
         host.turn()
         word = host.own.word
         self.events["guests came back"] += before.state == m.RESTING != word.state
-        self.checks.promises_grow(before, word)
-        self.checks.enough_are_called(before, word)
-        self.checks.only_own_errors_end_it(host, self.hosts)
-        self.checks.only_a_user_stops_it(host, self.hosts)
+        self.checks.turned(before, host, self.hosts)
         if host.keeper.over():
             self.forget_saved()
             if word.state == m.AWAY and not host.off_at:
                 self.switch_off(host, 2, was_off=False)
             else:
                 host.over_at = self.tick
-
-    def starts(self, host, mine):
-        """A keeper starts its rank."""
-        self.checks.starts_once(host, mine)
-        self.checks.stopped_stays_stopped(mine)
-        self.checks.is_in(host, mine)
-        self.checks.a_number_has_one_generation(mine)
 
     # -- the ranks
 
@@ -435,13 +370,14 @@ class World:
                 trains += 1
             else:
                 self.hang(here, met=any(host.rank.head for host in here), dead=len(here) < len(ranks))
-        self.checks.one_generation_at_once(trains)
+        assert trains <= 1 or self.checks.parts, "two generations train at once"
 
     def advance(self, mine, ranks):
         if any(host.rank.head is None for host in ranks):
-            self.checks.all_begin_together(ranks)
+            assert all(host.rank.head is None for host in ranks), "ranks of one generation did not begin together"
             best = max(ranks, key=lambda host: host.saved.step).saved
-            self.checks.nothing_saved_by_all_is_lost(best)
+            kept = best.step >= self.checks.everywhere or self.checks.parts
+            assert kept, "a step that a whole generation had saved is lost"
             for host in ranks:
                 host.save(best)
                 host.rank.head = best
@@ -452,7 +388,8 @@ class World:
         if sick:
             self.crash(sick)
             return
-        self.checks.all_have_the_same_weights(ranks)
+        same = all(host.rank.head is ranks[0].rank.head for host in ranks)
+        assert same, "ranks of one generation have different weights"
         head = Lineage(ranks[0].rank.head, ranks[0].rank.head.step + 1, mine.number)
         over = head.step >= self.last_step
         stop = any(host.rank.told for host in ranks)
@@ -509,23 +446,15 @@ class World:
     @property
     def bound(self):
         rules = self.rules
-        return (
-            TIMEOUT
-            + 2 * (rules.lost + rules.grace + rules.offer + int(END_SECONDS))
-            + rules.first_grace
-            + 2 * rules.begin
-            + 40
-        )
+        twice = rules.lost + rules.grace + rules.offer + rules.begin + int(END_SECONDS)
+        return TIMEOUT + 2 * twice + rules.first_grace + 40
 
     def quiet(self, condition, what):
         """Peace until a condition holds; returns the seconds."""
         begun = self.tick
         while not condition():
-            assert self.tick - begun < self.bound, "%s in %d s: %s" % (
-                what,
-                self.bound,
-                [h.own for h in self.hosts.values()],
-            )
+            owns = [host.own for host in self.hosts.values()]
+            assert self.tick - begun < self.bound, "%s in %d s: %s" % (what, self.bound, owns)
             self.step(disturbed=False)
         return self.tick - begun
 
@@ -610,12 +539,9 @@ class World:
         )
         if not able or not may_train(self.rules, able, tuple(left - set(able))):
             return None
-        for own in keepers:
-            if own.word.returned and not set(own.word.last.members if own.word.last else self.rules.hosts) <= {
-                *able,
-                *left,
-                *failed,
-            }:
+        for word in (own.word for own in keepers):
+            witnesses = set(word.last.members if word.last else self.rules.hosts)
+            if word.returned and not witnesses <= {*able, *left, *failed}:
                 return None  # It may wait for those who know whether the run was stopped.
         for name, host in self.hosts.items():
             if name not in able and not host.is_hindered():
@@ -660,11 +586,3 @@ def prove(first, count, ticks=60):
             events.update(world.events)
             events["steps"] += world.steps
     return events, waits
-
-
-if __name__ == "__main__":
-    happened, seconds = prove(int(sys.argv[2]) if len(sys.argv) > 2 else 0, int(sys.argv[1]))
-    for name, times in sorted(happened.items()):
-        print("%-28s %8d" % (name, times))
-    if seconds:
-        print("%-28s %8d (mean %.1f)" % ("longest wait for a step, s", max(seconds), sum(seconds) / len(seconds)))

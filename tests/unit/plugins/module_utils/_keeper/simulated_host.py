@@ -20,6 +20,7 @@ import signal
 import types
 from unittest import mock
 
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import run_folder
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import keeper, rank, talk
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import RESTARTED_VARIABLE
@@ -27,33 +28,21 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import
 RUN = "run"
 FOLDER = f"{RUN}/{run_folder.KEEPER_FOLDER}"
 STOP, LEAVE = f"{RUN}/{run_folder.SESSION_FILES}/stop", f"{FOLDER}/{run_folder.KEEPER_LEAVE}"
-MEMORY, SETTINGS, PLAN = (
-    f"{FOLDER}/{run_folder.KEEPER_MEMORY}",
-    f"{FOLDER}/{run_folder.KEEPER_SETTINGS}",
-    f"{RUN}/plan.json",
-)
+MEMORY, SETTINGS = f"{FOLDER}/{run_folder.KEEPER_MEMORY}", f"{FOLDER}/{run_folder.KEEPER_SETTINGS}"
+PLAN = f"{RUN}/{run_folder.PLAN}"
 MODEL = f"{RUN}/{run_folder.CHECKPOINTS[0]}/d1/model_%06d.pt"
 HANG_UP = f"{RUN}/{rank.HANG_UP}"
 END_SECONDS = 5.0  # how long a rank may take to end
 SESSION = "session"
+LINGER = 3  # how long a keeper that is over still says so
 # Seconds of the wall clock in one tick: more than the generations that may be numbered in it.
 WALL, WALL_SECONDS = 10**9, 60
 
 
 def plan_of(rules, timeout):
     """The parts of a plan that a keeper reads."""
-    nodes = [
-        {
-            "host": host,
-            "rank": place,
-            "address": host,
-            "keeper_port": 1,
-            "guest": {},
-            "venv_dir": "",
-            "tools_dir": "",
-        }
-        for place, host in enumerate(rules.hosts)
-    ]
+    same = {"keeper_port": 1, "guest": {}, "venv_dir": "", "tools_dir": ""}
+    nodes = [{**same, "host": host, "rank": place, "address": host} for place, host in enumerate(rules.hosts)]
     return {"rules": rules, "timeout_seconds": timeout, "trainer": {"source": "theirs"}, "nodes": nodes}
 
 
@@ -114,6 +103,14 @@ class Host:
         self.crashes = 0  # of its ranks, by their own error
         self.log = []
         self.keeper = None
+        # The faults that it is in, until when.
+        self.off_at = self.deaf_until = self.thaws_at = self.unkillable_until = self.full_until = self.needed_until = 0
+        self.broken_until = self.lies_until = 0
+        self.back_at = None  # when the keeper starts again
+        self.over_at = None  # when its keeper ended
+        self.gone = False  # for good: nobody starts it again, or it is of another start of the run
+        self.sick_at = None  # the step at which its rank fails each time
+        self.mail = {}  # messages that wait while it is frozen
 
     @property
     def own(self):
@@ -138,6 +135,22 @@ class Host:
 
     def write_beat(self, process, phase):
         self.beat = {"pid": process.pid, "phase": phase, "time": self.wall}
+
+    def runs(self):
+        """Whether its keeper runs; one that is over still answers for a while."""
+        tick = self.observer.tick
+        over = self.over_at is not None and tick > self.over_at + LINGER
+        return self.back_at is None and not self.gone and tick >= self.thaws_at and not over
+
+    def is_asked(self):
+        return STOP in self.disk or LEAVE in self.disk
+
+    def is_hindered(self):
+        return bool(self.unkillable_until or self.broken_until or self.full_until)
+
+    def may_train_again(self):
+        over = self.gone or self.is_asked() or (self.over_at is not None and not self.off_at)
+        return not (over or self.own.word.state == states.FAILED or self.is_hindered())
 
     def boot(self):
         """Start a keeper."""
@@ -213,13 +226,9 @@ class Here:
         return types.SimpleNamespace(st_size=len(self.host.metrics), st_mtime_ns=0)
 
     def walk(self, path):
-        yield (
-            f"{path}/d1",
-            [],
-            [one.rpartition("/")[2] for one in self.host.saves if one.startswith(path + "/")],
-        )
+        yield f"{path}/d1", [], [one.rpartition("/")[2] for one in self.host.saves if one.startswith(path + "/")]
 
-    def makedirs(self, path):
+    def makedirs(self, path, exist_ok):
         pass
 
     def replace(self, old, new):
@@ -256,7 +265,7 @@ class Here:
     # -- processes
 
     def start(self, argv, **more):
-        self.host.observer.starts(self.host, argv[0])
+        self.host.observer.checks.starts(self.host, argv[0])
         self.host.process = Process(self.host, argv[0])
         return self.host.process
 
@@ -297,7 +306,7 @@ class Messenger:
     def __init__(self, me, others, secret, launch):
         self.heard, self.silent, self.said = queue.Queue(), {}, (float("-inf"), None)
 
-    def say(self, word):
+    def publish(self, word):
         self.said = (HERE.monotonic(), word)
 
     def start(self):
@@ -335,40 +344,19 @@ def simulated():
         path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
         stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(talk, "Messenger", Messenger))
-        stack.enter_context(
-            mock.patch.multiple(
-                keeper,
-                create=True,
-                time=HERE,
-                os=HERE,
-                files=HERE,
-                open=HERE.open,
-                Attendance=Attendance,
-                sys=types.SimpleNamespace(stdout=HERE),
-                rules_of=lambda plan: plan["rules"],
-                boot_id=lambda: HERE.host.boots,
-            )
-        )
-        stack.enter_context(
-            mock.patch.multiple(
-                rank,
-                create=True,
-                time=HERE,
-                os=machine,
-                sys=types.SimpleNamespace(stdout=HERE),
-                open=HERE.open,
-                reaper=reaper,
-                processes=processes,
-                subprocess=types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
-                read_object=HERE.read_object,
-                write_whole=HERE.write_whole,
-                exposure=lambda path, owned: "",
-                command=lambda plan, host, generation: ([generation], {}),
-                read_events=lambda path: [],
-                stop_seconds=lambda *dummy: END_SECONDS,
-                rescue_seconds=lambda *dummy: END_SECONDS,
-            )
-        )
+    both = {"time": HERE, "open": HERE.open, "sys": types.SimpleNamespace(stdout=HERE)}
+    of_keeper = {
+        "os": HERE, "files": HERE, "Attendance": Attendance, "rules_of": lambda plan: plan["rules"], "boot_id": lambda: HERE.host.boots,
+    }  # fmt: skip
+    of_rank = {
+        "os": machine, "reaper": reaper, "processes": processes, "subprocess": types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
+        "read_object": HERE.read_object, "write_whole": HERE.write_whole, "exposure": lambda path, owned: "",
+        "command": lambda plan, host, generation: ([generation], {}), "read_events": lambda path: [],
+        "stop_seconds": lambda *dummy: END_SECONDS, "rescue_seconds": lambda *dummy: END_SECONDS,
+    }  # fmt: skip
+    with (
+        mock.patch.object(talk, "Messenger", Messenger),
+        mock.patch.multiple(keeper, create=True, **both, **of_keeper),
+        mock.patch.multiple(rank, create=True, **both, **of_rank),
+    ):
         yield

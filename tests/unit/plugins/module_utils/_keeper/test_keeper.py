@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ CHANGED = ("--rank-rows", "--head", "--tracker")
 TRAINER = """
 import json, os, signal, sys, time
 if __name__ != "__main__":
-    raise ImportError  # a nursery loads it first
+    raise ImportError  # it is loaded first, to be forked
 rank, asked = int(os.environ["RANK"]), []
 place = os.environ["NANOCHAT_PLACES"].split(",")[rank]
 signal.signal(signal.SIGTERM, lambda *dummy: asked.append(1))
@@ -65,13 +66,21 @@ while step < 100000:
 """
 
 
+# The parts of a plan that a keeper reads, besides the nodes.
+PLAN: dict[str, Any] = {
+    "world": 2, "timeout_seconds": 60, "master": {"host": "desktop", "address": "127.0.0.1", "port": 29500},
+    "trainer": {"source": "ours", "script": "scripts.base_train"}, "training": {"rows": [4, 4], "device_batch": 2, "iterations": 100000},
+    "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
+}  # fmt: skip
+
+
 def write_trainer(folder: Path) -> dict[str, str]:
     """Put the stand-in and a Python where a plan's command looks for them; returns that part of a node."""
     for place in ("fake/scripts", "venv/bin"):
         (folder / place).mkdir(parents=True)
     (folder / "fake/scripts/__init__.py").touch()
     (folder / "fake/scripts/base_train.py").write_text(TRAINER)
-    (folder / "fake/scripts/nursery.py").symlink_to(ROOT / "trainer/scripts/nursery.py")
+    (folder / "fake/scripts/preloaded.py").symlink_to(ROOT / "trainer/scripts/preloaded.py")
     (folder / "venv/bin/python").symlink_to(sys.executable)
     return {"venv_dir": str(folder / "venv"), "tools_dir": str(folder / "fake")}
 
@@ -83,18 +92,10 @@ class Hosts:
         self.folder, self.running = folder, {}
         same = {**write_trainer(folder), "address": "127.0.0.1", "rows": 4, "flags": {"depth": 4, "tracker": "mlflow"}}
         nodes = [
-            {**same, "host": host, "rank": rank, "keeper_port": free_port()}
+            {**same, "host": host, "rank": rank, "keeper_port": free_port(), "checkpoint_bytes": 1000}
             for rank, host in enumerate(("desktop", "laptop"))
         ]
-        self.plan = {
-            "world": 2,
-            "timeout_seconds": 60,
-            "master": {"host": "desktop", "address": "127.0.0.1", "port": free_port()},
-            "trainer": {"source": "ours", "script": "scripts.base_train"},
-            "training": {"rows": [4, 4], "device_batch": 2},
-            "keeper": {"min_hosts": 1, "grace_seconds": 1, "restarts": 3},
-            "nodes": [{**node, "checkpoint_bytes": 1000} for node in nodes],
-        }
+        self.plan = {**copy.deepcopy(PLAN), "nodes": nodes}
 
     def start(self, host, again=False, below=()):
         """Start a keeper, as a child of this process or below another program."""
@@ -180,7 +181,7 @@ def children(pid):
 
 
 def below(pid):
-    """All descendants: a keeper has the nursery, and what that has forked."""
+    """All descendants: a keeper has the preloaded trainer, and what that has forked."""
     return [one for child in children(pid) for one in (child, *below(child))]
 
 
@@ -208,10 +209,8 @@ def test_a_keeper_whose_session_was_killed_ends_and_its_rank_with_it(hosts):
     rank = below(keeper_pid)[-1]
     hosts.running["laptop"].kill()
     hosts.wait("the keeper to end", lambda: not any(processes.alive(pid, None) for pid in (keeper_pid, rank)))
-    assert (hosts.state("laptop")["state"], hosts.state("laptop")["why"]) == (
-        states.AWAY,
-        "the session of laptop was killed",
-    )
+    state = hosts.state("laptop")
+    assert (state["state"], state["why"]) == (states.AWAY, "the session of laptop was killed")
     hosts.wait_for_training("desktop", "desktop")
 
 
@@ -275,27 +274,6 @@ def test_a_guest_leaves_within_seconds_saves_and_comes_back(hosts):
     hosts.wait_for_training("desktop", "desktop")
 
 
-def test_a_suspended_machine_that_wakes_up_after_the_run_was_stopped_trains_no_more(hosts):
-    hosts.train_together()
-    asleep = [hosts.running["laptop"].pid, *below(hosts.running["laptop"].pid)]
-    for pid in asleep:
-        os.kill(pid, signal.SIGSTOP)
-    hosts.wait_for_training("desktop", "desktop")
-    hosts.stop("desktop")
-    assert hosts.running["desktop"].wait(PATIENCE) == 0
-    steps = len(hosts.events("laptop", "step"))
-    for pid in asleep:
-        os.kill(pid, signal.SIGCONT)
-    log = hosts.folder / "laptop.log"
-    hosts.wait("it to miss the desktop", lambda: "keeper: waits" in log.read_text())
-    assert "keeper: awake" in log.read_text()
-    # Alone it would have been enough.
-    assert hosts.state("laptop")["state"] == states.IDLE
-    assert len(hosts.events("laptop", "start")) == 1
-    # The stand-in counts until its keeper has noticed that the desktop is gone; a real trainer makes no step alone.
-    assert len(hosts.events("laptop", "step")) < steps + 100
-
-
 GOOD_STATE = {
     "launch": "x", "promised": 3, "last": [2, ["a", "b"]], "deaths": [[1.0, 5, ["a"]]], "left": [], "failed": [],
 }  # fmt: skip
@@ -316,25 +294,22 @@ def remembered(folder: Path, state: object) -> membership.OwnState:
     return keeper.Keeper._remembered(stub)
 
 
-def test_what_was_promised_is_kept(tmp_path: Path) -> None:
-    own = remembered(tmp_path, GOOD_STATE)
-    assert (own.word.promised, own.word.started, own.word.last) == (3, 2, membership.Generation(2, ("a", "b")))
-
-
 @pytest.mark.parametrize("state", SPOILT_STATES)
 def test_a_keeper_whose_file_somebody_has_spoilt_begins_nothing_alone(tmp_path: Path, state: dict[str, object]) -> None:
+    own = remembered(tmp_path, GOOD_STATE)
+    assert (own.word.promised, own.word.started, own.word.last) == (3, 2, membership.Generation(2, ("a", "b")))
     own = remembered(tmp_path, state)
     same_start = state.get("launch", "x") == "x"
     assert (own.word.promised > 1.7e9, own.word.returned, own.word.steps) == (same_start, same_start, 7)
 
 
-def test_a_rank_starts_by_itself_where_its_nursery_was_killed_and_a_new_one_is_made(hosts):
+def test_a_rank_starts_by_itself_where_its_preloaded_trainer_was_killed_and_a_new_one_is_made(hosts):
     hosts.train_together(min_hosts=2)
     for pid in below(hosts.running["laptop"].pid):
         os.kill(pid, signal.SIGKILL)
     hosts.wait("another generation", lambda: hosts.state("laptop")["generation"] > 1)
     hosts.wait_for_training("laptop", "desktop", "laptop")
-    hosts.wait("another nursery", lambda: len(below(hosts.running["laptop"].pid)) == 2)
+    hosts.wait("another preloaded trainer", lambda: len(below(hosts.running["laptop"].pid)) == 2)
 
 
 CANNOT_START = [

@@ -28,6 +28,14 @@ def put(path: Path, text: str = "{}") -> Path:
     return path
 
 
+@pytest.fixture
+def take(call, base):
+    """`take(what, run, check=...)` purges the base folder."""
+    return lambda what="all", run="", check=False, **more: call(
+        purge, check, host="desktop", base_dir=str(base), what=what, run=run, **more
+    )
+
+
 def left(base: Path) -> list[str]:
     return sorted(
         str(path.relative_to(base))
@@ -93,72 +101,69 @@ def sleeper() -> Iterator[Any]:
         one.wait()
 
 
-def test_everything_that_is_ours_goes(call, base):
-    would = call(purge, True, host="desktop", base_dir=str(base), what="all")
+def test_everything_that_is_ours_goes(take, base):
+    would = take(check=True)
     assert (base / "runs" / "d4" / "plan.json").exists()
-    done = call(purge, host="desktop", base_dir=str(base), what="all")
+    done = take()
     assert (would["changed"], would["removed"]) == (True, done["removed"])
     assert str(base / "runs" / "d4") in done["diff"]["before"]
     assert done["stayed"] == []
     assert not base.exists()
     assert done["brief"].startswith(f"in {base}: runs/{{d4,half,solo}}, data/{{text-1a2b3c4d,url-1a2b3c4d}}, wheels/")
     assert "trainer/ (3 files), tracker, python, measured.json" in done["brief"]
-    assert call(purge, host="desktop", base_dir=str(base), what="all")["changed"] is False
+    assert take()["changed"] is False
 
 
-def test_the_trainers_environment_goes_with_everything_if_it_is_ours(call, base):
+def test_the_trainers_environment_goes_with_everything_if_it_is_ours(take, base):
     venv = base / "venv"
     put(venv / ".nanochat-ddp.json", json.dumps({"digest": "one", "packages": {"torch": "2.13.0"}}))
-    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"] and venv.exists()
-    would = call(purge, True, host="desktop", base_dir=str(base), what="all")
-    assert f"desktop: would be removed: the trainer's Python environment {venv}" in would["said"] and venv.exists()
-    done = call(purge, host="desktop", base_dir=str(base), what="all")
-    assert f"desktop: removed: the trainer's Python environment {venv}" in done["said"] and not base.exists()
-    again = call(purge, host="desktop", base_dir=str(base), what="all")
+    assert take("run", "d4")["changed"] and venv.exists()
+    assert f"desktop: would be removed: the trainer's Python environment {venv}" in take(check=True)["said"]
+    assert venv.exists()
+    assert f"desktop: removed: the trainer's Python environment {venv}" in take()["said"] and not base.exists()
+    again = take()
     assert (again["changed"], again["said"]) == (False, ["desktop: nothing of it is there"])
 
 
-def test_an_environment_outside_the_base_folder_or_of_somebody_else_stays(call, base, tmp_path):
+def test_an_environment_outside_the_base_folder_or_of_somebody_else_stays(take, base, tmp_path):
     outside = put(tmp_path / "other/venv" / ".nanochat-ddp.json").parent
     put(base / "venv" / "pyvenv.cfg")
-    told = call(purge, host="desktop", base_dir=str(base), what="all", venv_dir=str(outside))
+    told = take(venv_dir=str(outside))
     assert outside.exists() and f"other inventories may use it: {outside} (ddp_venv_dir)" in told["said"][0]
-    assert not call(purge, host="desktop", base_dir=str(base), what="all")["changed"] and (base / "venv").exists()
+    assert not take()["changed"] and (base / "venv").exists()
 
 
-def test_field_28_what_others_have_there_stays(call, base):
-    others = [
-        put(base / "notes.txt"),
-        put(base / "tools" / "my_notes.txt"),
-        put(base / "trainer" / "mine.py"),
-        put(base / "data" / "photos" / "1.jpg"),
-        put(base / "data" / "url-deadbeef" / "notes.txt"),
-        put(base / "runs" / "exp1" / "log" / "today.txt"),
-        put(base / "runs" / "x" / "data" / "shard_00000.parquet"),
-        put(base / "runs" / "marathon" / "2026.gpx"),
-        put(base / "wheels" / "bicycle.txt"),
-        put(base / "src" / "main.c"),
-    ]
+OTHERS = [
+    *("notes.txt", "tools/my_notes.txt", "trainer/mine.py", "data/photos/1.jpg", "data/url-deadbeef/notes.txt"),
+    *("runs/exp1/log/today.txt", "runs/x/data/shard_00000.parquet", "runs/marathon/2026.gpx", "wheels/bicycle.txt"),
+    "src/main.c",
+]
+
+
+def test_field_28_what_others_have_there_stays(take, base):
+    for name in OTHERS:
+        put(base / name)
     (base / "runs" / "linked").symlink_to(base / "src")
-    told = call(purge, host="desktop", base_dir=str(base), what="all")
-    assert left(base) == sorted([*(str(path.relative_to(base)) for path in others), "runs/linked"])
+    assert take("run", "marathon")["stayed"] == [str(base / "runs" / "marathon")], "it is no run"
+    told = take()
+    assert left(base) == sorted([*OTHERS, "runs/linked"])
     stayed = "data/photos data/url-deadbeef runs/exp1 runs/x runs/marathon runs/linked wheels/bicycle.txt tools trainer"
     for name in stayed.split():
         assert str(base / name) in told["stayed"]
 
 
-def test_one_run_goes_alone(call, base):
-    told = call(purge, host="desktop", base_dir=str(base), what="run", run="d4")
+def test_one_run_goes_alone(take, base):
+    told = take("run", "d4")
     assert told["removed"] == [str(base / "runs" / "d4")]
     assert not (base / "runs" / "d4").exists()
     assert (base / "runs" / "solo" / "plan.json").exists() and (base / "measured.json").exists()
-    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"] is False
+    assert take("run", "d4")["changed"] is False
 
 
 @pytest.mark.parametrize("name", ["/etc", "..", ".", "../data", "d4/..", "", "a b", "d4\0", "é", "x" * 49])
-def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, base, name):
+def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, take, base, name):
     before = left(base)
-    told = call(purge, host="desktop", base_dir=str(base), what="run", run=name)
+    told = take("run", name)
     assert told["failed"] and "for example d4-trial" in told["msg"]
     assert left(base) == before
     for reader, more in ((run_info, {}), (run_files, {"have": {}})):
@@ -167,14 +172,8 @@ def test_field_28_a_run_is_a_plain_name_wherever_it_is_read(call, base, name):
             assert told["failed"] and "for example d4-trial" in told["msg"], reader.__name__
 
 
-def test_a_folder_of_somebody_else_is_no_run(call, base):
-    put(base / "runs" / "marathon" / "2026.gpx")
-    told = call(purge, host="desktop", base_dir=str(base), what="run", run="marathon")
-    assert (told["changed"], told["stayed"]) == (False, [str(base / "runs" / "marathon")])
-
-
 @pytest.mark.parametrize("kind", ["session", "rest of a session", "session file gone", "by hand"])
-def test_field_28_nothing_goes_while_another_run_lives(call, base, sleeper, kind):
+def test_field_28_nothing_goes_while_another_run_lives(take, base, sleeper, kind):
     solo = base / "runs" / "solo"
     pid = sleeper("abcd")
     if kind == "session":
@@ -187,42 +186,35 @@ def test_field_28_nothing_goes_while_another_run_lives(call, base, sleeper, kind
         put(solo / "heartbeat-rank0.json", json.dumps({"time": time.time(), "pid": pid, "rank": 0}))
     before = left(base)
     for check in (True, False):
-        told = call(purge, check, host="desktop", base_dir=str(base), what="all")
+        told = take(check=check)
         assert told["failed"] and "solo" in told["msg"] and "stop it first" in told["msg"]
         assert "-e ddp_run=solo" in told["msg"]
-    assert call(purge, host="desktop", base_dir=str(base), what="run", run="solo")["failed"]
+    assert take("run", "solo")["failed"]
     assert left(base) == before
-    assert call(purge, host="desktop", base_dir=str(base), what="run", run="d4")["changed"], (
-        "another run's folder may go"
-    )
+    assert take("run", "d4")["changed"], "another run's folder may go"
 
 
-def test_the_tracker_counts_as_living_too(call, base, sleeper):
+def test_the_tracker_counts_as_living_too(take, base, sleeper):
     pid = sleeper("t1")
     session(base / "tracker", id="t1", pid=pid, pid_start=processes.start_ticks(pid), ended=None)
-    assert "nanochat-tracker" in call(purge, host="desktop", base_dir=str(base), what="all")["msg"]
+    assert "nanochat-tracker" in take()["msg"]
     assert (base / "tracker" / "mlflow.db").exists()
 
 
-def test_a_record_that_leads_out_removes_nothing_outside(call, base):
+@pytest.mark.parametrize("torn", ["", "[]", "null", '{"nodes": 5}', "[" * 2000])
+def test_torn_marks_keep_what_they_are_in_and_records_that_lead_out_what_is_there(take, base, torn):
     outside = put(base.parent / "precious.txt")
     put(base / "tools" / ".deployed.json", json.dumps({"files": ["../../precious.txt", str(outside), 5, "\0"]}))
-    call(purge, host="desktop", base_dir=str(base), what="all")
-    assert outside.exists()
-
-
-@pytest.mark.parametrize("torn", ["", "[]", "null", '{"nodes": 5}', "[" * 2000])
-def test_torn_marks_keep_what_they_are_in(call, base, torn):
     put(base / "runs" / "torn" / "plan.json", torn)
     put(base / "runs" / "torn" / "diary.txt")
-    call(purge, host="desktop", base_dir=str(base), what="all")
-    assert (base / "runs" / "torn" / "diary.txt").exists()
+    take()
+    assert (base / "runs" / "torn" / "diary.txt").exists() and outside.exists()
 
 
-def test_what_cannot_be_removed_is_named(call, base, monkeypatch):
+def test_what_cannot_be_removed_is_named(take, base, monkeypatch):
     def refuse(path: str, *dummy: Any, **dummy_more: Any) -> None:
         raise OSError(13, "Permission denied", path)
 
     monkeypatch.setattr(deployment.purge_utils.shutil, "rmtree", refuse)
-    told = call(purge, host="desktop", base_dir=str(base), what="run", run="d4")
+    told = take("run", "d4")
     assert told["failed"] and str(base / "runs" / "d4") in told["msg"] and "Permission denied" in told["msg"]

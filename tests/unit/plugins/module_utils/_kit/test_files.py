@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import subprocess
-import sys
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import files
@@ -23,12 +22,16 @@ def test_a_file_gets_content_and_mode(tmp_path):
     files.write_whole(str(path), "")
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in tmp_path.iterdir()] == ["secret"]
-
-
-def test_a_small_file_is_read_whatever_is_in_it(tmp_path):
-    (tmp_path / "file").write_bytes(b"a\xff")
-    assert (files.read_text(f"{tmp_path}/file"), files.read_bytes(f"{tmp_path}/file")) == ("a\ufffd", b"a\xff")
+    files.write_whole(str(path), b"a\xff")
+    assert (files.read_text(str(path)), files.read_bytes(str(path))) == ("a\ufffd", b"a\xff")
     assert (files.read_text(f"{tmp_path}/none"), files.read_bytes(f"{tmp_path}/none")) == ("", b"")
+
+
+def test_json_is_read_as_it_was_written(tmp_path):
+    path = str(tmp_path / "state.json")
+    files.write_json(path, {"step": 3, "name": "Käthe"})
+    assert files.read_object(path) == {"step": 3, "name": "Käthe"}
+    assert files.read_object(str(tmp_path / "none")) == files.read_object(str(tmp_path)) == {}
 
 
 def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
@@ -45,27 +48,13 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path, monke
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
 
-    def of_another(*dummy):
-        raise OSError(errno.EACCES, "no", "/elsewhere")
-
-    monkeypatch.setattr(os, "replace", of_another)
-    with pytest.raises(OSError, match="elsewhere"):
-        files.write_whole(str(path), "new")
     with pytest.raises(OSError, match="none") as error:
         files.write_whole(str(tmp_path / "none/plan.json"), "new")
     assert str(error.value.filename).startswith(str(tmp_path / "none/.plan.json"))
 
 
-def test_json_is_read_as_it_was_written(tmp_path):
-    path = str(tmp_path / "state.json")
-    files.write_json(path, {"step": 3, "name": "Käthe"})
-    assert files.read_object(path) == {"step": 3, "name": "Käthe"}
-    assert files.read_object(str(tmp_path / "none")) == files.read_object(str(tmp_path)) == {}
-
-
 @pytest.mark.parametrize(
-    "content",
-    [b"", b'{"torn": ', b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 50_000, b"[1]", b'"text"', b"null"],
+    "content", [b"", b'{"torn": ', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b"[1]", b"null"]
 )
 def test_what_is_no_json_or_no_object_reads_as_nothing(tmp_path, content):
     path = tmp_path / "state.json"
@@ -73,37 +62,13 @@ def test_what_is_no_json_or_no_object_reads_as_nothing(tmp_path, content):
     assert files.read_object(str(path)) == {}
 
 
-HOLD = """
-import fcntl, os, sys
-descriptor = os.open(sys.argv[1], os.O_RDONLY)
-fcntl.flock(descriptor, fcntl.LOCK_EX)
-print(1, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds the lock of the folder until its standard input is closed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout.readline()
-    yield process
-    process.stdin.close()
-    process.stdout.close()
-    process.wait()
-
-
-def test_a_lock_that_another_holds_is_not_waited_for_without_end(tmp_path, holder):
-    told = []
+def test_a_lock_that_another_holds_is_waited_for_and_not_without_end(tmp_path):
+    descriptor, told = os.open(tmp_path, os.O_RDONLY), []
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(files.Busy), files.locked(str(tmp_path), 0.2, waiting=lambda: told.append(1)):
         raise AssertionError("two have the lock")
     assert told == [1]
-
-
-def test_a_lock_is_taken_when_it_gets_free(tmp_path, holder):
-    with files.locked(str(tmp_path), 60, waiting=holder.stdin.close):
+    with files.locked(str(tmp_path), 60, waiting=lambda: os.close(descriptor)):
         pass
     with files.locked(str(tmp_path / "file.lock"), 0):
         assert (tmp_path / "file.lock").exists()

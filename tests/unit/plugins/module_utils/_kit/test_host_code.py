@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._keeper import deployment
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, host_code
-from ansible_collections.nanochat.ddp.plugins.module_utils._run import polling, state
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import runner
 from ansible_collections.nanochat.ddp.plugins.plugin_utils._agent.carrier import HOST_VERBS
 
 
@@ -25,10 +22,6 @@ def answer(verb, **params):
     done = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mark ")
     return json.loads(done.stdout[5:])
-
-
-def test_a_program_brings_what_it_imports(tmp_path):
-    assert answer(polling.run_info, run_dir=str(tmp_path), lines=1)["run"]["state"] == state.PREPARED
 
 
 def test_a_run_folder_is_deployed_and_its_keeper_starts(tmp_path):
@@ -50,26 +43,3 @@ def test_each_source_comes_after_what_it_needs(file):
     names = [name for name, dummy_source in host_code.sources(f"{host_code.PACKAGE}.{file}")]
     assert names[-1] == f"{host_code.PACKAGE}.{file}"
     assert len(names) == len(set(names))
-
-
-def test_what_another_room_lends_is_found():
-    names = [name.rpartition(".")[2] for name, dummy_source in host_code.sources(runner.__name__)]
-    assert (
-        " ".join(names)
-        == "files processes politeness env_file priority reaper validate document decode ownership record runner"
-    )
-
-
-def test_a_loader_that_gives_bytes_is_understood(monkeypatch):
-    """Like the loader of collections on the controller."""
-    source = host_code.sources(polling.__name__)
-
-    class Loader:
-        @staticmethod
-        def get_source(name):
-            return dict(source)[name].encode("utf-8")
-
-    host_code._read.cache_clear()
-    monkeypatch.setattr(host_code, "sys", SimpleNamespace(modules={}))
-    monkeypatch.setattr(host_code.importlib.util, "find_spec", lambda name: SimpleNamespace(loader=Loader))
-    assert host_code.sources(polling.__name__) == source

@@ -33,6 +33,7 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run import (
 )
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot
 from ansible_collections.nanochat.ddp.plugins.module_utils._session.session import Session, Spec
+from ansible_collections.nanochat.ddp.plugins.module_utils._session.tmux import Tmux
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards import server as shard_server
 from ansible_collections.nanochat.ddp.plugins.module_utils._shards.folder import Digests
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
@@ -66,8 +67,6 @@ LAUNCH = {
     "id": "a1",
     "session": "job",
     "boot_id": processes.boot_id(),
-    "argv": ["true"],
-    "log": "/tmp/log",
     "stop_timeout": 5.0,
 }
 GOOD: dict[str, list[Any]] = {
@@ -109,7 +108,7 @@ def look_everywhere(base: Path) -> None:
     purge.plan_purge(str(base), "", True)
     deployed = polling.run_info(run_dir=run, lines=0, plan=True)["plan"]
     assert deployed == {} or (deployed["world"], len(deployed["nodes"])) == (1, 1)
-    session = Session("job", run, None)
+    session = Session("job", run, Tmux())
     session.left_over()
     for wanted in (None, Spec(("true",), "/", None, "/tmp/log")):
         session.describe(wanted, session.status()["state"])

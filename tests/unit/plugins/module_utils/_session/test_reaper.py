@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which processes the end of a session reaches; tests/integration ends real sessions."""
+"""Who is asked first to end, and whom a signal reaches; tests/integration ends real sessions."""
 
 from __future__ import annotations
 
@@ -13,42 +13,9 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper
 
-SESSION = reaper.SessionIdentity("ours", 1000, (10, 100))
 
-
-def one(pid, ppid=1, uid=1000, marker=None, worker=False, state="S", start=100):
-    return processes.Process(pid, ppid, uid, start, state, ("python",), "python", marker, worker)
-
-
-@pytest.fixture
-def members(monkeypatch):
-    """The pids of the members among the given processes."""
-
-    def find(session, *table):
-        monkeypatch.setattr(processes, "processes", lambda: {entry.pid: entry for entry in table})
-        return sorted(reaper.members(session))
-
-    return find
-
-
-FAMILY = [one(10), one(11, 10), one(12, 11, uid=0), one(20, 1, marker="ours"), one(21, 20), one(30), one(31, 30)]
-STRANGERS = [one(20, marker="ours", uid=1001), one(21, marker="theirs"), one(22, marker="ours2"), one(23)]
-TABLES = {
-    "descendants of the runner and processes with its id": (FAMILY, [11, 12, 20, 21]),
-    "no strangers": ([one(10), *STRANGERS], []),
-    "nothing below another process with the runner's pid": ([one(10, start=101), one(11, 10)], []),
-    "no dead process": ([one(10), one(11, 10, state="Z"), one(12, 10)], [12]),
-    "not the process that asks, nor its ancestors": ([one(10), one(11, 10), one(os.getpid(), 11), one(13, 11)], [13]),
-}
-
-
-@pytest.mark.parametrize(("table", "found"), TABLES.values(), ids=TABLES)
-def test_the_members_of_a_session_are(members, table, found):
-    assert members(SESSION, *table) == found
-
-
-def test_without_a_runner_the_id_still_finds_them(members):
-    assert members(SESSION._replace(runner=None), one(10), one(11, 10), one(20, marker="ours")) == [20]
+def one(pid, ppid, worker=False):
+    return processes.Process(pid, ppid, 1000, 100, "S", ("python",), "python", None, worker)
 
 
 @pytest.mark.parametrize(

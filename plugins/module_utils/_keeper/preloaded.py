@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Forks ranks without restarting Python and PyTorch: the keeper's side of trainer/scripts/nursery.py."""
+"""Forks ranks without restarting Python and PyTorch: the keeper's side of trainer/scripts/preloaded.py."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from .._kit import processes
 
-# Exit code of a rank whose nursery was killed or hangs.
+# Exit code of a rank whose preloaded trainer was killed or hangs.
 LOST = -int(signal.SIGKILL)
 TELL_SECONDS = 1.0
 
 
-class Nursery:
+class PreloadedTrainer:
     """A process that forks this host's ranks, one at a time; `poll` and `wait` refer to the rank, like a Popen."""
 
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([python, "-m", "scripts.nursery", *modules], stdin=theirs.fileno())  # pylint: disable=ansible-bad-function
+            self._process = subprocess.Popen([python, "-m", "scripts.preloaded", *modules], stdin=theirs.fileno())  # pylint: disable=ansible-bad-function
         self._link.setblocking(False)
         self._code: Optional[int] = LOST
 
@@ -58,7 +58,7 @@ class Nursery:
         return self._code
 
     def wait(self) -> int:
-        """The exit code of an ended rank; a nursery that does not report it is killed."""
+        """The exit code of an ended rank; a preloaded trainer that does not report it is killed."""
         until = time.monotonic() + TELL_SECONDS
         while self.poll() is None:
             if time.monotonic() > until:

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Keeps PyTorch and the trainer loaded and forks ranks on request, one at a time.
 
-    python -m scripts.nursery scripts.base_train
+    python -m scripts.preloaded scripts.base_train
 
 The arguments are modules to load. Standard input is a socket: each line is an order, {"argv": ["-m", module, ...], "env": {}}. The
-reply, once the forked process has ended, is its exit code (negative: killed by this signal). The nursery exits at end of input.
+reply, once the forked process has ended, is its exit code (negative: killed by this signal). It exits at end of input.
 """
 
 from __future__ import annotations
