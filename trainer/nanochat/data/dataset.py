@@ -112,26 +112,14 @@ def footer_digest(path: Path) -> str:
         return hashlib.sha256(b"%d " % size + file.read(length)).hexdigest()[:16]
 
 
-def check_shares(shards: list[Shard], split: str, world: int) -> None:
-    """Reject data with nothing for some rank, which would search for its first document forever."""
-    for rank in range(world):
-        if not any(sum(shard.group_rows[rank::world]) for shard in shards):
-            most = max(len(shard.group_rows) for shard in shards)
-            raise DataError(
-                f"rank {rank} of {world} would get no {split} documents: {shards[0].path.parent} has at most {most} row "
-                f"group(s) in a {split} file; make shards with at least {world} row groups each (--docs-per-group)."
-            )
-
-
-def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
-    """The shards of a split, verified for this many ranks.
+def inspect_split(folder: Path, split: str) -> list[Shard]:
+    """The verified shards of a split.
 
     Training evaluates later, so a bad validation shard is rejected now.
     """
     shards = inspect(split_paths(folder, split))
-    check_shares(shards, split, world)
     if split == "train":
-        inspect_split(folder, "val", 1)
+        inspect_split(folder, "val")
     return shards
 
 

@@ -23,7 +23,7 @@ from nanochat.parallel.comm import Comm, CommError, connect
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run.loop import train
-from nanochat.run.rescue import save_alone
+from nanochat.run.saving import save_alone
 from nanochat.run.setup import set_up, start_event
 from nanochat.run.stage import RunStage
 from nanochat.run.state import Run
@@ -33,7 +33,7 @@ CUT_OFF_SECONDS = 0.4  # so long after its connection was closed, a wait has fai
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
-def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Callable[[Run], str] = train) -> int:
+def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
     """A whole run; returns the process's exit code."""
     name_process()
     ranks = read_ranks()
@@ -48,7 +48,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Call
         run = set_up(settings, comm, journal, make_stage())
         start_event(run, opening)
         stop_when_asked(run)
-        reason = work(run)
+        reason = train(run)
         run.feed.loader.close()
         comm.close()
     except CommError as error:
