@@ -10,18 +10,15 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 import pytest
 import torch
 from trainings import flip
 
-from nanochat.kit.common import Ranks, UserError
-from nanochat.parallel.comm import connect
+from nanochat.kit.common import UserError
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import saving
 from nanochat.run.checkpoint_manager import NotSaved
 
 MODEL = {"lm_head.weight": torch.arange(6.0).view(2, 3), "resid_lambdas": torch.ones(3)}
@@ -108,44 +105,6 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
         save(tmp_path, 20)
     assert caught.value.cause is Cause.DISK_FULL
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    room = 2
-
-    def check_space(folder: Path, needed: int) -> None:
-        if len(checkpoints.whole_steps(folder)) >= room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "check_space", check_space)
-    monkeypatch.setattr(saving, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
-    monkeypatch.setattr(saving, "prove_identical", lambda run, when: None)
-    run: Any = SimpleNamespace(
-        settings=SimpleNamespace(keep_checkpoints=2), sync=SimpleNamespace(met=True), unproven=None,
-        comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
-        checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
-        journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None, heartbeat=SimpleNamespace()),
-        optimizer=SimpleNamespace(catch_up=lambda: None), took=lambda what, begun: None,
-    )  # fmt: skip
-    for run.progress.step in (10, 20, 30):
-        saving.save(run, final=False)
-        room = 3
-        assert checkpoints.whole_steps(tmp_path)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
-        # Only a later step shows that these weights are sound.
-        saving.prove_checkpoint(run)
-    assert checkpoints.whole_steps(tmp_path) == [20, 30]
-    assert sum(line.startswith("Saved checkpoint") for line in said) == 3
-    room = 1
-    run.progress.step = 40
-    saving.save(run, final=False)
-    assert checkpoints.whole_steps(tmp_path) == [30]
-    assert said[-1].endswith("Training continues; the checkpoint of step 30 is still intact.")
-    assert saving.save_failed_warning(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
-    with pytest.raises(NotSaved):
-        saving.save(run, final=True)
 
 
 def test_older_checkpoints_are_pruned_once_all_ranks_have_newer_ones(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from nanochat.kit.common import BadCheckpoint, Ranks, UserError
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.lineage import BASE_TRAINING, TRAINING, fits_wanted_and_held, id_of, wanted
+from nanochat.run.lineage import BASE_TRAINING, TRAINING, wanted
 from nanochat.run.resume import ChosenStep, Obtained
 
 T = TypeVar("T")
@@ -255,10 +255,3 @@ def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> No
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)
         assert wanted(tmp_path, environ={}) == ""
-
-
-def test_only_ids_and_steps_are_taken_from_another_rank() -> None:
-    assert fits_wanted_and_held([OLD, {OLD: [1], "": []}])
-    for told in ([OLD, {"../x": [1]}], ["x", {}], [OLD, {OLD: [-1]}], [OLD, {OLD: 1}], OLD, [OLD]):
-        assert not fits_wanted_and_held(told)
-    assert (id_of({"training": OLD}), id_of({"training": "x"}), id_of({})) == (OLD, "", "")

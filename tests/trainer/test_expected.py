@@ -53,7 +53,7 @@ def saves(comm: Comm) -> Any:
     return SimpleNamespace(comm=comm, sync=SimpleNamespace(whole_state=dict))
 
 
-NO_STEPS = ResumedTraining("", [])
+NO_STEPS = ResumedTraining("", [[], []])
 SHA = "0" * 64
 WEIGHTS = {"a": torch.zeros(2)}
 FILES: list[list[Any]] = [[name, 3, SHA] for name in checkpoints.files_of(5, 1)]
@@ -89,9 +89,21 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     ("the checkpoint folders", resume.folder_leader, [*NAMES, 3, None]),
     (
-        "the steps of all",
-        lambda comm, folder: resume.choose_step(comm, folder, -1, NO_STEPS),
-        [None, "x", ["5"], [-1], [2.0], [True], [10**30], list(range(200_000))],
+        "the trainings of all",
+        lambda comm, folder: resume.find_training(comm, folder, ""),
+        [
+            None,
+            "x",
+            ["", []],
+            ["", {"": ["5"]}],
+            ["", {"": [-1]}],
+            ["", {"": [2.0]}],
+            ["", {"": [True]}],
+            ["", {"": [10**30]}],
+            ["", {"../x": [1]}],
+            ["x", {}],
+            ["", {"": list(range(200_000))}],
+        ],
     ),
     (
         "whether step",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import re
@@ -28,6 +29,7 @@ from nanochat.parallel.comm import connect
 from nanochat.record.journal import Journal
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import program
+from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.loop import train
 from nanochat.run.restore import saved_position
 from nanochat.run.saving import prove_identical
@@ -139,6 +141,32 @@ def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, m
         run_alone(alone, "--resume")
     # They were sound when saved, and may be again with other settings.
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
+
+
+# -- checkpoints on a disk that is too small
+
+
+@pytest.mark.parametrize(
+    ("room", "kept", "told"),
+    [
+        (2, [6, 8], "Deleting all checkpoints before the last good one to make room."),
+        (1, [2], "Training continues; the checkpoint of step 2 is still intact."),
+        (0, [], "there is no checkpoint yet."),
+    ],
+)
+def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
+    room: int, kept: list[int], told: str, alone: Job, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def check_space(folder: Path, needed: int) -> None:
+        if len(checkpoints.whole_steps(folder)) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "check_space", check_space)
+    # Only the last save must succeed.
+    with contextlib.nullcontext() if room > 1 else pytest.raises(NotSaved, match="No space left on device"):
+        run_alone(alone, "--num-iterations", "8", "--save-every", "2", "--keep-checkpoints", "2")
+    assert checkpoints.whole_steps(alone.checkpoints(0)) == checkpoints.steps_in(alone.checkpoints(0)) == kept
+    assert told in capsys.readouterr().out
 
 
 # -- checkpoints of earlier runs

@@ -91,16 +91,11 @@ def inspect(paths: list[Path]) -> list[Shard]:
         with open_shard(path) as file:
             meta = file.metadata
             groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
-        shards.append(Shard(path, groups, uses_every_token(path), footer_digest(path)))
+            every_token = EVERY_TOKEN.items() <= (file.schema_arrow.metadata or {}).items()
+        shards.append(Shard(path, groups, every_token, footer_digest(path)))
         if not sum(groups):
             raise DataError(f"{path} has no documents.")
     return shards
-
-
-def uses_every_token(path: Path) -> bool:
-    """Whether a shard carries our mark."""
-    with open_shard(path) as file:
-        return EVERY_TOKEN.items() <= (file.schema_arrow.metadata or {}).items()
 
 
 def footer_digest(path: Path) -> str:

@@ -126,15 +126,13 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
         path.write_text(stack, encoding="utf-8", errors="backslashreplace")
         place = f"the traceback is in {path}"
     except OSError as failure:
-        place = f"the traceback cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = (
+            f"the traceback cannot be written to {path} ({failure.strerror or failure}); "
+            f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
+        )
     text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a bug in nanochat.ddp; {place}."
     return UserError(text, Cause.BUG)
-
-
-def innermost(error: BaseException) -> str:
-    """Where an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"it was raised in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename}"
 
 
 def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:

@@ -113,14 +113,16 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     restore_progress(run.progress, meta, step)
     if run.plan.timed:
         run.progress.place = schedule_place(meta, step)
-    states = loaders.get("ranks") or [loaders.get("mine", {})]
+    # Earlier versions wrote a rank's own state under "mine" when it saved alone.
+    states = [loaders["mine"]] if "mine" in loaders else loaders.get("ranks") or [{}]
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
     if route and not numerics.keep(route):
         run.journal.say(f"Step {step} used {route}, not all of which works here")
     state, position = states[0], {"epoch": 1, **saved_position(meta)}
+    why = run.stage.why_not_exact(run, state)
     # All ranks must read the same rows.
-    reasons = comm.exchange("the place in the data", run.stage.why_not_exact(run, state), patient=True, fits=text)
-    if why := next(filter(None, reasons), ""):
+    if any(comm.exchange("the place in the data", bool(why), patient=True, fits=flag)):
+        why = why or "another rank does not know which documents were read"
         run.note(f"Step {step}: {why}")
     run.feed.loader = run.stage.training_loader(run, position, None if why else state)
 

@@ -59,10 +59,10 @@ class ChosenStep(NamedTuple):
 
 
 class ResumedTraining(NamedTuple):
-    """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in this rank's folder."""
+    """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in each rank's folder."""
 
     id: str
-    steps: list[int]
+    steps: list[list[int]]
 
 
 class Obtained(NamedTuple):
@@ -89,7 +89,7 @@ def obtain(
     """
     training = find_training(comm, folder, wanted, variable)
     found = choose_step(comm, folder, step, training)
-    others = set(checkpoints.steps_in(folder)) - set(training.steps)
+    others = set(checkpoints.steps_in(folder)) - set(training.steps[comm.rank])
     if variable != lineage.TRAINING:
         others &= {found.step} if found else set()
     if leader == comm.rank:
@@ -114,7 +114,7 @@ def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage
     from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_wanted_and_held)
     held = [steps for dummy, steps in from_ranks]
     chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
-    return ResumedTraining(chosen, lineage.steps_of(chosen, mine, held))
+    return ResumedTraining(chosen, [lineage.steps_of(chosen, one, held) for one in held])
 
 
 def name_training(comm: Comm, known: str) -> str:
@@ -126,11 +126,8 @@ def name_training(comm: Comm, known: str) -> str:
 def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining) -> ChosenStep | None:
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
-    mine = training.steps
-    steps = [wanted] if wanted >= 0 else mine
-    from_ranks = comm.exchange("the steps of all checkpoints", steps, fits=listed(count()))
-    damaged: list[int] = []
-    for step in sorted({step for steps in from_ranks for step in steps}, reverse=True):
+    mine, damaged = training.steps[comm.rank], list[int]()
+    for step in [wanted] if wanted >= 0 else sorted(set().union(*training.steps), reverse=True):
         writer = checkpoints.writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
