@@ -298,22 +298,19 @@ class Loader:
 
     def position(self) -> dict[str, int]:
         """The documents read last for the last batch, in upstream's three numbers."""
-        return self._handed_out().cursor.position()
+        assert self.last is not None
+        return self.last.cursor.position()
 
     def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         """The state after a batch (the last one) for bit-identical resuming."""
-        batch = batch or self._handed_out()
+        batch = batch or self.last
+        assert batch is not None
         lengths = torch.tensor([len(tokens) for tokens in batch.waiting], dtype=torch.int64)
         tokens = torch.from_numpy(np.concatenate(batch.waiting)) if batch.waiting else torch.empty(0, dtype=torch.int32)
         files, digests = [shard.path.name for shard in self.shards], [shard.digest for shard in self.shards]
         # Earlier versions also wrote states of one of several ranks.
         place = {"rank": 0, "world": 1, "files": files, "digests": digests, "cursor": list(batch.cursor)}
         return {**place, "lengths": lengths, "tokens": tokens}
-
-    def _handed_out(self) -> LoadedBatch:
-        if self.last is None:
-            raise RuntimeError("no batch was read yet")
-        return self.last
 
     def close(self) -> None:
         """Stop the thread."""

@@ -37,7 +37,7 @@ class Feed:
         """Read the coming step's batches and send their ids to the other ranks."""
         begun = time.perf_counter()
         inputs, targets = (rows[self.mine].split(self.passes) for rows in self.loader.next_batch())
-        self._batches = list(zip(inputs, targets, strict=True)) if self.passes else []
+        self._batches = list(zip(inputs, targets, strict=True))
         self.seconds += time.perf_counter() - begun
         self.sync.offer_ids([ids for ids, dummy in self._batches], notice)
 

@@ -93,7 +93,7 @@ class FineTuning(RunStage):
     def samples(self, run: Run) -> Iterator[tuple[str, str]]:
         """The file's first questions, and the answers."""
         tokenizer = run.tokenizer
-        stops = {tokenizer.special(name) for name in engine.STOPS}
+        stops = engine.stops(tokenizer)
         for number in range(min(SAMPLES, len(self.talks))):
             messages = conversation.merged(self.talks.messages(number))[:1]
             prompt = conversation.to_answer(tokenizer, messages)[-run.settings.max_seq_len :]

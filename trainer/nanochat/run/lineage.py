@@ -53,12 +53,6 @@ def run_file(folder: Path) -> Mapping[str, object]:
     return {}
 
 
-def id_of(meta: Mapping[str, object]) -> str:
-    """The id in a meta file."""
-    known = meta.get(META_KEY)
-    return known if isinstance(known, str) and is_id(known) else UNSAID
-
-
 def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
     """The id of the training to resume, from each rank's settings and checkpoints; UNSAID if no checkpoint has one."""
     named = sorted(set(asked) - {UNSAID})

@@ -29,7 +29,7 @@ from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import MUON, SHARE, OptimizerLayout, Unusable, muon_shapes
-from nanochat.run.resume import Obtained, ResumedTraining, folder_leader, name_training, obtain, set_aside
+from nanochat.run.resume import Obtained, folder_leader, name_training, obtain, set_aside
 from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
 
@@ -42,13 +42,13 @@ def restore(run: Run) -> None:
     comm.enter("resume")
     sweep(folder)
     wanted = lineage.wanted(run.journal.folder)
-    got = Obtained(ResumedTraining(wanted, []))
+    got = Obtained(wanted)
     if settings.resume or settings.resume_from_step >= 0:
         got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
         set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
-    run.training_id = name_training(comm, got.training.id)
+    run.training_id = name_training(comm, got.training)
     if got.step is None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
@@ -85,7 +85,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         load_weights(run.model, folder, step)
         if base.optimizer:
             restore_optimizer(run, folder, step, files)
-    run.base = {"training": training.id or None, "step": step}
+    run.base = {"training": training or None, "step": step}
     run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
 
 

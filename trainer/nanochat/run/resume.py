@@ -66,9 +66,9 @@ class ResumedTraining(NamedTuple):
 
 
 class Obtained(NamedTuple):
-    """The training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
+    """The id of the training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
 
-    training: ResumedTraining
+    training: str
     step: int | None = None
     files: int = -1
     notice: str = ""  # that an older step than the newest is used
@@ -95,8 +95,8 @@ def obtain(
     if leader == comm.rank:
         set_aside(folder, others, say)
     if found is None:
-        return Obtained(training)
-    return Obtained(training, found.step, fetch(comm, folder, found, leader), found.notice)
+        return Obtained(training.id)
+    return Obtained(training.id, found.step, fetch(comm, folder, found, leader), found.notice)
 
 
 def set_aside(folder: Path, steps: set[int], say: Callable[[str], None]) -> None:

@@ -22,13 +22,23 @@ from nanochat.kit.settings import LIMITS, Settings
 from nanochat.rules import stages
 from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
-from nanochat.run.engine import SAMPLE_PROMPTS, complete
+from nanochat.run import engine
 from nanochat.run.loss_eval import deal_out, eval_steps
 
 if TYPE_CHECKING:
     from nanochat.run.state import Run
 
 Place = Mapping[str, Any]  # a position in the data
+# Prompts for --sample-every: simple, with answers that are easy to check, and beginnings of any text.
+SAMPLE_PROMPTS = (
+    "The capital of Italy is",
+    "Water boils at a temperature of",
+    "The opposite of small is",
+    "If the",
+    "Two plus three equals",
+    "Once upon a time",
+)
+SAMPLE_TOKENS = 16
 
 
 class BaseModel(NamedTuple):
@@ -96,7 +106,9 @@ class RunStage:
     def samples(self, run: Run) -> Iterator[tuple[str, str]]:
         """Prompts, and the model's continuations."""
         for prompt in SAMPLE_PROMPTS:
-            yield prompt, complete(run.model, run.tokenizer, prompt)
+            ids = run.tokenizer.encode(prompt, bos=True)
+            added = engine.generate(run.model, ids, SAMPLE_TOKENS, 0, stops=engine.stops(run.tokenizer))
+            yield prompt, run.tokenizer.decode([*ids[1:], *added])
 
 
 def model_config(settings: Settings, vocab_size: int, depth: int | None = None) -> ModelConfig:
