@@ -31,7 +31,7 @@ from nanochat.record.tracker import open_tracker
 uri, folder = sys.argv[1], Path(sys.argv[2])
 tracker = open_tracker("mlflow", uri, "d4", {"depth": 4, "matrix_lr": 0.02}, folder)
 for step in range(%d):
-    tracker.log(step, {"train/loss": 10 - step / 10, "tokens_per_second": 2048.0})
+    tracker.take({"kind": "step", "time": 1.7e9 + step, "step": step, "loss": 10 - step / 10})
 tracker.close("finished")
 """ % STEPS  # fmt: skip
 

@@ -14,7 +14,7 @@ from nanochat.model.gpt import GPT
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
 from nanochat.rules.model_size import ModelConfig
-from nanochat.rules.shares import passes_of, pieces, stream_rows
+from nanochat.rules.shares import passes_of
 from nanochat.run.state import SMOOTHING, TrainingProgress, new_balancer
 
 
@@ -31,18 +31,6 @@ def heard(balancer: Balancer, seconds: list[float], most: float) -> tuple[Shares
         if (found := balancer.hear(seconds)) is not None:
             return found, passed
     return None, passed
-
-
-@pytest.mark.parametrize("shares", [[4, 4], [7, 1], [0, 6], [1, 2, 3], [5, 0, 1, 6], [3, 3, 1]])
-def test_every_row_of_every_stream_is_taken_once_whatever_the_shares(shares: list[int]) -> None:
-    taken = [
-        (piece.stream, row)
-        for rank in range(len(shares))
-        for piece in pieces(shares, rank)
-        for row in range(piece.start, piece.stop)
-    ]
-    assert taken == [(stream, row) for stream, rows in enumerate(stream_rows(shares)) for row in range(rows)]
-    assert [sum(p.stop - p.start for p in pieces(shares, rank)) for rank in range(len(shares))] == shares
 
 
 @pytest.mark.parametrize(

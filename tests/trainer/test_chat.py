@@ -88,7 +88,9 @@ def test_a_base_model_continues_the_text(base: Path, capsys: pytest.CaptureFixtu
     chat_cli.main(flags)
     first = capsys.readouterr().out
     model = engine.load_model(base / "base_checkpoints/d2", 5, tokens)
-    assert first == engine.complete(model, tokens, "import sys", 9, 0.6, 50, 3) + "\n"
+    prompt = tokens.encode("import sys", bos=True)
+    added = engine.generate(model, prompt, 9, 0.6, 50, 3, engine.stops(tokens))
+    assert first == tokens.decode([*prompt[1:], *added]) + "\n"
     chat_cli.main([*flags[:-1], "--seed=4"])
     assert capsys.readouterr().out != first
 

@@ -35,22 +35,14 @@ def talks() -> Talks:
     return Talks(TALKS, tokenizer.load(DATA / "tokenizer"))
 
 
-def test_a_step_is_packed_of_whole_conversations_and_the_same_for_any_number_of_ranks(talks: Talks) -> None:
-    alone, together = [], []
-    loaders = [ChatLoader(talks, [2, 4], rank, LENGTH) for rank in range(2)]
-    whole = ChatLoader(talks, [6], 0, LENGTH)
+def test_a_step_is_packed_of_whole_conversations_and_resumed_by_its_position(talks: Talks) -> None:
+    loader = ChatLoader(talks, 6, LENGTH)
     for dummy in range(12):
-        alone += whole.step([2, 2, 2])
-        together += [*loaders[0].step([2]), *loaders[1].step([2, 2])]
-        assert whole.last is not None and loaders[0].last is not None and loaders[1].last is not None
-        counted = sum(int((targets != IGNORED).sum()) for dummy2, targets in alone[-3:])
-        assert whole.last.counted == loaders[0].last.counted == counted
-    for one, two in zip(alone, together, strict=True):
-        assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
-    assert whole.position()["epoch"] > 1
-    # A new loader continues with the same rows from the position alone.
-    again = ChatLoader(talks, [6], 0, LENGTH, whole.position())
-    assert torch.equal(again.step([6])[0][0], torch.cat([ids for ids, dummy in whole.step([2, 2, 2])]))
+        targets = loader.next_batch()[1]
+        assert loader.last is not None and loader.last.counted == int((targets != IGNORED).sum())
+    assert loader.position()["epoch"] > 1
+    again = ChatLoader(talks, 6, LENGTH, loader.position())
+    assert torch.equal(again.next_batch()[0], loader.next_batch()[0])
 
 
 def test_each_conversation_comes_once_in_an_epoch_and_only_answers_are_targets(talks: Talks) -> None:
@@ -72,9 +64,9 @@ def test_an_epoch_has_as_many_steps_as_it_takes_to_read_all_conversations(talks:
     config: Any = None
     settings = Settings(total_batch_size=2 * length, max_seq_len=length, num_iterations=-1)
     steps = stage.plan(settings, config).num_iterations
-    loader = ChatLoader(talks, [2], 0, length)
-    epochs = [loader.step([2]) and loader.position()["epoch"] for dummy in range(steps)]
-    assert epochs[:-1] == [1] * (steps - 1) and loader.step([2]) and loader.position()["epoch"] == 2
+    loader = ChatLoader(talks, 2, length)
+    epochs = [loader.next_batch() and loader.position()["epoch"] for dummy in range(steps + 1)]
+    assert epochs[: steps - 1] == [1] * (steps - 1) and epochs[-1] == 2
 
 
 def test_a_text_that_cannot_be_tokenized_is_named(talks: Talks, tmp_path: Path) -> None:

@@ -10,18 +10,15 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 import pytest
 import torch
 from trainings import flip
 
-from nanochat.kit.common import Ranks, UserError
-from nanochat.parallel.comm import connect
+from nanochat.kit.common import UserError
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import saving
 from nanochat.run.checkpoint_manager import NotSaved
 
 MODEL = {"lm_head.weight": torch.arange(6.0).view(2, 3), "resid_lambdas": torch.ones(3)}
@@ -110,44 +107,6 @@ def test_field_18_a_full_disk_leaves_the_last_good_checkpoint(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    room = 2
-
-    def check_space(folder: Path, needed: int) -> None:
-        if len(checkpoints.whole_steps(folder)) >= room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "check_space", check_space)
-    monkeypatch.setattr(saving, "checkpoint", lambda run: {"optimizer": {}, "model": MODEL, "meta": META})
-    monkeypatch.setattr(saving, "prove_identical", lambda run, when: None)
-    run: Any = SimpleNamespace(
-        settings=SimpleNamespace(keep_checkpoints=2), sync=SimpleNamespace(met=True), unproven=None,
-        comm=connect(Ranks(0, 0, 1), "cpu", 5.0, {}),
-        checkpoints=tmp_path, progress=SimpleNamespace(step=0), saved=[],
-        journal=SimpleNamespace(say=said.append, record=lambda *what, **values: None, heartbeat=SimpleNamespace()),
-        optimizer=SimpleNamespace(catch_up=lambda: None), took=lambda what, begun: None,
-    )  # fmt: skip
-    for run.progress.step in (10, 20, 30):
-        saving.save(run, final=False)
-        room = 3
-        assert checkpoints.whole_steps(tmp_path)[-3:] == list(range(10, run.progress.step + 1, 10))[-3:]
-        # Only a later step shows that these weights are sound.
-        saving.prove_checkpoint(run)
-    assert checkpoints.whole_steps(tmp_path) == [20, 30]
-    assert sum(line.startswith("Saved checkpoint") for line in said) == 3
-    room = 1
-    run.progress.step = 40
-    saving.save(run, final=False)
-    assert checkpoints.whole_steps(tmp_path) == [30]
-    assert said[-1].endswith("Training continues; the checkpoint of step 30 is still intact.")
-    assert saving.save_failed_warning(NotSaved("Full."), []).endswith("there is no checkpoint yet.")
-    with pytest.raises(NotSaved):
-        saving.save(run, final=True)
-
-
 def test_older_checkpoints_are_pruned_once_all_ranks_have_newer_ones(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
@@ -166,25 +125,18 @@ def test_older_checkpoints_are_pruned_once_all_ranks_have_newer_ones(tmp_path: P
     assert checkpoints.steps_in(tmp_path) == [20, 40]
 
 
-def test_leftovers_of_interrupted_saves_are_swept_for_any_rank(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    kept = set(names(tmp_path))
-    for rank in (0, 12):
-        (tmp_path / f".model_000020.pt.rank{rank}.tmp").write_bytes(b"half")
-        (tmp_path / f".rank{rank}-0123456789abcdef").touch()
-    (tmp_path / ".writable-0123456789abcdef").touch()
-    checkpoints.sweep(tmp_path)
-    assert set(names(tmp_path)) == kept
-
-
 def interrupted(*dummy: object, **more: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_removal_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_interrupted_saves_and_removals_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     kept = {name for name in names(tmp_path) if "10" not in name}
+    for rank in (0, 12):
+        (tmp_path / f".model_000020.pt.rank{rank}.tmp").write_bytes(b"half")
+        (tmp_path / f".rank{rank}-0123456789abcdef").touch()
+    (tmp_path / ".writable-0123456789abcdef").touch()
     with monkeypatch.context() as killed:
         killed.setattr(Path, "unlink", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -194,22 +146,12 @@ def test_an_interrupted_removal_is_completed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_received_file_appears_only_if_it_is_intact(tmp_path: Path) -> None:
-    save(tmp_path / "there", 10)
-    name = checkpoints.model_name(10)
-    sent = (tmp_path / "there" / name).read_bytes()
-    promised = checkpoints.file_digest(tmp_path / "there" / name)
-    coming = checkpoints.NewFile(tmp_path / "here", name, rank=1)
-    coming.write(sent[:100])
-    assert not (tmp_path / "here" / name).exists()
-    coming.write(sent[100:])
-    coming.finish(promised)
-    assert (tmp_path / "here" / name).read_bytes() == sent
-    broken = checkpoints.NewFile(tmp_path / "here", checkpoints.meta_name(10), rank=1)
+    broken = checkpoints.NewFile(tmp_path, checkpoints.meta_name(10), rank=1)
     broken.write(b"{}")
     with pytest.raises(UserError, match="was corrupted in transit"):
-        broken.finish(promised)
+        broken.finish("0" * 64)
     broken.discard()
-    assert names(tmp_path / "here") == [name]
+    assert names(tmp_path) == []
 
 
 class Evil:
@@ -231,14 +173,3 @@ def test_bad_files_are_named_and_run_nothing(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(UserError, match="does not name its model"):
         checkpoints.load_meta(tmp_path, 1)
     assert capsys.readouterr().out == ""
-
-
-def test_set_aside_folders_are_numbered_and_replace_nothing(tmp_path: Path) -> None:
-    assert checkpoints.set_aside(tmp_path, [10]) is None
-    for dummy in range(2):
-        save(tmp_path, 10)
-        save(tmp_path, 20)
-        moved = checkpoints.set_aside(tmp_path, [20, 30])
-    assert moved == tmp_path / "earlier-2"
-    assert checkpoints.whole_steps(tmp_path) == [10]
-    assert [checkpoints.whole_steps(tmp_path / f"earlier-{n}") for n in (1, 2)] == [[20], [20]]

@@ -96,7 +96,8 @@ def test_a_measured_step_has_all_parts():
     result = answer(start("scripts.measure_step", "--vocab-size", "300", "--seconds", "5", "--steps", "2", "--", *TINY))
     assert result["code"] == 0
     assert result["steps"] == 2
-    assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds"))
+    assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds", "muon_apply_seconds"))
+    assert result["muon_apply_seconds"] < result["muon_seconds"]
     assert result["tokens_per_second"] == pytest.approx(2 * 32 / result["pass_seconds"], rel=0.02)
     assert result["threads"] == 1
     assert result["no_kernels_because"] == ""

@@ -17,11 +17,10 @@ import pytest
 import torch
 
 from nanochat.kit.common import BadCheckpoint, Ranks, UserError
-from nanochat.parallel import comm as comm_module
 from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import resume
-from nanochat.run.lineage import BASE_TRAINING, TRAINING, fits_wanted_and_held, id_of, wanted
+from nanochat.run.lineage import BASE_TRAINING, TRAINING, wanted
 from nanochat.run.resume import ChosenStep, Obtained
 
 T = TypeVar("T")
@@ -197,19 +196,6 @@ def test_a_folder_that_ranks_share_has_one_writer(tmp_path: Path) -> None:
     assert [list(folder.iterdir()) for folder in folders] == [[], [], []]
 
 
-def test_a_rank_without_the_step_receives_its_files_and_their_list(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resume, "CHUNK_BYTES", 300)
-    monkeypatch.setattr(comm_module, "CHUNK_BYTES", 300)
-    hosts.save(10, 1)
-    assert hosts.obtain() == [1, 1]
-    assert hosts.names(0) == hosts.names(1) == sorted(checkpoints.files_of(10, 1))
-    for name in hosts.names(0):
-        assert (hosts.folders[0] / name).read_bytes() == (hosts.folders[1] / name).read_bytes()
-    assert hosts.choose() == [ChosenStep(10, 1), ChosenStep(10, 1)]
-
-
 def test_a_step_of_another_training_is_set_aside_before_its_number_is_received(hosts: Hosts) -> None:
     hosts.save(6, 0, training=NEW)
     hosts.save(6, 1, weight=5.0, training=OLD)
@@ -235,17 +221,18 @@ def test_ranks_that_trained_apart_take_the_weights_of_one(hosts: Hosts) -> None:
     assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, 0)]
 
 
-def test_upstreams_checkpoint_is_gathered_from_its_ranks_folders(hosts: Hosts) -> None:
-    """Rank 0 wrote the weights and every rank its optimizer file, without lists."""
+def test_upstreams_checkpoint_is_sent_with_all_its_ranks_files(hosts: Hosts) -> None:
+    """Rank 0 wrote the weights and every rank its optimizer file, without lists, into one folder."""
     hosts.save(10, 0, 1)
     for folder in hosts.folders:
-        for path in [*folder.glob("ckpt_*"), *(folder.glob("m*_000010.*") if folder is hosts.folders[1] else ())]:
+        for path in folder.glob("ckpt_*"):
             path.unlink()
+    shutil.move(hosts.folders[1] / "optim_000010_rank1.pt", hosts.folders[0])
     assert hosts.choose() == [ChosenStep(10, 0), ChosenStep(10, None)]
     assert hosts.obtain() == [0, 0]
     every = ["meta_000010.json", "model_000010.pt", "optim_000010_rank0.pt", "optim_000010_rank1.pt"]
     assert [hosts.names(0), hosts.names(1)] == [every, every]
-    assert checkpoints.load_optimizer(hosts.folders[0], 10, 1)[1] == {"cursor": [1]}
+    assert checkpoints.load_optimizer(hosts.folders[1], 10, 1)[1] == {"cursor": [1]}
 
 
 def test_upstreams_damaged_optimizer_file_is_not_shared(hosts: Hosts) -> None:
@@ -253,26 +240,9 @@ def test_upstreams_damaged_optimizer_file_is_not_shared(hosts: Hosts) -> None:
     folder = hosts.folders[0]
     for path in folder.glob("ckpt_*"):
         path.unlink()
-    whole = {name for name, *dummy in resume._held(folder, ChosenStep(10, 0)).files}
+    whole = {name for name, *dummy in resume._held(folder, ChosenStep(10, 0))}
     (folder / "optim_000010_rank0.pt").write_bytes(b"half")
-    assert whole - {name for name, *dummy in resume._held(folder, ChosenStep(10, 0)).files} == {"optim_000010_rank0.pt"}
-
-
-def test_ranks_of_one_folder_read_what_their_leader_wrote(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, 1)
-    hosts.save(10, 0)
-    [folder] = hosts.folders
-    found = together(2, lambda comm: resume.obtain(comm, folder, 0, ""))
-    assert [got[1:3] for got in found] == [(10, 0), (10, 0)]
-
-
-def test_a_damaged_list_names_no_writer(hosts: Hosts) -> None:
-    hosts.save(10, 0)
-    [folder] = hosts.folders[:1]
-    shutil.copy(folder / "optim_000010_rank0.pt", folder / "optim_000010_rank1.pt")
-    assert checkpoints.writer_of(folder, 10) == 0
-    (folder / "ckpt_000010_rank0.json").write_text('{"files": [{"name": 3}, 7]}')
-    assert checkpoints.writer_of(folder, 10) is None
+    assert whole - {name for name, *dummy in resume._held(folder, ChosenStep(10, 0))} == {"optim_000010_rank0.pt"}
 
 
 def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> None:
@@ -285,10 +255,3 @@ def test_the_training_comes_from_environment_or_run_folder(tmp_path: Path) -> No
     for torn in ("{", "[]", '{"id": 5}', '{"id": "../x"}'):
         (tmp_path / "training.json").write_text(torn)
         assert wanted(tmp_path, environ={}) == ""
-
-
-def test_only_ids_and_steps_are_taken_from_another_rank() -> None:
-    assert fits_wanted_and_held([OLD, {OLD: [1], "": []}])
-    for told in ([OLD, {"../x": [1]}], ["x", {}], [OLD, {OLD: [-1]}], [OLD, {OLD: 1}], OLD, [OLD]):
-        assert not fits_wanted_and_held(told)
-    assert (id_of({"training": OLD}), id_of({"training": "x"}), id_of({})) == (OLD, "", "")

@@ -14,24 +14,20 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import tiktoken
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from trainings import Job
 
-from nanochat.data import dataloader, tokenizer
-from nanochat.data.dataloader import Cursor, Loader
-from nanochat.data.dataset import Shard
+from nanochat.data import dataloader
+from nanochat.data.dataloader import Loader
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError, UserError
 from nanochat.rules.causes import Cause
-from nanochat.run.stage import Reader, RunStage
 from scripts import make_shards
 from scripts.parity_loader import replay
 
@@ -121,100 +117,22 @@ def test_batches_follow_the_words_on_other_data(
         loader.close()
 
 
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (2, 3)])
-def test_resuming_goes_on_with_the_very_same_tokens(tmp_path: Path, tokens: Tokenizer, rank: int, world: int) -> None:
-    loader = Loader(tokens, SHARDS, "train", 2, 64, rank, world)
-    draw(loader, 25)
+def test_resuming_goes_on_with_the_very_same_tokens_in_the_middle_of_a_row_group(
+    tmp_path: Path, tokens: Tokenizer
+) -> None:
+    write_shards(tmp_path, [f"{i} " * (i % 17 + 1) for i in range(1700)], group=1700)
+    loader = Loader(tokens, tmp_path, "train", 2, 64)
+    draw(loader, 3)
     torch.save(loader.state(), tmp_path / "state.pt")
-    wanted, ends_at = draw(loader, 60), loader.position()
+    wanted, ends_at = draw(loader, 80), loader.position()
     loader.close()
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    resumed = Loader(
-        tokens, SHARDS, "train", 2, 64, rank, world, position={"pq_idx": 0, "rg_idx": 0, "epoch": 9}, state=state
-    )
-    found = draw(resumed, 60)
+    assert 0 < state["cursor"][3] < 1700 / dataloader.DOCUMENTS_AT_ONCE
+    resumed = Loader(tokens, tmp_path, "train", 2, 64, position={"pq_idx": 0, "rg_idx": 0, "epoch": 9}, state=state)
+    found = draw(resumed, 80)
     assert resumed.position() == ends_at
     resumed.close()
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
-
-
-def test_resuming_in_the_middle_of_a_row_group(tmp_path: Path, tokens: Tokenizer) -> None:
-    write_shards(tmp_path, [f"{i} " * (i % 17 + 1) for i in range(1700)], group=1700)
-    loader = Loader(tokens, tmp_path, "train", 2, 64, 0, 1)
-    draw(loader, 3)
-    state = loader.state()
-    assert 0 < state["cursor"][3] < 1700 / dataloader.DOCUMENTS_AT_ONCE
-    wanted = draw(loader, 80)
-    loader.close()
-    resumed = Loader(tokens, tmp_path, "train", 2, 64, 0, 1, state=state)
-    assert all(torch.equal(a, b) for a, b in zip(wanted, draw(resumed, 80), strict=True))
-    resumed.close()
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 400), min_size=4, max_size=9), min_size=1, max_size=3),
-    st.lists(
-        st.tuples(st.integers(1, 4), st.lists(st.integers(1, 12), min_size=4, max_size=4)), min_size=2, max_size=4
-    ),
-)
-def test_ranks_that_change_read_no_document_twice_and_leave_none_out(
-    rows: list[list[int]], phases: list[tuple[int, list[int]]]
-) -> None:
-    """A slice represents its documents: in the end each was read once per epoch, whichever rank read it."""
-    shards = [Shard(Path(str(number)), (150, *groups)) for number, groups in enumerate(rows)]
-    seen: dict[tuple[int, int, int, int], int] = {}
-    states: list[dict[str, Any]] = []
-    for world, counts in phases:
-        ranks = []
-        for rank in range(world):
-            if not any(sum(shard.group_rows[rank::world]) for shard in shards):
-                return
-            state = dataloader.deal(states, shards, rank, world) if states else None
-            ranks.append(read_slices(shards, rank, world, counts[rank], state, seen))
-        states = ranks
-    assert set(seen.values()) <= {1}
-    # Nothing is missing in the epochs before the slowest rank's.
-    left = dataloader.deal(states, shards, 0, 1)
-    cursor = Cursor(*left["cursor"])
-    oldest = min([cursor.epoch, *(one[0] for one in cursor.ahead)])
-    for epoch in range(1, oldest):
-        for file, shard in enumerate(shards):
-            for group, documents in enumerate(shard.group_rows):
-                for number in range(-(-documents // dataloader.DOCUMENTS_AT_ONCE)):
-                    assert (epoch, file, group, number) in seen
-
-
-def read_slices(
-    shards: list[Shard], rank: int, world: int, count: int, state: dict[str, Any] | None, seen: dict[Any, int]
-) -> dict[str, Any]:
-    """Read this many slices as a rank would; returns its state, with no documents waiting."""
-
-    class Reader(dataloader.DocumentReader):
-        def _read(self, index: int, group: int) -> list[str]:
-            return ["x"] * self.shards[index].group_rows[group]
-
-    reader, cursor = Reader(shards, rank, world), Cursor(0, 0, 1, 0)
-    at = Cursor(*state["cursor"]) if state else None
-    for dummy, cursor in itertools.islice(reader.slices(at.position() if at else dataloader.START, at), count):
-        one = (cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice - 1)
-        seen[one] = seen.get(one, 0) + 1
-    return dataloader.state_of(rank, world, shards, cursor, [])
-
-
-def test_what_waited_for_a_row_is_dealt_too_and_a_lost_rank_is_replayed(tokens: Tokenizer) -> None:
-    states = []
-    for rank in range(2):
-        loader = Loader(tokens, SHARDS, "train", 2, 64, rank, 2)
-        draw(loader, 5)
-        states.append(loader.state())
-        loader.close()
-    begun = {"rank": 1, "world": 2}
-    again = dataloader.replayed(tokens, SHARDS, begun, 10, 64)
-    assert torch.equal(again["tokens"], states[1]["tokens"])
-    assert again["cursor"] == states[1]["cursor"]
-    shards = dataloader.dataset.inspect_split(SHARDS, "train", 1)
-    alone = dataloader.deal(states, shards, 0, 1)
-    assert sorted(alone["tokens"].tolist()) == sorted([*states[0]["tokens"].tolist(), *states[1]["tokens"].tolist()])
 
 
 def own_text(folder: Path, size: int) -> Path:
@@ -229,41 +147,31 @@ def own_text(folder: Path, size: int) -> Path:
     return folder / "shards"
 
 
-def own_reader(folder: Path, length: int, rank: int, world: int) -> Reader:
-    settings: Any = SimpleNamespace(max_seq_len=length, timeout_seconds=60)
-    return Reader(settings, tokenizer.load(GOLDEN / "data" / "tokenizer"), folder, rank, world, lambda: False)
-
-
 @pytest.mark.parametrize(
-    ("size", "length", "world"),
+    ("size", "length", "rows"),
     [
         (200_000, 64, 1),
-        (200_000, 2048, 3),
-        (1_000_000, 512, 2),
-        pytest.param(50_000_000, 1024, 2, marks=pytest.mark.long),
+        (200_000, 2048, 6),
+        (1_000_000, 512, 3),
+        pytest.param(50_000_000, 1024, 3, marks=pytest.mark.long),
     ],
 )
 def test_an_own_text_is_read_whole_before_any_of_it_again(
-    size: int, length: int, world: int, tmp_path: Path, tokens: Tokenizer
+    size: int, length: int, rows: int, tmp_path: Path, tokens: Tokenizer
 ) -> None:
-    folder, shares = own_text(tmp_path, size), [rank + 1 for rank in range(world)]
+    folder = own_text(tmp_path, size)
     texts = list(dataloader.dataset.texts(dataloader.dataset.split_paths(folder, "train")))
     whole = Counter(token for text in texts for token in tokens.encode(text))
     left, total, order = whole.copy(), sum(whole.values()), []
-    streams = [RunStage().training_loader(own_reader(folder, length, r, world), shares) for r in range(world)]
+    loader = Loader(tokens, folder, "train", rows, length)
     while min(left.values()) >= 0:
-        rows = [
-            (row, stream.position()["epoch"])
-            for r, stream in enumerate(streams)
-            for pair in stream.step([shares[r]])
-            for row in pair[1]
-        ]
-        order += [tuple(row[:20].tolist()) for row, dummy in rows]
-        seen, epochs = total - sum(left.values()), [epoch for dummy, epoch in rows]
-        left.subtract(token for row, dummy in rows for token in row.tolist() if token != tokens.bos)
-        assert set(epochs) <= ({1} if seen < total - 2 * length * sum(shares) - dataloader.MIXED_TOKENS else {1, 2})
-    for stream in streams:
-        stream.close()
+        drawn = loader.next_batch()[1].tolist()
+        order += [tuple(row[:20]) for row in drawn]
+        seen = total - sum(left.values())
+        left.subtract(token for row in drawn for token in row if token != tokens.bos)
+        early = seen < total - 2 * length * rows - dataloader.MIXED_TOKENS
+        assert loader.position()["epoch"] in ({1} if early else {1, 2})
+    loader.close()
     assert seen > 0.95 * total
     assert len(set(order)) == len(order)
     # Neighbours in the text are not neighbours in the rows.
@@ -274,26 +182,36 @@ def test_an_own_text_is_read_whole_before_any_of_it_again(
     assert sum(a == b for a, b in itertools.pairwise(known)) < 0.4 * len(known)
 
 
-def test_an_own_text_is_resumed_by_other_ranks_where_it_was_left(tmp_path: Path) -> None:
-    folder, stage = own_text(tmp_path, 300_000), RunStage()
-
-    def rows(ranks: int, states: Any, steps: int) -> tuple[list[Any], Any]:
-        readers = [own_reader(folder, 64, rank, ranks) for rank in range(ranks)]
-        shares = [6 // ranks] * ranks
-        places = states and stage.exact_positions(readers[0], states)
-        assert states is None or places is not None
-        streams = [stage.training_loader(reader, shares, None, places) for reader in readers]
-        found = [[stream.step([6 // ranks])[0][1].tolist() for stream in streams] for dummy in range(steps)]
-        for stream in streams:
-            stream.close()
-        return [row for step in found for part in step for row in part], [stream.state() for stream in streams]
-
+def test_an_own_text_is_resumed_where_it_was_left(tmp_path: Path, tokens: Tokenizer) -> None:
+    folder = own_text(tmp_path, 300_000)
     # More than one reading of the text.
-    whole, dummy = rows(1, None, 400)
-    first, states = rows(3, None, 150)
-    second, states = rows(2, states, 100)
-    third, dummy = rows(1, states, 150)
-    assert first + second + third == whole
+    loader = Loader(tokens, folder, "train", 6, 64)
+    whole = draw(loader, 400)
+    loader.close()
+    found, state = [], None
+    for batches in (150, 100, 150):
+        loader = Loader(tokens, folder, "train", 6, 64, state=state)
+        found += draw(loader, batches)
+        state = loader.state()
+        loader.close()
+    assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"digests": ["x", "y"]}, "the data have changed since (shard_00000.parquet, shard_00001.parquet)"),
+        ({"world": 2}, "in the version that made it each rank read documents of its own"),
+        ({"cursor": [0, 0, 1, 0, [], None]}, "in the version that made it each rank read documents of its own"),
+    ],
+)
+def test_a_state_says_why_it_cannot_be_continued_exactly(change: dict[str, Any], why: str) -> None:
+    shards = dataloader.dataset.inspect_split(SHARDS, "train")
+    files, digests = [shard.path.name for shard in shards], [shard.digest for shard in shards]
+    state = {"rank": 0, "world": 1, "files": files, "digests": digests, "cursor": [0, 0, 1, 0], **change}
+    found = dataloader.why_not_exact(state, shards)
+    assert found.startswith(why) and bool(found) == bool(why)
 
 
 def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
@@ -306,17 +224,22 @@ def test_a_loader_that_is_closed_leaves_no_thread(tokens: Tokenizer) -> None:
     assert threading.active_count() == before
 
 
-def test_field_07_a_rank_without_row_groups_is_refused(tmp_path: Path, tokens: Tokenizer) -> None:
-    write_shards(tmp_path, ["some text"] * 20)
-    with pytest.raises(UserError, match=r"rank 2 of 3 would get no train documents: .* at most 2 row group"):
-        Loader(tokens, tmp_path, "train", 1, 8, 0, 3)
+def test_field_07_one_row_group_is_enough_for_any_number_of_ranks(tmp_path: Path) -> None:
+    """And the losses are those of one rank: all read the same rows."""
+    (tmp_path / "tokenizer").symlink_to(GOLDEN / "data" / "tokenizer")
+    (tmp_path / "base_data_climbmix").mkdir()
+    write_shards(tmp_path / "base_data_climbmix", [f"text {n} of some" for n in range(1500)], group=1500)
+    losses = []
+    for world in (1, 3):
+        job = Job(tmp_path / str(world), world, tmp_path)
+        job.run("--num-iterations", "4")
+        losses.append(job.losses())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4) and len(losses[0]) == 4
 
 
 def test_a_bad_validation_shard_is_refused_before_training(tmp_path: Path, tokens: Tokenizer) -> None:
     write_shard(tmp_path / "a.parquet", ["some text"] * 40, group=10)
     write_shard(tmp_path / "b.parquet", ["some text"] * 20, group=20)
-    # All ranks read all of it, so one row group is enough.
-    Loader(tokens, tmp_path, "train", 1, 8, 0, 2).close()
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"b\.parquet is not a complete parquet file"):
         Loader(tokens, tmp_path, "train", 1, 8, 0, 1)

@@ -104,12 +104,8 @@ def test_time_after_the_last_step_is_reserved() -> None:
 
 def test_resumed_run_cools_down_from_its_place() -> None:
     places, dummy = steps(50.0, WHOLE // 2)
-    assert places[0] == WHOLE // 2
-    assert places[25] / WHOLE == pytest.approx(0.75, abs=0.015)
-    assert places[-1] / WHOLE == pytest.approx(0.98, abs=0.015)
-
-
-def test_time_that_is_over_leaves_one_step() -> None:
+    assert [places[number] / WHOLE for number in (0, 25, -1)] == pytest.approx([0.5, 0.75, 0.98], abs=0.015)
+    # Time that is over leaves one step.
     assert steps(-3600.0, WHOLE // 2)[0] == [WHOLE // 2]
 
 

@@ -21,9 +21,8 @@ from nanochat.parallel import agreement, sync
 from nanochat.parallel.comm import Comm, _beat, _farewell
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import rescue, restore, resume, saving
+from nanochat.run import restore, resume, saving
 from nanochat.run.resume import ChosenStep, ResumedTraining
-from nanochat.run.stage import RunStage
 
 ENDLESS = "[" * 10**5
 
@@ -44,33 +43,30 @@ class Honest(Comm):
         pytest.fail("nothing may be carried")
 
 
-READER: Any = None  # nothing is read
-
-
 def fed(comm: Comm) -> Any:
     """A sync with error feedback."""
     return SimpleNamespace(comm=comm, feedback={"a": torch.zeros(1)})
 
 
-NO_STEPS = ResumedTraining("", [])
+def saves(comm: Comm) -> Any:
+    """A run that saves."""
+    return SimpleNamespace(comm=comm, sync=SimpleNamespace(whole_state=dict))
+
+
+NO_STEPS = ResumedTraining("", [[], []])
 SHA = "0" * 64
 WEIGHTS = {"a": torch.zeros(2)}
 FILES: list[list[Any]] = [[name, 3, SHA] for name in checkpoints.files_of(5, 1)]
-THEIRS = FILES[:3]
 
 
 def in_place_of(number: int, name: str, size: Any = 3, sha256: Any = SHA) -> list[Any]:
     """The answer of a rank that holds a whole checkpoint, with one entry replaced."""
-    return [1, True, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
+    return [1, [*FILES[:number], [name, size, sha256], *FILES[number + 1 :]]]
 
 
 NAMES = [
     "./../../.bashrc", "../.bashrc", "/etc/passwd", "", ".", "model_000006.pt", "ckpt_000005_rank0.json", "model_000005.pt\n",
     "model_000005.pt/../x", "optim_000005_rank1.pt/../../x", "optim_000005_rank٣.pt", "optim_000005_rank1234567.pt", "model_000005xpt",
-]  # fmt: skip
-PLACES = [
-    {"x": 1}, {"cursor": 3}, {"cursor": [1, 2, 3]}, {"cursor": [0, 0, 1, "x"]}, {"cursor": [0, 0, 1, 1, [], {"pq_idx": 1}]},
-    {"cursor": [0, 0, 1, 1, [[1]], None]}, {"rank": "0"}, {"files": "x"}, {"route": 3}, {"of": -2},
 ]  # fmt: skip
 CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     (
@@ -93,9 +89,21 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     ("the checkpoint folders", resume.folder_leader, [*NAMES, 3, None]),
     (
-        "the steps of all",
-        lambda comm, folder: resume.choose_step(comm, folder, -1, NO_STEPS),
-        [None, "x", ["5"], [-1], [2.0], [True], [10**30], list(range(200_000))],
+        "the trainings of all",
+        lambda comm, folder: resume.find_training(comm, folder, ""),
+        [
+            None,
+            "x",
+            ["", []],
+            ["", {"": ["5"]}],
+            ["", {"": [-1]}],
+            ["", {"": [2.0]}],
+            ["", {"": [True]}],
+            ["", {"": [10**30]}],
+            ["", {"../x": [1]}],
+            ["x", {}],
+            ["", {"": list(range(200_000))}],
+        ],
     ),
     (
         "whether step",
@@ -107,62 +115,35 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
         lambda comm, folder: resume.fetch(comm, folder, ChosenStep(5, None), 0),
         [
             *(in_place_of(number, name) for number in range(4) for name in NAMES if name != FILES[number][0]),
-            *([0, False, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
+            *([0, [*FILES[:2], [name, 3, SHA]]] for name in NAMES),
             in_place_of(0, FILES[0][0], -1),
             in_place_of(0, FILES[0][0], 2.5),
             in_place_of(0, FILES[0][0], 10**30),
             in_place_of(0, FILES[0][0], 3, "x"),
-            [1, True, []],
-            [1, True, THEIRS],
-            [2, True, FILES],
-            [0, False, []],
-            [1, True, FILES * 2],
-            [None, True, FILES],
-            [10**30, True, FILES],
-            [0, False, [*THEIRS, THEIRS[2]]],
-            [0, False, FILES],
-            [1, 1, FILES],
+            [1, []],
+            [2, FILES],
+            [1, FILES * 2],
+            [None, FILES],
+            [10**30, FILES],
+            [0, [*FILES[:3], FILES[2]]],
+            [1, [FILES[1], FILES[0]]],
+            [1, FILES, 1],
             {},
             "x",
             None,
-            [None, False, []],
+            [None, []],
         ],
     ),
-    (
-        "the places in the data",
-        lambda comm, folder: resume.gather_states(comm, {}),
-        [
-            [{}],
-            [[], {}],
-            [{}, []],
-            *([place, {}] for place in PLACES),
-            *(
-                [{}, {"tokens": shape}]
-                for shape in (
-                    ["torch.int64", [10**12]],
-                    ["torch.int64", [-1]],
-                    ["torch.int64", [3, 3]],
-                    ["torch.float64", [3]],
-                    ["os.system", [1]],
-                    3,
-                )
-            ),
-        ],
-    ),
+    ("the matrix libraries", lambda comm, folder: saving.checkpoint(saves(comm)), [None, 3, ["mkl"], "x" * 10**5]),
     (
         "whose momentum",
-        lambda comm, folder: rescue.merge_momentum(comm, {"muon": {}}, {}, []),
+        lambda comm, folder: restore.merge_momentum(comm, {"muon": {}}, {}, []),
         ["x", [3], {}, ["x" * 10**5]],
     ),
     (
         "the error feedback",
         lambda comm, folder: restore.restore_feedback(fed(comm), [1, 1], None, print),
         [None, 1, [True]],
-    ),
-    (
-        "who knows which places",
-        lambda comm, folder: restore.positions_of_ranks(comm, RunStage(), READER, None),
-        [1, "mine", []],
     ),
     ("what was removed", lambda comm, folder: saving.make_room(comm, folder, 2, []), [None, "x", [-1], ["x"]]),
 ]
@@ -178,7 +159,7 @@ def test_whatever_another_rank_says_is_refused_in_a_sentence_that_names_it(
         with pytest.raises(UserError) as caught:
             cross(comm, folder)
         assert comm.asked
-        if about != "who has step" or word not in (None, [None, False, []]):
+        if about != "who has step" or word not in (None, [None, []]):
             assert str(caught.value).startswith(f"rank 1 sent an invalid message about {about}"), word
             assert (caught.value.cause, caught.value.blames) == (Cause.CODE_DIFFERS, [1])
         assert not [path for path in tmp_path.rglob("*") if path.is_file()], word

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -23,16 +23,15 @@ import torch
 from kill_and_resume import same
 from trainings import Job
 
-from nanochat.data import dataloader
 from nanochat.kit.common import BadCheckpoint, Ranks, UserError
 from nanochat.kit.settings import parse
 from nanochat.parallel.comm import connect
 from nanochat.record.journal import Journal
 from nanochat.run import checkpoint_manager as checkpoints
-from nanochat.run import loop as training
 from nanochat.run import program
+from nanochat.run.checkpoint_manager import NotSaved
 from nanochat.run.loop import train
-from nanochat.run.restore import approximate_position
+from nanochat.run.restore import saved_position
 from nanochat.run.saving import prove_identical
 from nanochat.run.setup import set_up
 from nanochat.run.state import Run
@@ -144,6 +143,32 @@ def test_a_resumed_run_whose_loss_is_nan_names_an_older_checkpoint(alone: Job, m
     assert checkpoints.steps_in(alone.checkpoints(0)) == [3, 6]
 
 
+# -- checkpoints on a disk that is too small
+
+
+@pytest.mark.parametrize(
+    ("room", "kept", "told"),
+    [
+        (2, [6, 8], "Deleting all checkpoints before the last good one to make room."),
+        (1, [2], "Training continues; the checkpoint of step 2 is still intact."),
+        (0, [], "there is no checkpoint yet."),
+    ],
+)
+def test_field_18_older_checkpoints_make_room_and_the_last_good_one_stays(
+    room: int, kept: list[int], told: str, alone: Job, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def check_space(folder: Path, needed: int) -> None:
+        if len(checkpoints.whole_steps(folder)) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "check_space", check_space)
+    # Only the last save must succeed.
+    with contextlib.nullcontext() if room > 1 else pytest.raises(NotSaved, match="No space left on device"):
+        run_alone(alone, "--num-iterations", "8", "--save-every", "2", "--keep-checkpoints", "2")
+    assert checkpoints.whole_steps(alone.checkpoints(0)) == checkpoints.steps_in(alone.checkpoints(0)) == kept
+    assert told in capsys.readouterr().out
+
+
 # -- checkpoints of earlier runs
 
 
@@ -189,40 +214,9 @@ def test_another_number_of_ranks_resumes_with_all_saved_state(before: int, after
     ranks.passed(ranks.call(HERE, "compare_restored", after, str(tmp_path), "--resume"))
 
 
-def tell_place(comm: Comm, folder: str, *flags: str) -> None:
-    places: list[Any] = []
-    exactly = dataloader.Packer.resume_exactly
-
-    def told(self: dataloader.Packer, cursor: dataloader.Cursor, waiting: Any) -> None:
-        places.append(cursor.then)
-        exactly(self, cursor, waiting)
-
-    dataloader.Packer.resume_exactly = told  # type: ignore[method-assign]
-    ready(comm, folder, *flags).feed.loader.close()
-    print(json.dumps(places))
-
-
-def test_after_a_change_of_ranks_all_resume_at_one_position_in_the_data(tmp_path: Path) -> None:
-    job = Job(tmp_path, 2)
-    job.run("--rank-rows", "10,2")
-    metas = [json.loads((job.checkpoints(rank) / "meta_000012.json").read_text()) for rank in (0, 1)]
-    # Each rank has read up to a different position, but the checkpoints in all folders name the same one.
-    assert metas[0]["dataloader_state_dict"] == metas[1]["dataloader_state_dict"]
-    outs = ranks.passed(ranks.call(HERE, "tell_place", 3, str(tmp_path), "--resume"))
-    places = [ranks.last_json(out) for out in outs]
-    # First each rank reads its share of what the old ranks left unread; then all continue from one position.
-    assert places == [places[0]] * 3 and len(places[0]) == 1
-    # Not before the position that the checkpoint names for other trainers, because some rank has read further.
-    named = metas[0]["dataloader_state_dict"]
-    assert all((place["epoch"], place["pq_idx"]) >= (named["epoch"], named["pq_idx"]) for place in places[0])
-
-
-def test_another_trainers_checkpoint_may_lack_the_epoch_but_not_the_position() -> None:
-    assert approximate_position({"dataloader_state_dict": {"pq_idx": 1, "rg_idx": 2}}, []) == {
-        "epoch": 1, "pq_idx": 1, "rg_idx": 2,
-    }  # fmt: skip
+def test_another_trainers_checkpoint_must_have_its_position_in_the_data() -> None:
     with pytest.raises(BadCheckpoint, match="does not contain its position in the data"):
-        approximate_position({"step": 3}, [])
+        saved_position({"step": 3})
 
 
 def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> None:
@@ -233,24 +227,6 @@ def test_weights_that_do_not_match_are_refused_in_one_sentence(alone: Job) -> No
     (alone.checkpoints(0) / "ckpt_000002_rank0.json").unlink()
     with pytest.raises(BadCheckpoint, match=r"the weights of step 2 in .* do not match this model: .*Missing key"):
         run_alone(alone, "--resume")
-
-
-# -- stopping
-
-
-def test_a_stop_saves_and_leaves_a_due_evaluation_to_the_next_start(
-    alone: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = training.train_step
-    monkeypatch.setattr(training, "train_step", lambda run: step(run) or run.progress.step == 2)
-    flags = ("--num-iterations", "4", "--eval-every", "2", "--eval-tokens", "512", "--save-every", "-1")
-    run_alone(alone, *flags)
-    assert alone.events("end")[-1]["reason"] == "stopped"
-    assert checkpoints.steps_in(alone.checkpoints(0)) == [2]
-    assert not alone.events("eval")
-    monkeypatch.undo()
-    run_alone(alone, *flags, "--resume")
-    assert [event["step"] for event in alone.events("eval")] == [2, 4]
 
 
 # -- output that cannot be written

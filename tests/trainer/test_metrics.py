@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,6 @@ def test_events_are_json_with_kind_time_and_step(tmp_path: Path) -> None:
     assert abs(first.pop("time") - time.time()) < 10
     assert first == {"kind": "step", "step": 3, "loss": 2.5, "epoch": 1}
     assert (second["loss"], second["nested"]) == (None, {"a": [None, 1]})
-
-
-def test_writers_at_the_same_time_do_not_mix_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    writers = [Metrics(path) for dummy in range(4)]
-
-    def work(metrics: Metrics) -> None:
-        for step in range(200):
-            metrics.write("step", step, text="x" * 500)
-
-    threads = [threading.Thread(target=work, args=(metrics,)) for metrics in writers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(lines(path)) == 800
 
 
 def test_a_full_disk_is_reported_once_and_training_continues(

@@ -45,13 +45,8 @@ def test_learning_rate(plan: TrainingPlan) -> None:
     assert at(5000) == pytest.approx(0.05)
 
 
-def test_momentum_of_a_fine_tuning_rises_sooner_and_not_so_far() -> None:
-    plan = dataclasses.replace(
-        schedule.plan_training(
-            scaling_parameters=1, reference_parameters=1, flops_per_token=1, num_iterations=500, total_batch_size=1
-        ),
-        momentum=schedule.FINE_TUNING,
-    )
+def test_momentum_of_a_fine_tuning_rises_sooner_and_not_so_far(plan: TrainingPlan) -> None:
+    plan = dataclasses.replace(plan, num_iterations=500, momentum=schedule.FINE_TUNING)
     found = [schedule.muon_momentum(plan, step, step) for step in (0, 150, 300, 499, 500)]
     assert found == pytest.approx([0.85, 0.90, 0.95, 0.95, 0.95])
 

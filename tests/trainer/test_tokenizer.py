@@ -35,15 +35,15 @@ def test_any_text_comes_back(tokens: tokenizer.Tokenizer, text: str) -> None:
     assert tokens.decode(ids) == text
     assert tokens.encode_documents([text], threads=1) == [[tokens.bos, *ids]]
     assert tokens.encode(text, bos=True) == [tokens.bos, *ids]
-
-
-def test_special_tokens_in_a_text_are_text(tokens: tokenizer.Tokenizer) -> None:
-    assert tokens.bos not in tokens.encode("<|bos|>")
+    # Special tokens in a text are text.
+    assert tokens.bos not in tokens.encode(f"{text}<|bos|>")
 
 
 def test_what_is_trained_here_is_a_plain_pickle_of_tiktoken(tmp_path: Path) -> None:
     trained = tokenizer.train(TEXTS, 285)
-    tokenizer.save(trained, tmp_path / "tokenizer")
+    # One that is there is replaced whole.
+    for one in (tokenizer.train(TEXTS, 280), trained):
+        tokenizer.save(one, tmp_path / "tokenizer")
     with (tmp_path / "tokenizer/tokenizer.pkl").open("rb") as file:
         theirs = pickle.load(file)
     assert isinstance(theirs, tiktoken.Encoding)
@@ -52,20 +52,13 @@ def test_what_is_trained_here_is_a_plain_pickle_of_tiktoken(tmp_path: Path) -> N
     text = "the cat 123 <|bos|> Grüße"
     assert again.encode(text) == theirs.encode_ordinary(text) == trained.encode(text)
     assert len(tokenizer.load_token_bytes(tmp_path / "tokenizer", 285)) == 285
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["token_bytes.pt", "tokenizer", "tokenizer.pkl"]
 
 
 def test_at_most_two_digits_make_a_token() -> None:
     trained = tokenizer.train(["1234567890 " * 200], 400)
     pieces = [trained.decode([i]) for i in range(trained.vocab_size - 9)]
     assert max(sum(c.isdigit() for c in piece) for piece in pieces) == 2
-
-
-def test_a_tokenizer_is_replaced_whole(tmp_path: Path) -> None:
-    for size in (280, 290):
-        tokenizer.save(tokenizer.train(TEXTS, size), tmp_path / "tokenizer")
-    assert tokenizer.load(tmp_path / "tokenizer").vocab_size == 290
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["token_bytes.pt", "tokenizer", "tokenizer.pkl"]
 
 
 class Evil:

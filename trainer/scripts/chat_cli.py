@@ -100,7 +100,7 @@ class Dialogue:
     def say(self, text: str) -> Iterator[str]:
         """Stream the answer."""
         ids, said = self.prompt(text), []
-        stops = {self.tokens.special(name) for name in engine.STOPS}
+        stops = engine.stops(self.tokens)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.turn += 1
         seed, top_k = self.args.seed + self.turn - 1, self.args.top_k or None

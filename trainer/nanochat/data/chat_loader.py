@@ -3,20 +3,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Batches of whole conversations packed into rows; only the assistant's tokens are targets.
 
-    loader = ChatLoader(Talks(path, tokenizer), shares=[4, 4], rank=0, length=512)
-    pairs = loader.step([2, 2])  # this rank's micro-batches of the coming step
-    loader.last.counted          # the targets of the whole step, over all ranks
+    loader = ChatLoader(Talks(path, tokenizer), rows=8, length=512)
+    x, y = loader.next_batch()   # the rows of the coming step
+    loader.last.counted          # its targets
     loader.position()            # everything needed to resume
 
-Every rank packs the rows of all ranks and takes its own, which costs almost nothing. So a step has the same rows for any
-number of ranks, and a position in the data is two numbers: the epoch, and how many of its conversations were read.
+A position in the data is two numbers: the epoch, and how many of its conversations were read.
 A step takes the next conversations of the epoch as long as each fits into one of its rows, and puts
 each where it leaves the least space. Rows end with padding rather than part of a conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nanochat.data import conversation
-from nanochat.data.dataloader import Cursor, Pair, in_passes
+from nanochat.data.dataloader import Cursor, Pair
 from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import DataError
 from nanochat.model.ops import IGNORED
@@ -105,25 +104,17 @@ def pack(talks: Talks, epoch: int, index: int, rows: int, length: int, once: boo
 
 
 class ChatBatch(NamedTuple):
-    """The rows of a step: where the next ones start, and the number of targets on all ranks."""
+    """The rows of a step: where the next ones start, and the number of targets."""
 
     cursor: Cursor
     counted: int
 
 
 class ChatLoader:
-    """One rank's micro-batches, step by step."""
+    """The rows of each step, of all ranks."""
 
-    def __init__(
-        self,
-        talks: Talks,
-        shares: Sequence[int],
-        rank: int,
-        length: int,
-        position: Mapping[str, int] | None = None,
-    ) -> None:
-        """shares: rows per step of all ranks."""
-        self.talks, self.shares, self.rank, self.length = talks, shares, rank, length
+    def __init__(self, talks: Talks, rows: int, length: int, position: Mapping[str, int] | None = None) -> None:
+        self.talks, self.rows, self.length = talks, rows, length
         at = {**START, **(position or {})}
         self._cursor = Cursor(0, at["rg_idx"], at["epoch"], 0)
         if not (at["epoch"] >= 1 and 0 <= at["rg_idx"] <= len(talks)):
@@ -133,27 +124,20 @@ class ChatLoader:
             )
         self.last: ChatBatch | None = None
 
-    def deal(self, shares: Sequence[int], dummy: object) -> None:
-        """Change the ranks' shares of the rows."""
-        self.shares = shares
-
-    def step(self, passes: Sequence[int]) -> list[Pair]:
-        """This rank's micro-batches of the coming step, of these sizes."""
-        packed = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, sum(self.shares), self.length)
-        begin = sum(self.shares[: self.rank])
-        mine = slice(begin, begin + self.shares[self.rank])
+    def next_batch(self) -> Pair:
+        """Inputs and targets of the coming step."""
+        packed = pack(self.talks, self._cursor.epoch, self._cursor.rg_idx, self.rows, self.length)
         self._cursor = Cursor(0, packed.read, packed.epoch, 0)
         self.last = ChatBatch(self._cursor, int((packed.targets != IGNORED).sum()))
-        return in_passes(packed.inputs[mine], packed.targets[mine], passes)
+        return packed.inputs, packed.targets
 
     def position(self) -> dict[str, int]:
         """Where the next step continues, in upstream's format; rg_idx counts conversations."""
         return self._cursor.position()
 
     def state(self, batch: Any = None) -> dict[str, Any]:
-        """The position for this rank's own file."""
-        cursor = batch.cursor if batch is not None else self._cursor
-        return {"cursor": list(cursor[:4])}
+        """The meta file's position is enough."""
+        return {}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -3,14 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Batches of tokens: documents packed best-fit into rows that each begin with BOS (of our own shards: cut into such rows).
 
-    loader = Loader(tokenizer, folder, "train", rows=2, length=512, rank=0, world=1)
+    loader = Loader(tokenizer, folder, "train", rows=2, length=512)
     x, y = loader.next_batch()
     loader.position()        # upstream's three numbers, for the checkpoint's meta file
     loader.state()           # everything needed to resume bit-identically, for the rank's own file
     loader.close()
 
-Rank r of W reads the row groups r, r+W, ... of each file, forever. When a run resumes with another number of ranks,
-`deal` distributes the documents that the old ones have not read, so that none is repeated or skipped.
+All ranks of a training read the same rows, and each takes its share of them (feed.py). With rank r of world W, a loader reads the
+row groups r, r+W, ... of each file, as upstream's ranks do.
 A thread prepares the next batches while the model computes; position() and state() always refer to the last batch
 returned.
 """
@@ -44,6 +44,7 @@ BUFFER_DOCUMENTS = 1000
 MIXED_TOKENS = 2**17  # of our own shards: rows of at least this many tokens are mixed
 BATCHES_AHEAD = 2
 MOST_THREADS = 8
+SHOWN_NAMES = 3
 # Timeouts in seconds: for reading without progress, and after the run was asked to stop.
 PATIENCE_SECONDS, STOP_SECONDS, POLL_SECONDS = 300.0, 10.0, 0.5
 START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
@@ -51,22 +52,13 @@ START = {"pq_idx": 0, "rg_idx": -1, "epoch": 1}
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
-# A row group or its rest: epoch, file, group, and the first unread slice of 128 documents.
-Left = tuple[int, int, int, int]
-
-
 class Cursor(NamedTuple):
-    """The documents read last: file, row group, epoch, and the next of the group's slices of 128.
-
-    After a change of ranks there may be groups of the old ones to read first; `then` is where this rank's own begin.
-    """
+    """The documents read last: file, row group, epoch, and the next of the group's slices of 128."""
 
     pq_idx: int
     rg_idx: int
     epoch: int
     next_slice: int
-    ahead: Sequence[Left] = ()
-    then: Mapping[str, int] | None = None
 
     def position(self) -> dict[str, int]:
         """Upstream's three numbers."""
@@ -85,12 +77,6 @@ class LoadedBatch(NamedTuple):
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def in_passes(inputs: torch.Tensor, targets: torch.Tensor, passes: Sequence[int]) -> list[Pair]:
-    """Rows split into micro-batches of this size; none if there are no rows."""
-    sizes = list(passes)
-    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True)) if len(inputs) else []
-
-
 class DocumentReader:
     """This rank's documents, a slice of at most 128 at a time, epoch after epoch."""
 
@@ -100,7 +86,7 @@ class DocumentReader:
     def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
         """(file, row group, epoch) from just after the given position, forever."""
         first, epoch = start["pq_idx"], start["epoch"]
-        # Any rank may continue from any rank's position: its own first group of the next round.
+        # The position may be another rank's: this rank's first group of the next round.
         group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
         while True:
             for index in range(first, len(self.shards)):
@@ -110,24 +96,17 @@ class DocumentReader:
             first, epoch = 0, epoch + 1
 
     def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
-        """Texts and the cursor after them; with a cursor, first the rest of its row group and of the old ranks'."""
+        """Texts and the cursor after them; with a cursor, first the rest of its row group."""
         if within is not None:
-            ahead, then = [_left(left) for left in within.ahead], within.then
-            yield from self._cut((within.epoch, within.pq_idx, within.rg_idx, within.next_slice), ahead, then)
-            for number, left in enumerate(ahead, start=1):
-                yield from self._cut(left, ahead[number:], then)
-            start = then or start
+            yield from self._cut(within)
         for index, group, epoch in self.groups(start):
-            yield from self._cut((epoch, index, group, 0))
+            yield from self._cut(Cursor(index, group, epoch, 0))
 
-    def _cut(
-        self, left: Left, ahead: Sequence[Left] = (), then: Mapping[str, int] | None = None
-    ) -> Iterator[tuple[list[str], Cursor]]:
-        epoch, index, group, first = left
-        texts = self._read(index, group)
-        for number in range(first, -(-len(texts) // DOCUMENTS_AT_ONCE)):
-            begin = number * DOCUMENTS_AT_ONCE
-            yield texts[begin : begin + DOCUMENTS_AT_ONCE], Cursor(index, group, epoch, number + 1, ahead, then)
+    def _cut(self, begin: Cursor) -> Iterator[tuple[list[str], Cursor]]:
+        texts = self._read(begin.pq_idx, begin.rg_idx)
+        for number in range(begin.next_slice, -(-len(texts) // DOCUMENTS_AT_ONCE)):
+            first = number * DOCUMENTS_AT_ONCE
+            yield texts[first : first + DOCUMENTS_AT_ONCE], begin._replace(next_slice=number + 1)
 
     def _read(self, index: int, group: int) -> list[str]:
         path = self.shards[index].path
@@ -253,7 +232,7 @@ class TextPacker(Packer):
             tokens += self._encoded(texts)
             count = sum(map(len, tokens))
         rows, self.rest = cut_rows(np.concatenate(tokens), self.tokenizer.bos, self.length)
-        generator = torch.Generator().manual_seed(zlib.crc32(repr(tuple(self.cursor[:4])).encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(repr(tuple(self.cursor)).encode()))
         order = torch.randperm(max(0, len(rows) - 1), generator=generator).tolist()
         # The first one has what was left over from before.
         self.ready.extend(rows[:1] + [rows[1 + number] for number in order])
@@ -281,23 +260,21 @@ class Loader:
         split: str,
         rows: int,
         length: int,
-        rank: int,
-        world: int,
+        rank: int = 0,
+        world: int = 1,
         position: Mapping[str, int] | None = None,
         state: Mapping[str, Any] | None = None,
         patience: float = PATIENCE_SECONDS,
         interrupted: Callable[[], bool] = lambda: False,
         ahead: int = BATCHES_AHEAD,
     ) -> None:
-        """patience: timeout in seconds without progress; interrupted: whether to stop waiting;
-        ahead: number of batches to prepare."""
-        shards = dataset.inspect_split(folder, split, world)
-        self.rank, self.world, self.shards = rank, world, shards
+        """state: where to resume exactly, position: where to resume like upstream; patience: timeout in seconds without progress;
+        interrupted: whether to stop waiting; ahead: number of batches to prepare."""
+        self.shards = shards = dataset.inspect_split(folder, split)
         kind = TextPacker if shards[0].every_token else Packer
         self.packer = kind(tokenizer, DocumentReader(shards, rank, world), rows, length)
-        # Of another rank's state, or one for other files, only the position is useful.
-        if state is not None and is_of(state, rank, world, shards):
-            cursor = _cursor(state["cursor"])
+        if state is not None:
+            cursor = Cursor(*map(operator.index, state["cursor"]))
             _checked(cursor.position(), len(shards), folder)
             self.packer.resume_exactly(cursor, _unflatten(state))
         elif position is not None:
@@ -321,17 +298,19 @@ class Loader:
 
     def position(self) -> dict[str, int]:
         """The documents read last for the last batch, in upstream's three numbers."""
-        return self._handed_out().cursor.position()
+        assert self.last is not None
+        return self.last.cursor.position()
 
     def state(self, batch: LoadedBatch | None = None) -> dict[str, Any]:
         """The state after a batch (the last one) for bit-identical resuming."""
-        batch = batch or self._handed_out()
-        return state_of(self.rank, self.world, self.shards, batch.cursor, batch.waiting)
-
-    def _handed_out(self) -> LoadedBatch:
-        if self.last is None:
-            raise RuntimeError("no batch was read yet")
-        return self.last
+        batch = batch or self.last
+        assert batch is not None
+        lengths = torch.tensor([len(tokens) for tokens in batch.waiting], dtype=torch.int64)
+        tokens = torch.from_numpy(np.concatenate(batch.waiting)) if batch.waiting else torch.empty(0, dtype=torch.int32)
+        files, digests = [shard.path.name for shard in self.shards], [shard.digest for shard in self.shards]
+        # Earlier versions also wrote states of one of several ranks.
+        place = {"rank": 0, "world": 1, "files": files, "digests": digests, "cursor": list(batch.cursor)}
+        return {**place, "lengths": lengths, "tokens": tokens}
 
     def close(self) -> None:
         """Stop the thread."""
@@ -383,71 +362,15 @@ class Loader:
                 raise DataError(f"the data reader thread died at {self.packer.place()}.")
 
 
-def position_of(states: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
-    """The position of the first rank that reads, from all ranks' states; None if they do not have any."""
-    cursor = next((state["cursor"] for state in states if "cursor" in state), ())
-    return Cursor(*cursor).position() if len(cursor) > len(START) else None
-
-
-def deal(states: Sequence[Mapping[str, Any]], shards: Sequence[dataset.Shard], rank: int, world: int) -> dict[str, Any]:
-    """The state for one of `world` ranks to continue from a different number of ranks.
-
-    The old ranks' unread row groups, up to the one that the first of them has reached, are distributed whole, and so are
-    documents waiting for a row; beyond that group each new rank reads its own.
-    """
-    cursors = [Cursor(*state["cursor"]) for state in states]
-    own = [cursor.then or cursor.position() for cursor in cursors]  # positions of each rank's own groups
-    frontier = max(own, key=lambda at: (at["epoch"], at["pq_idx"], at["rg_idx"]))
-    reached = (frontier["epoch"], frontier["pq_idx"], frontier["rg_idx"])
-    lefts: list[Left] = []
-    for number, (cursor, begin) in enumerate(zip(cursors, own, strict=True)):
-        lefts.append((cursor.epoch, cursor.pq_idx, cursor.rg_idx, cursor.next_slice))
-        lefts += map(_left, cursor.ahead)
-        for index, group, epoch in DocumentReader(shards, number, len(states)).groups(begin):
-            if (epoch, index, group) > reached:
-                break
-            lefts.append((epoch, index, group, 0))
-    # The new ranks' own groups begin with a whole round; earlier groups are dealt out too.
-    last = len(shards[frontier["pq_idx"]].group_rows) - 1
-    before = (frontier["rg_idx"] // world + 1) * world - 1
-    lefts += [(*reached[:2], group, 0) for group in range(frontier["rg_idx"] + 1, min(before, last) + 1)]
-    mine = sorted(lefts)[rank::world]
-    # With nothing left to read first, it is after the last slice of a group.
-    group = min(frontier["rg_idx"], last)
-    at = mine[0] if mine else (*reached[:2], group, shards[reached[1]].group_rows[group])
-    cursor = Cursor(at[1], at[2], at[0], at[3], mine[1:], {**frontier, "rg_idx": before})
-    waiting = [tokens for state in states for tokens in _unflatten(state)][rank::world]
-    return state_of(rank, world, shards, cursor, waiting)
-
-
-def replayed(tokenizer: Tokenizer, folder: Path, state: Mapping[str, Any], rows: int, length: int) -> dict[str, Any]:
-    """The state of a lost rank: starting from its last one, read as many rows as that rank has read."""
-    rank, world = state["rank"], state["world"]
-    shards = dataset.inspect_split(folder, "train", world)
-    packer = Packer(tokenizer, DocumentReader(shards, rank, world), 1, length)
-    if "cursor" in state:
-        packer.resume_exactly(Cursor(*state["cursor"]), _unflatten(state))
-    for dummy in range(rows):
-        packer.batch()
-    return state_of(rank, world, shards, packer.cursor, packer.left())
-
-
-def _cursor(kept: Sequence[Any]) -> Cursor:
-    """A cursor from a file; its position must be integers."""
-    pq_idx, rg_idx, epoch, next_slice = map(operator.index, kept[:4])
-    return Cursor(pq_idx, rg_idx, epoch, next_slice, *kept[4:])
-
-
-def _left(numbers: Sequence[int]) -> Left:
-    """Four numbers from a file."""
-    epoch, index, group, first = numbers
-    return epoch, index, group, first
-
-
-def is_of(state: Mapping[str, Any], rank: int, world: int, shards: Sequence[dataset.Shard]) -> bool:
-    """Whether a state belongs to this rank of `world` over these files."""
-    same = (state.get("rank"), state.get("world")) == (rank, world) and not changed(state, shards)
-    return same and Cursor(*state["cursor"]).pq_idx < len(shards)
+def why_not_exact(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> str:
+    """Why training cannot continue exactly at this state; empty if it can."""
+    if "cursor" not in state:
+        return "it does not say which documents were read, so some may be read twice or left out"
+    if names := changed(state, shards):
+        return f"the data have changed since ({some_of(names)}), and training continues with what is there now"
+    if state.get("world") != 1 or len(state["cursor"]) != len(Cursor._fields):
+        return "in the version that made it each rank read documents of its own, so some may be read twice or left out"
+    return ""
 
 
 def changed(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> list[str]:
@@ -457,16 +380,10 @@ def changed(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> list[s
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
-def state_of(
-    rank: int, world: int, shards: Sequence[dataset.Shard], cursor: Cursor, waiting: Sequence[Tokens]
-) -> dict[str, Any]:
-    """A rank's state, for its file: only tensors and plain values."""
-    lengths = torch.tensor([len(tokens) for tokens in waiting], dtype=torch.int64)
-    tokens = torch.from_numpy(np.concatenate(waiting)) if waiting else torch.empty(0, dtype=torch.int32)
-    # Four numbers are enough unless the number of ranks has changed.
-    at = list(cursor) if cursor.then else list(cursor[:4])
-    place = {"rank": rank, "world": world, "files": [shard.path.name for shard in shards]}
-    return {**place, "digests": [shard.digest for shard in shards], "cursor": at, "lengths": lengths, "tokens": tokens}
+def some_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:

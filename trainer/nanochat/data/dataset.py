@@ -91,16 +91,11 @@ def inspect(paths: list[Path]) -> list[Shard]:
         with open_shard(path) as file:
             meta = file.metadata
             groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
-        shards.append(Shard(path, groups, uses_every_token(path), footer_digest(path)))
+            every_token = EVERY_TOKEN.items() <= (file.schema_arrow.metadata or {}).items()
+        shards.append(Shard(path, groups, every_token, footer_digest(path)))
         if not sum(groups):
             raise DataError(f"{path} has no documents.")
     return shards
-
-
-def uses_every_token(path: Path) -> bool:
-    """Whether a shard carries our mark."""
-    with open_shard(path) as file:
-        return EVERY_TOKEN.items() <= (file.schema_arrow.metadata or {}).items()
 
 
 def footer_digest(path: Path) -> str:
@@ -112,26 +107,14 @@ def footer_digest(path: Path) -> str:
         return hashlib.sha256(b"%d " % size + file.read(length)).hexdigest()[:16]
 
 
-def check_shares(shards: list[Shard], split: str, world: int) -> None:
-    """Reject data with nothing for some rank, which would search for its first document forever."""
-    for rank in range(world):
-        if not any(sum(shard.group_rows[rank::world]) for shard in shards):
-            most = max(len(shard.group_rows) for shard in shards)
-            raise DataError(
-                f"rank {rank} of {world} would get no {split} documents: {shards[0].path.parent} has at most {most} row "
-                f"group(s) in a {split} file; make shards with at least {world} row groups each (--docs-per-group)."
-            )
-
-
-def inspect_split(folder: Path, split: str, world: int) -> list[Shard]:
-    """The shards of a split, verified for this many ranks.
+def inspect_split(folder: Path, split: str) -> list[Shard]:
+    """The verified shards of a split.
 
     Training evaluates later, so a bad validation shard is rejected now.
     """
     shards = inspect(split_paths(folder, split))
-    check_shares(shards, split, world)
     if split == "train":
-        inspect_split(folder, "val", 1)
+        inspect_split(folder, "val")
     return shards
 
 

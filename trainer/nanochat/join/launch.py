@@ -159,7 +159,7 @@ def resume_flags(options: argparse.Namespace, settings: Settings, comm: Comm, sc
     comm.enter("resume", 0)
     leader = resume.folder_leader(comm, folder)
     got = resume.obtain(comm, folder, leader, script.training, say=script.journal.say)
-    script.training = got.training.id
+    script.training = got.training
     if got.step is None:
         return []
     script.resumed_from, script.saved = got.step, [got.step]

@@ -128,9 +128,9 @@ class JoinedOptimizer:
         files = found.get(FILES_KEY, {0: found})
         numbers = {p: n for n, p in enumerate(p for group in self.groups for p in group["params"])}
         named = [{**group, "params": [str(numbers[p]) for p in group["params"]]} for group in self.groups]
-        layout = OptimizerLayout(named, {str(n): p.shape for p, n in numbers.items()}, 1)
+        layout = OptimizerLayout(named, {str(n): p.shape for p, n in numbers.items()})
         try:
-            loaded = layout.file(layout.state(files), 0, complete=False)["state"]
+            loaded = layout.file(layout.state(files))["state"]
         except Unusable as why:
             raise UserError(f"the checkpoint's optimizer state cannot be loaded: {why}.") from None
         for group in self.muon:

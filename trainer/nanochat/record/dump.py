@@ -75,11 +75,6 @@ def memory_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def forget_hang_up(run_dir: Path, rank: int) -> None:
-    """Remove a stale request to an earlier process of this rank; it does not concern the new connections."""
-    (run_dir / f"{HANG_UP}{rank}").unlink(missing_ok=True)
-
-
 def hang_up(run_dir: Path, rank: int) -> str | None:
     """Close all connections if hang-up-rankN exists, and return the reason in it, so that a wait for a frozen or unreachable
     rank fails with an error."""

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nanochat.record.dump import answer_request, forget_hang_up, hang_up, oom_kills
+from nanochat.record.dump import HANG_UP, answer_request, hang_up, oom_kills
 
 BEAT_SECONDS = 1.0
 # Interval of checking whether to close the connections.
@@ -95,7 +95,8 @@ class Heartbeat(OutputFile):
         self._stop = threading.Event()
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
-            forget_hang_up(path.parent, rank)
+            # A request to an earlier process of this rank does not concern the new connections.
+            (path.parent / f"{HANG_UP}{rank}").unlink(missing_ok=True)
         self.enter("start", 0)
         self._write()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

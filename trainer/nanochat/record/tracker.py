@@ -4,10 +4,10 @@
 """Metrics to a tracking server: none, mlflow or wandb, for rank 0.
 
     tracker = open_tracker("mlflow", "http://10.0.0.1:5000", "my run", user_config(settings), run_dir)
-    tracker.take(event)      # every step and evaluation, or by hand: tracker.log(step, {"loss": 3.2})
+    tracker.take(event)      # every step and evaluation
     tracker.close("finished")
 
-log() only queues the numbers. A thread imports the package, connects and sends; a slow or unreachable server
+take() only queues the numbers. A thread imports the package, connects and sends; a slow or unreachable server
 costs one warning and never a training step. A resumed run continues under the same id, kept in tracker.json.
 """
 
@@ -21,14 +21,12 @@ import netrc
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nanochat.kit.common import UserError, first_line
-from nanochat.record.metrics import finite
 
 PROJECT = "nanochat"
 MOST_WAITING = 100_000
@@ -38,22 +36,18 @@ SECONDS_AT_CLOSE = 30.0
 # Other ranks should learn of an error soon.
 SECONDS_AT_ERROR = 5.0
 MLFLOW_METRICS_AT_ONCE, MLFLOW_VALUE_LENGTH = 1000, 500
+STEP_NUMBERS = (
+    "loss", "loss_smooth", "epoch", "forward_backward_seconds", "wait_seconds", "optimizer_seconds", "data_seconds", "bytes_sent",
+    "memory_bytes",
+)  # fmt: skip
 # Names of a run's events (nanochat/record/metrics.py) and, if upstream sends the same number, upstream's name for it.
 SENT = {
     "start": {"world": "membership/ranks", "generation": "membership/generation"},
     "step": {
-        "loss": "train/loss",
-        "loss_smooth": "train/loss_smooth",
+        **{name: f"train/{name}" for name in STEP_NUMBERS},
         "lr_multiplier": "train/lrm",
         "seconds": "train/dt",
         "tokens_per_second": "train/tok_per_sec",
-        "epoch": "train/epoch",
-        "forward_backward_seconds": "train/forward_backward_seconds",
-        "wait_seconds": "train/wait_seconds",
-        "optimizer_seconds": "train/optimizer_seconds",
-        "data_seconds": "train/data_seconds",
-        "bytes_sent": "train/bytes_sent",
-        "memory_bytes": "train/memory_bytes",
     },
     "eval": {"val_bpb": "val/bpb"},
 }
@@ -91,14 +85,10 @@ class Tracker:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Send an event's numbers."""
-        names = SENT.get(event["kind"], {})
-        self.log(int(event["step"]), {name: event[key] for key, name in names.items() if key in event})
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Log the numbers of a step."""
-        known = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and finite(v) is not None}
+        values = {name: event.get(key) for key, name in SENT.get(event["kind"], {}).items()}
+        known = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
         if known and self._client is not None:
-            self._waiting.append(Point(step, time.time(), known))
+            self._waiting.append(Point(int(event["step"]), event["time"], known))
 
     def close(self, status: str) -> None:
         """Send the rest; status is finished, stopped or error."""

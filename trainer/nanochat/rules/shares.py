@@ -3,9 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which rank takes which rows of a step, in how many passes, and which part of a split head.
 
-There is one stream of rows per rank, and each stream gives the same number of rows to every step, so the content of a step does
-not depend on the shares. Ranks take rows in order: the first rank the first rows of the concatenated streams, the next rank the
-rows after that, and so on.
+Ranks take rows in order: the first rank the first rows of a step, the next rank the rows after that, and so on.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 # A head's parts are measured in units of 1/1000; the smallest part is one.
 HEAD_UNITS = 1000
@@ -21,35 +18,9 @@ HEAD_UNITS = 1000
 GRANULE = 16
 
 
-class StreamRows(NamedTuple):
-    """A range of the rows that a stream gives to a step."""
-
-    stream: int
-    start: int
-    stop: int
-
-
-def stream_rows(shares: Sequence[int]) -> list[int]:
-    """Number of rows that each stream gives to a step."""
-    return spread(sum(shares), len(shares))
-
-
 def spread(rows: int, parts: int) -> list[int]:
     """Split rows into parts that differ by at most one, larger ones first."""
     return [rows // parts + (part < rows % parts) for part in range(parts)]
-
-
-def pieces(shares: Sequence[int], rank: int) -> list[StreamRows]:
-    """The rows that a rank takes from each stream."""
-    start = sum(shares[:rank])
-    stop = start + shares[rank]
-    found = []
-    ends = list(itertools.accumulate(stream_rows(shares), initial=0))
-    for stream, (begin, end) in enumerate(zip(ends, ends[1:])):
-        first, last = max(start, begin), min(stop, end)
-        if first < last:
-            found.append(StreamRows(stream, first - begin, last - begin))
-    return found
 
 
 def passes_of(shares: Sequence[int], most: int, together: bool) -> list[list[int]]:

@@ -234,7 +234,9 @@ def _names(folder: Path) -> list[str]:
 def training_of(folder: Path, step: int) -> str:
     """The training id of a step, from its meta file."""
     with contextlib.suppress(*NOT_OURS):
-        return lineage.id_of(json.loads((folder / meta_name(step)).read_bytes()))
+        known = json.loads((folder / meta_name(step)).read_bytes()).get(lineage.META_KEY)
+        if lineage.is_id(known):
+            return str(known)
     return lineage.UNSAID
 
 

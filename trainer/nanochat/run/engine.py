@@ -19,15 +19,6 @@ from nanochat.rules.model_size import ModelConfig
 from nanochat.run import checkpoint_manager
 
 STOPS = ("<|bos|>", "<|assistant_end|>")
-# Prompts for --sample-every: simple, with answers that are easy to check, and beginnings of any text.
-SAMPLE_PROMPTS = (
-    "The capital of Italy is",
-    "Water boils at a temperature of",
-    "The opposite of small is",
-    "If the",
-    "Two plus three equals",
-    "Once upon a time",
-)
 
 
 def choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
@@ -66,20 +57,9 @@ def generate(
         ids = chosen.view(1, 1)
 
 
-def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    text: str,
-    max_tokens: int = 16,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    seed: int = 42,
-) -> str:
-    """The prompt and the model's continuation."""
-    prompt = tokenizer.encode(text, bos=True)
-    stops = {tokenizer.special(name) for name in STOPS}
-    added = list(generate(model, prompt, max_tokens, temperature, top_k, seed, stops))
-    return tokenizer.decode([*prompt[1:], *added])
+def stops(tokenizer: Tokenizer) -> set[int]:
+    """The tokens at which an answer ends."""
+    return {tokenizer.special(name) for name in STOPS}
 
 
 def load_model(folder: Path, step: int, tokenizer: Tokenizer) -> GPT:

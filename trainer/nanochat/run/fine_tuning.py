@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanochat.data import conversation, tokenizer
-from nanochat.data.chat_loader import START, ChatBatch, ChatLoader, Talks, epoch_batches
+from nanochat.data.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches
 from nanochat.data.dataloader import Pair
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import ChatSettings, Settings
-from nanochat.model.gpt import GPT
 from nanochat.parallel.agreement import file_digest
 from nanochat.rules import schedule, stages
 from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Place, Reader, RunStage
+from nanochat.run.stage import BaseModel, Place, RunStage
+
+if TYPE_CHECKING:
+    from nanochat.run.state import Run
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -69,25 +71,12 @@ class FineTuning(RunStage):
         files = [talks.path for talks in (self.talks, self.val_talks) if talks is not None]
         return {"conversations": {f"file {number}": file_digest(path) for number, path in enumerate(files, start=1)}}
 
-    def training_loader(
-        self,
-        reader: Reader,
-        shares: Sequence[int],
-        position: Place | None = None,
-        states: Sequence[Place] | None = None,
-    ) -> ChatLoader:
-        return ChatLoader(self.talks, shares, reader.rank, reader.settings.max_seq_len, position or START)
+    def training_loader(self, run: Run, position: Place | None = None, state: Place | None = None) -> ChatLoader:
+        return ChatLoader(self.talks, sum(run.shares.rows), run.settings.max_seq_len, position)
 
-    def exact_positions(self, reader: Reader, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """A position in the conversations is the same for any number of ranks: the meta file has it."""
-        return None
-
-    def place_notice(self, reader: Reader, states: Sequence[dict[str, Any]]) -> str:
+    def why_not_exact(self, run: Run, state: Place) -> str:
+        """A position in the conversations is always exact."""
         return ""
-
-    def reconstructed_position(self, reader: Reader, loader: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-        """The same as the saving rank's."""
-        return dict(loader["mine"])
 
     def targets(self, tokens: int, batch: ChatBatch) -> int:
         return max(1, batch.counted)
@@ -96,19 +85,19 @@ class FineTuning(RunStage):
         return self.val_talks is not None
 
     @contextlib.contextmanager
-    def evaluation(self, reader: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
+    def evaluation(self, run: Run) -> Iterator[tuple[Iterator[Pair], int | None]]:
         assert self.val_talks is not None
-        micro, length = reader.settings.device_batch_size, reader.settings.max_seq_len
-        yield deal_out(epoch_batches(self.val_talks, micro, length), reader.rank, reader.world), None
+        batches = epoch_batches(self.val_talks, run.settings.device_batch_size, run.settings.max_seq_len)
+        yield deal_out(batches, run.comm.rank, run.comm.world), None
 
-    def samples(self, model: GPT, reader: Reader) -> Iterator[tuple[str, str]]:
+    def samples(self, run: Run) -> Iterator[tuple[str, str]]:
         """The file's first questions, and the answers."""
-        tokenizer = reader.tokenizer
-        stops = {tokenizer.special(name) for name in engine.STOPS}
+        tokenizer = run.tokenizer
+        stops = engine.stops(tokenizer)
         for number in range(min(SAMPLES, len(self.talks))):
             messages = conversation.merged(self.talks.messages(number))[:1]
-            prompt = conversation.to_answer(tokenizer, messages)[-reader.settings.max_seq_len :]
-            answer = tokenizer.decode(list(engine.generate(model, prompt, SAMPLE_TOKENS, 0, stops=stops)))
+            prompt = conversation.to_answer(tokenizer, messages)[-run.settings.max_seq_len :]
+            answer = tokenizer.decode(list(engine.generate(run.model, prompt, SAMPLE_TOKENS, 0, stops=stops)))
             yield messages[0]["content"], f"{messages[0]['content']}\n{answer}"
 
 

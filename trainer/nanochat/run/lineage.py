@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nanochat.kit import expected
@@ -53,12 +53,6 @@ def run_file(folder: Path) -> Mapping[str, object]:
     return {}
 
 
-def id_of(meta: Mapping[str, object]) -> str:
-    """The id in a meta file."""
-    known = meta.get(META_KEY)
-    return known if isinstance(known, str) and is_id(known) else UNSAID
-
-
 def choose(asked: Sequence[str], held: Sequence[Steps], variable: str = TRAINING) -> str:
     """The id of the training to resume, from each rank's settings and checkpoints; UNSAID if no checkpoint has one."""
     named = sorted(set(asked) - {UNSAID})
@@ -88,11 +82,8 @@ def _where(name: str, held: Sequence[Steps]) -> str:
     return f"{name} (to step {newest}, on rank {', '.join(map(str, ranks))})"
 
 
-def steps_of(training: str, mine: Steps, held: Sequence[Steps], parts: Collection[int] = ()) -> list[int]:
-    """Sorted steps of a training in a rank's folder; parts: those without a meta file here, because upstream's ranks store
-    only their part of the optimizer beside rank 0's checkpoint."""
-    says, unsaid = mine.keys() - {UNSAID}, mine.get(UNSAID, ())
-    known = {step for steps in held for step in steps.get(training, ()) if training}
-    if training in says or not (says or known):
-        return sorted({*mine.get(training, ()), *unsaid})
-    return sorted(known & set(parts) & set(unsaid))
+def steps_of(training: str, mine: Steps, held: Sequence[Steps]) -> list[int]:
+    """Sorted steps of a training in a rank's folder."""
+    if training in mine or not (mine.keys() - {UNSAID} or any(training in steps for steps in held)):
+        return sorted({*mine.get(training, ()), *mine.get(UNSAID, ())})
+    return []

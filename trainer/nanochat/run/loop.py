@@ -200,7 +200,7 @@ def evaluate(run: Run) -> bool:
     run.comm.enter("eval", run.progress.step)
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
-    with run.stage.evaluation(run.reader) as (batches, number):
+    with run.stage.evaluation(run) as (batches, number):
         totals = nats_and_bytes(run.model, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
@@ -239,7 +239,7 @@ def sample(run: Run) -> None:
     begun = time.perf_counter()
     run.make_whole()
     if run.comm.rank == 0:
-        for prompt, text in run.stage.samples(run.model, run.reader):
+        for prompt, text in run.stage.samples(run):
             run.journal.say(text)
             run.journal.record("sample", run.progress.step, prompt=prompt, text=text)
     run.comm.barrier("the samples of rank 0")

@@ -4,16 +4,17 @@
 """The optimizer state in optim_NNNNNN_rankR.pt, readable and writable by upstream's optimizer.
 
 Upstream's is a torch.optim.Optimizer: {"state": {parameter number: {...}}, "param_groups": [...]}, with parameters numbered
-through the groups of `Optimizer.param_groups`. Several ranks split it, one file each:
-- AdamW: exp_avg and exp_avg_sq of parameters with SPLIT elements or more by rows, smaller ones whole on every rank;
-- Muon: the matrices of a group stacked under the number of the first, padded with zeros to a multiple of the ranks.
+through the groups of `Optimizer.param_groups`:
+- AdamW: exp_avg and exp_avg_sq of each parameter;
+- Muon: the matrices of a group stacked under the number of the first.
 
-    layout = OptimizerLayout.of(optimizer, world)
-    torch.save(layout.file(state, rank), path)          # state: by parameter name, from Optimizer.state_dict()
+    layout = OptimizerLayout.of(optimizer)
+    torch.save(layout.file(state), path)                # state: by parameter name, from Optimizer.state_dict()
     state = layout.state({rank: torch.load(path)})      # from any file of ours, or from the files of all upstream ranks
 
-Our files also hold the parts of all other ranks, so that any one of them is enough to resume with any number of ranks.
-Parts are views of the same memory, which torch.save writes once.
+Ours are those of a single rank, so that any one of them is enough to resume with any number of ranks. Several ranks of upstream split
+the state, one file each: parameters with SPLIT elements or more by rows, and stacks by matrices, padded with zeros to a multiple of
+the ranks.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from torch import Tensor
 
 from nanochat.model.optim import Optimizer
 
-# Keys that upstream's loader skips: the other ranks' parts, and which matrices a rank alone had.
-OURS_KEY = "nanochat_ddp_state"
+# Keys that upstream's loader skips: "others" in it has other ranks' parts, in files of earlier versions; SHARE names the matrices of a
+# rank that saved alone.
+OURS_KEY, SHARE = "nanochat_ddp_state", "share"
 SPLIT = 1024
 ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
 Json = dict[str, Any]
@@ -44,66 +46,34 @@ def _first_of(others: Mapping[int, Any]) -> int:
 
 
 class OptimizerLayout:
-    """Where the parts of an optimizer are in the files of `world` ranks."""
+    """Where the parts of an optimizer are in its file."""
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size], world: int) -> None:
+    def __init__(self, groups: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
         """groups: as in Optimizer.param_groups, with parameter names."""
         self.groups, self.shapes = groups, shapes
         self.numbers = {name: n for n, name in enumerate(name for group in self.groups for name in group["params"])}
         self.adamw = [name for group in groups if group["kind"] != "muon" for name in group["params"]]
         self.muon = [group["params"] for group in groups if group["kind"] == "muon"]
-        split = [self.shapes[name][0] for name in self.adamw if self._is_split(name)]
-        # Upstream cannot split these tables among so many ranks; each gets the file of a single-rank run.
-        self.world = world if all(rows % world == 0 for rows in split) else 1
 
     @classmethod
-    def of(cls, optimizer: Optimizer, world: int) -> OptimizerLayout:
+    def of(cls, optimizer: Optimizer) -> OptimizerLayout:
         """The layout of one of our own optimizers."""
-        return cls(optimizer.param_groups(), {name: p.shape for name, p in optimizer.parameters.items()}, world)
+        return cls(optimizer.param_groups(), {name: p.shape for name, p in optimizer.parameters.items()})
 
-    def _is_split(self, name: str) -> bool:
-        return self.shapes[name].numel() >= SPLIT
-
-    # -- writing
-
-    def file(self, state: Mapping[str, Any], rank: int, complete: bool = True) -> Json:
-        """The content of one rank's file; complete: with the parts of all others."""
-        shards = self._split(state)
-        mine = shards[rank % self.world]
-        groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
-        if not complete:
-            # A view would keep all of its base's memory.
-            mine = {n: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for n, s in mine.items()}
-            return {"state": mine, "param_groups": groups}
-        known = ("steps", "history", "adamw", "muon")
-        ours = {key: value for key, value in state.items() if key not in known}
-        ours["others"] = {other: shard for other, shard in enumerate(shards) if other != rank % self.world}
-        return {"state": mine, "param_groups": groups, OURS_KEY: ours}
-
-    def _split(self, state: Mapping[str, Any]) -> list[Shard]:
-        shards: list[Shard] = [{} for dummy in range(self.world)]
+    def file(self, state: Mapping[str, Any]) -> Json:
+        """The content of a file."""
+        kept: dict[int, dict[str, Any]] = {}
         for name in self.adamw:
-            self._split_adamw(name, state["steps"], state["adamw"][name], shards)
+            kept[self.numbers[name]] = {"step": state["steps"], **{key: state["adamw"][name][key] for key in ADAMW}}
         for names in self.muon:
-            self.split_muon(names, state["muon"], shards)
-        return shards
-
-    def _split_adamw(self, name: str, steps: int, moments: Mapping[str, Tensor], shards: Sequence[Shard]) -> None:
-        for rank, shard in enumerate(shards):
-            rows = self.shapes[name][0] // self.world
-            part = slice(rank * rows, (rank + 1) * rows) if self._is_split(name) else slice(None)
-            shard[self.numbers[name]] = {"step": steps} | {key: moments[key][part] for key in ADAMW}
-
-    def split_muon(self, names: Sequence[str], state: Mapping[str, Mapping[str, Tensor]], shards: list[Shard]) -> None:
-        """Split one group's stacked state into as many parts as there are shards."""
-        each = -(-len(names) // len(shards))
-        for key, shape in muon_shapes(self.shapes[names[0]]).items():
-            stacked = torch.zeros(each * len(shards), *shape)
-            for place, name in zip(stacked, names, strict=False):
-                if name in state:
-                    place.copy_(state[name][key])
-            for rank, shard in enumerate(shards):
-                shard.setdefault(self.numbers[names[0]], {})[key] = stacked[rank * each : (rank + 1) * each]
+            stacks = {key: torch.zeros(len(names), *shape) for key, shape in muon_shapes(self.shapes[names[0]]).items()}
+            for place, name in enumerate(names):
+                for key, value in state["muon"].get(name, {}).items():
+                    stacks[key][place] = value
+            kept[self.numbers[names[0]]] = stacks
+        groups = [{**group, "params": [self.numbers[name] for name in group["params"]]} for group in self.groups]
+        ours = {key: value for key, value in state.items() if key not in ("steps", "history", "adamw", "muon")}
+        return {"state": kept, "param_groups": groups, OURS_KEY: {**ours, "others": {}}}
 
     # -- reading
 
@@ -155,7 +125,8 @@ class OptimizerLayout:
         }
 
     def _join_adamw(self, name: str, parts: Sequence[Shard]) -> dict[str, Tensor]:
-        taken = [part[self.numbers[name]] for part in (parts if self._is_split(name) else parts[:1])]
+        is_split = self.shapes[name].numel() >= SPLIT
+        taken = [part[self.numbers[name]] for part in (parts if is_split else parts[:1])]
         return {key: torch.cat([one[key] for one in taken]).view(self.shapes[name]).float() for key in ADAMW}
 
     def _join_muon(self, names: Sequence[str], parts: Sequence[Shard]) -> dict[str, dict[str, Tensor]]:

@@ -23,7 +23,7 @@ from nanochat.parallel.comm import Comm, CommError, connect
 from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run.loop import train
-from nanochat.run.rescue import save_alone
+from nanochat.run.saving import save_alone
 from nanochat.run.setup import set_up, start_event
 from nanochat.run.stage import RunStage
 from nanochat.run.state import Run
@@ -33,7 +33,7 @@ CUT_OFF_SECONDS = 0.4  # so long after its connection was closed, a wait has fai
 PR_SET_PDEATHSIG = 1  # constant of Linux's prctl
 
 
-def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Callable[[Run], str] = train) -> int:
+def run_stage(settings: Settings, make_stage: Callable[[], RunStage]) -> int:
     """A whole run; returns the process's exit code."""
     name_process()
     ranks = read_ranks()
@@ -48,7 +48,7 @@ def run_stage(settings: Settings, make_stage: Callable[[], RunStage], work: Call
         run = set_up(settings, comm, journal, make_stage())
         start_event(run, opening)
         stop_when_asked(run)
-        reason = work(run)
+        reason = train(run)
         run.feed.loader.close()
         comm.close()
     except CommError as error:
@@ -126,15 +126,13 @@ def unexpected(journal: Journal, error: BaseException) -> UserError:
         path.write_text(stack, encoding="utf-8", errors="backslashreplace")
         place = f"the traceback is in {path}"
     except OSError as failure:
-        place = f"the traceback cannot be written to {path} ({failure.strerror or failure}); {innermost(error)}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = (
+            f"the traceback cannot be written to {path} ({failure.strerror or failure}); "
+            f"it was raised in {last.name}, line {last.lineno} of {last.filename}"
+        )
     text = f"{type(error).__name__}: {lines[0].rstrip('.')}; this is a bug in nanochat.ddp; {place}."
     return UserError(text, Cause.BUG)
-
-
-def innermost(error: BaseException) -> str:
-    """Where an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"it was raised in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename}"
 
 
 def fail(journal: Journal, comm: Comm | None, error: UserError) -> int:

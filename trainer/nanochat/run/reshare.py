@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Changes the shares during a run: like saving and resuming, but in memory.
 
-Weights, optimizer state and positions in the data are put together on every rank, as for a checkpoint; then everything that
+Weights and optimizer state are put together on every rank, as for a checkpoint; then everything that
 depends on the shares is rebuilt from them. So a run that continues and one that is resumed here are the same.
 """
 
@@ -14,8 +14,6 @@ from collections.abc import Iterable
 
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import Sync
-from nanochat.run.resume import gather_states
-from nanochat.run.stage import opener
 from nanochat.run.state import Run
 
 
@@ -27,15 +25,13 @@ def change_shares(run: Run, shares: Shares) -> None:
     run.make_whole()
     if run.training.shared_head is not None:
         run.training.shared_head.wait_until_sent()
-    optimizer, places = sync.whole_state(), gather_states(run.comm, run.feed.loader.state())
-    schedule = run.optimizer.schedule
+    optimizer, schedule = sync.whole_state(), run.optimizer.schedule
     run.rebuild(shares)
     run.optimizer.load_state_dict(optimizer)
     run.optimizer.schedule = schedule
     # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
     keep_feedback(sync, run.sync)
-    run.feed.loader.deal(shares.rows, opener(run.reader, shares.rows, None, places))
     seconds = time.perf_counter() - begun
     run.journal.say(
         f"Rows per step are now {listing(shares.rows)} (before: {listing(before.rows)}), because the ranks have these speeds: "

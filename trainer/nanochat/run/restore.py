@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat.data.dataloader import position_of
+import torch
+from torch import Tensor
+
 from nanochat.kit.common import BadCheckpoint, first_line
-from nanochat.kit.expected import count, flag, listed, maybe
+from nanochat.kit.expected import count, flag, listed, maybe, text
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
@@ -26,11 +28,10 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
-from nanochat.run.optim_file import OptimizerLayout, Unusable
-from nanochat.run.rescue import merge_momentum, merge_places
-from nanochat.run.resume import Obtained, ResumedTraining, folder_leader, name_training, obtain, set_aside
-from nanochat.run.stage import BaseModel, Reader, RunStage
-from nanochat.run.state import DataPositions, Run, TrainingProgress
+from nanochat.run.optim_file import MUON, SHARE, OptimizerLayout, Unusable, muon_shapes
+from nanochat.run.resume import Obtained, folder_leader, name_training, obtain, set_aside
+from nanochat.run.stage import BaseModel
+from nanochat.run.state import Run, TrainingProgress
 
 Say = Callable[[str], None]
 
@@ -41,18 +42,17 @@ def restore(run: Run) -> None:
     comm.enter("resume")
     sweep(folder)
     wanted = lineage.wanted(run.journal.folder)
-    got = Obtained(ResumedTraining(wanted, []))
+    got = Obtained(wanted)
     if settings.resume or settings.resume_from_step >= 0:
         got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
         set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
-    run.training_id = name_training(comm, got.training.id)
+    run.training_id = name_training(comm, got.training)
     if got.step is None:
         if run.stage.base is not None:
             take_base_model(run, run.stage.base)
-        run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows)
-        run.places = DataPositions(0, [{"rank": rank, "world": comm.world} for rank in range(comm.world)])
+        run.feed.loader = run.stage.training_loader(run)
         return
     if got.notice:
         run.note(got.notice)
@@ -85,7 +85,7 @@ def take_base_model(run: Run, base: BaseModel) -> None:
         load_weights(run.model, folder, step)
         if base.optimizer:
             restore_optimizer(run, folder, step, files)
-    run.base = {"training": training.id or None, "step": step}
+    run.base = {"training": training or None, "step": step}
     run.journal.say(f"{run.stage.activity} the base model of step {step} in {folder}")
 
 
@@ -110,18 +110,21 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     load_weights(run.model, folder, step)
     restore_shares(run, meta)
     loaders = restore_optimizer(run, folder, step, files)
-    states = positions_of_ranks(comm, run.stage, run.reader, loaders)
     restore_progress(run.progress, meta, step)
     if run.plan.timed:
         run.progress.place = schedule_place(meta, step)
-    mine = states[comm.rank] if comm.rank < len(states) else None
-    if mine and not numerics.keep(mine.get("route", numerics.route())):
-        run.journal.say(f"Step {step} used {mine['route']}, not all of which works here")
-    run.places = DataPositions(step, run.stage.exact_positions(run.reader, states))
-    if run.places.ranks is None and (why := run.stage.place_notice(run.reader, states)):
+    # Earlier versions wrote a rank's own state under "mine" when it saved alone.
+    states = [loaders["mine"]] if "mine" in loaders else loaders.get("ranks") or [{}]
+    route = states[comm.rank].get("route") if comm.rank < len(states) else None
+    if route and not numerics.keep(route):
+        run.journal.say(f"Step {step} used {route}, not all of which works here")
+    state, position = states[0], {"epoch": 1, **saved_position(meta)}
+    why = run.stage.why_not_exact(run, state)
+    # All ranks must read the same rows.
+    if any(comm.exchange("the place in the data", bool(why), patient=True, fits=flag)):
+        why = why or "another rank does not know which documents were read"
         run.note(f"Step {step}: {why}")
-    position = approximate_position(meta, states)
-    run.feed.loader = run.stage.training_loader(run.reader, run.shares.rows, position, run.places.ranks)
+    run.feed.loader = run.stage.training_loader(run, position, None if why else state)
 
 
 def restore_shares(run: Run, meta: Mapping[str, Any]) -> None:
@@ -142,12 +145,12 @@ def load_weights(model: GPT, folder: Path, step: int) -> None:
         raise BadCheckpoint(f"the weights of step {step} in {folder} do not match this model: {what}.") from None
 
 
-def approximate_position(meta: Mapping[str, Any], states: list[dict[str, Any]]) -> Mapping[str, int]:
-    """Where all ranks continue if they cannot exactly: at the position of the first rank that reads."""
-    place = position_of(states) or meta.get("dataloader_state_dict")
+def saved_position(meta: Mapping[str, Any]) -> Mapping[str, int]:
+    """A checkpoint's position in the data, in upstream's numbers."""
+    place = meta.get("dataloader_state_dict")
     if not isinstance(place, Mapping):
         raise BadCheckpoint(f"the checkpoint of step {meta.get('step')} does not contain its position in the data.")
-    return {"epoch": 1, **place}
+    return place
 
 
 def feedback_of(sync: Sync, rows: list[int]) -> list[Any]:
@@ -173,12 +176,12 @@ def restore_feedback(sync: Sync, rows: list[int], kept: Mapping[str, Any] | None
         say(f"Error feedback starts at zero on rank {', '.join(zero)}, because none was saved for these ranks and rows")
 
 
-def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any] | None:
-    """Momentum, second moments and step count; returns the known loader states of all ranks, if we wrote them."""
+def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str, Any]:
+    """Momentum, second moments and step count; returns the loader's part of the file, if we wrote it."""
     comm, optimizer, say = run.comm, run.optimizer, run.journal.say
-    layout = OptimizerLayout.of(optimizer, comm.world)
+    layout = OptimizerLayout.of(optimizer)
     file, loaders = load_optimizer(folder, step, files)
-    # In a folder that ranks share, each has a part of its own beside the leader's file.
+    # In a folder that ranks share, each has its error feedback beside the leader's file.
     beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
     own = load_optimizer(folder, step, comm.rank)[0] if beside else file
     held = {files: file}
@@ -196,18 +199,28 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
     except Unusable as why:
         say(f"Step {step}: the optimizer starts without momentum, because {why}")
     restore_feedback(run.sync, run.shares.rows, own.get(FEEDBACK_KEY), say)
-    return loaders
+    return loaders or {}
 
 
-def positions_of_ranks(
-    comm: Comm, stage: RunStage, reader: Reader, loaders: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """The data positions of all ranks that made a checkpoint; none if unknown."""
-    known = None if loaders is None else "mine" in loaders
-    kinds = comm.exchange("who knows which places", known, fits=maybe(flag))
-    if loaders is None or None in kinds:
+def merge_momentum(comm: Comm, state: dict[str, Any], weights: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
+    """After ranks saved alone, give every rank Muon's state of all saved matrices; returns the
+    names of the missing ones."""
+    muon, share = state["muon"], state.pop(SHARE, None)
+    from_ranks = comm.exchange("whose momentum was saved", share, patient=True, fits=maybe(listed(text)))
+    if all(one is None for one in from_ranks):
         return []
-    return merge_places(comm, stage, reader, loaders) if any(kinds) else list(loaders["ranks"])
+    missing = []
+    for name in names:
+        holders = [rank for rank, held in enumerate(from_ranks) if held is None or name in held]
+        if not holders:
+            missing.append(name)
+            muon.pop(name, None)
+        elif len(holders) < comm.world:
+            shapes = muon_shapes(weights[name].shape)
+            parts = muon.setdefault(name, {part: torch.empty(shape) for part, shape in shapes.items()})
+            for part in MUON:
+                comm.broadcast(parts[part], holders[0], f"the momentum of {name}")
+    return missing
 
 
 def restore_progress(progress: TrainingProgress, meta: dict[str, Any], step: int) -> None:

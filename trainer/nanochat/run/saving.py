@@ -1,7 +1,12 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checkpoint of all ranks: verified, assembled, written; older ones are removed once it is proven sound."""
+"""A checkpoint of all ranks: verified, assembled, written; older ones are removed once it is proven sound.
+
+After every step all ranks hold the same weights and AdamW states, so where a rank is lost, each of the others saves them alone; an
+interrupted update is taken back first. A rank has only its own share of Muon's momentum. Those who resume combine what they have
+(restore.py); the momentum of a matrix that only a lost rank had restarts from zero.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanochat.data.dataloader import position_of
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import count, listed, maybe, one_of, row, text
 from nanochat.model import numerics
@@ -20,34 +24,34 @@ from nanochat.record.journal import Journal
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, NotSaved
-from nanochat.run.optim_file import OptimizerLayout
+from nanochat.run.optim_file import SHARE, OptimizerLayout
 from nanochat.run.restore import feedback_of
-from nanochat.run.resume import gather_states
-from nanochat.run.state import DataPositions, Run
+from nanochat.run.state import Run
 
 
 def checkpoint(run: Run) -> dict[str, Any]:
     """The content for checkpoint_manager.save in this rank's folder; every rank must call it together."""
     optimizer = run.sync.whole_state()
-    # Each rank resumes at its data position, with the same matrix library.
-    mine = run.feed.loader.state()
-    common = mine if mine.get("world") == 1 else {}
-    own = gather_states(run.comm, {**({} if common else mine), "route": numerics.route()})
-    loaders = [{**common, **one} for one in own]
+    # Each rank resumes with the same matrix library.
+    routes = run.comm.exchange("the matrix libraries of all ranks", numerics.route(), patient=True, fits=text)
     sync, feedback = run.sync, {}
     if sync.feedback:
         feedback = {FEEDBACK_KEY: {"of": feedback_of(sync, run.shares.rows), "values": sync.feedback}}
-    run.places = DataPositions(run.progress.step, loaders)
-    layout = OptimizerLayout.of(run.optimizer, run.comm.world)
     if run.writer != run.comm.rank:
-        # The rank that writes for our folder writes everything; our part is for upstream, which needs every rank's file.
-        return {"optimizer": {**layout.file(optimizer, run.comm.rank, complete=False), **feedback}, "loader": None}
+        # The rank that writes for our folder writes everything else.
+        return {"optimizer": feedback}
     return {
-        "optimizer": {**layout.file(optimizer, run.comm.rank), **feedback},
-        "loader": {"ranks": loaders},
+        "optimizer": {**OptimizerLayout.of(run.optimizer).file(optimizer), **feedback},
+        "loader": loaders(run, routes),
         "model": run.weights,
-        "meta": run.meta(position_of(loaders) or {}),
+        "meta": run.meta(),
     }
+
+
+def loaders(run: Run, routes: Sequence[str]) -> dict[str, Any]:
+    """The place in the data after the last finished step, and each rank's matrix library."""
+    state = run.feed.state()
+    return {"ranks": [{**state, "route": route} for route in routes]}
 
 
 def prove_identical(run: Run, when: str) -> None:
@@ -117,3 +121,53 @@ def prove_checkpoint(run: Run) -> None:
     if run.unproven is not None:
         run.unproven = None
         checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
+
+
+# -- without a lost rank (--save-on-loss)
+
+
+def save_alone(run: Run) -> str | None:
+    """Save the last finished step without the other ranks; returns the message, None if nothing was lost."""
+    step, why = run.progress.step, unsavable(run)
+    if step == max(run.progress.resumed_from or 0, *run.saved, 0):
+        return None
+    if why:
+        return f"step {step} is not saved: {why}."
+    run.comm.enter("save", step)
+    if run.sync.changing:
+        run.optimizer.take_back()
+    if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
+        # Lost during a save, after this rank's part of it.
+        return None
+    try:
+        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **checkpoint_alone(run))
+    except NotSaved as error:
+        return str(error)
+    # A run that often loses ranks has no other time to do this.
+    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
+    run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
+    return f"saved step {step} to {run.checkpoints} without the lost rank."
+
+
+def checkpoint_alone(run: Run) -> dict[str, Any]:
+    """The last finished step, for checkpoint_manager.save."""
+    run.optimizer.catch_up()
+    state = run.optimizer.state_dict()
+    owners, rank = run.sync.owners, run.comm.rank
+    # A rank's copies of other matrices are as old as its last start.
+    state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
+    return {
+        "optimizer": OptimizerLayout.of(run.optimizer).file({**state, SHARE: sorted(state["muon"])}),
+        "loader": loaders(run, [numerics.route()] * run.comm.world),
+        "model": run.weights,
+        "meta": run.meta(),
+    }
+
+
+def unsavable(run: Run) -> str | None:
+    """Why this rank cannot save the last finished step alone, if it cannot."""
+    if run.training.shared_head is not None:
+        return "the head is split, and a part of it was lost with the rank"
+    if run.sync.changing and run.optimizer.undo is None:
+        return "its successor had begun to change the weights when a rank was lost"
+    return None

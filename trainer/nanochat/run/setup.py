@@ -9,7 +9,7 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,21 +110,14 @@ def facts(settings: Settings, stage: RunStage, matmul: str, data_dir: Path) -> d
     }
 
 
-def head_share(settings: Settings, comm: Comm) -> float:
-    """This rank's maximum fraction of the head's gradient and optimizer state."""
-    if settings.head != "shared":
-        return 1.0
-    shares = settings.head_shares or (1,) * comm.world
-    return shares[comm.rank] / sum(shares)
-
-
 def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
     """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more. With a shared head each rank
     holds all of its weights, and all of its optimizer state in a save."""
     counts = parameters(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
     tables = counts["wte"] + counts["value_embeds"]
-    share = head_share(settings, comm)
+    parts = settings.head_shares or (1,) * comm.world
+    share = parts[comm.rank] / sum(parts) if settings.head == "shared" else 1.0
     needed = int(4 * (3 * matrices + (3 + share) * head + 3 * tables))
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" else 0))
@@ -157,7 +150,8 @@ def say_setup(run: Run, products: str) -> None:
     say(f"Tokens : scaling parameters ratio: {tokens / scaling:.2f}")
     say(f"Total training FLOPs estimate: {flops * tokens:e}")
     say(f"Tokens / micro-batch / rank: {settings.device_batch_size} x {settings.max_seq_len} = {micro:,}")
-    steps = accumulations(settings, run.shares.rows)
+    each = [str(len(one)) for one in passes_of(run.shares.rows, settings.device_batch_size, together=False)]
+    steps = each[0] if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
     say(f"Total batch size {plan.total_batch_size:,} => gradient accumulation steps: {steps}")
     if settings.core_metric_every > 0:
         say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
@@ -165,12 +159,6 @@ def say_setup(run: Run, products: str) -> None:
     if run.training.shared_head is not None:
         parts = run.training.shared_head.sizes
         say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
-
-
-def accumulations(settings: Settings, shares: Sequence[int]) -> str:
-    """Micro-batches per step, by rank if they differ."""
-    each = [len(one) for one in passes_of(shares, settings.device_batch_size, together=False)]
-    return str(each[0]) if len(set(each)) == 1 else ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(each))
 
 
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:

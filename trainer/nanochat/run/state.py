@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from nanochat.rules.shares import passes_of
 from nanochat.run import lineage
 from nanochat.run.deadline import Deadline
 from nanochat.run.feed import Feed
-from nanochat.run.stage import Reader, RunStage
+from nanochat.run.stage import RunStage
 
 SMOOTHING = 0.9
 
@@ -54,14 +53,6 @@ class TrainingProgress:
         """Add a step's loss; returns the debiased running mean."""
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss
         return self.smooth_loss / (1 - SMOOTHING ** (self.step + 1))
-
-
-@dataclasses.dataclass
-class DataPositions:
-    """All ranks' data positions before a step, to reconstruct a lost rank's; None: unknown."""
-
-    step: int = 0
-    ranks: list[dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass
@@ -91,7 +82,6 @@ class Run:
     feed: Feed = dataclasses.field(default_factory=Feed)
     saved: list[int] = dataclasses.field(default_factory=list)
     unproven: int | None = None  # the step of the last checkpoint, until its weights gave a finite loss
-    places: DataPositions = dataclasses.field(default_factory=DataPositions)
     stop_asked: bool = False
     training_id: str = ""  # see lineage.py
     base: dict[str, Any] = dataclasses.field(default_factory=dict)  # training and step of the model it began with
@@ -144,13 +134,6 @@ class Run:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @property
-    def reader(self) -> Reader:
-        """This rank's means of reading its data."""
-        return Reader(
-            self.settings, self.tokenizer, self.data_dir, self.comm.rank, self.comm.world, lambda: self.stop_asked
-        )
-
-    @property
     def passes(self) -> list[int]:
         """This rank's rows in each pass of a step."""
         together = self.training.shared_head is not None
@@ -176,9 +159,9 @@ class Run:
         if settings.save_on_loss and self.sync.undoable and has_room_for_undo(self.optimizer):
             self.optimizer.undo = Undo()
         self.balancer, self.busy_seconds = new_balancer(model, shares), 0.0
-        self.feed.take_shares(self.sync, self.passes)
+        self.feed.take_shares(self.sync, sum(shares.rows[: comm.rank]), self.passes)
 
-    def meta(self, position: Mapping[str, int]) -> dict[str, Any]:
+    def meta(self) -> dict[str, Any]:
         """The content of a checkpoint's meta file, with upstream's names."""
         progress = self.progress
         return {
@@ -191,7 +174,7 @@ class Run:
             "device_batch_size": self.settings.device_batch_size,
             "max_seq_len": self.settings.max_seq_len,
             "total_batch_size": self.plan.total_batch_size,
-            "dataloader_state_dict": dict(position),
+            "dataloader_state_dict": self.feed.position(),
             "loop_state": {
                 "min_val_bpb": progress.min_val_bpb,
                 "smooth_train_loss": progress.smooth_loss,

@@ -28,13 +28,3 @@ def test_field_15_parameters_are_counted(shape, counts, flops, windows):
     assert model_size.windows(shape) == windows
     if flops:
         assert model_size.flops_per_token(shape) == flops
-
-
-def test_the_width_is_rounded_up_to_whole_heads_and_the_vocabulary_to_64():
-    shape = Shape(5, 50, 64, 512, "SL", 1001)
-    assert (shape.n_embd, shape.n_head, shape.padded_vocab, shape.value_layers) == (256, 4, 1024, [0, 2, 4])
-
-
-def test_the_last_layer_always_sees_the_whole_sequence():
-    assert model_size.windows(Shape(3, 64, 64, 600, "sl", 512)) == [256, 600, 600]
-    assert model_size.windows(Shape(2, 64, 64, 512, "S", 512)) == [128, 512]
