@@ -279,7 +279,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         node["join_flags"] = command.join_flags(run, decided, run_dir)
     if guest := polite.guest_limits(host):
         node["guest"] = guest
-    node["env"] = command.env(run, decided, node, polite.decide(host).value, shares.capability_of(host))
+    node["env"] = command.env(run, decided, node, polite.decide(host).value)
     node["argv"] = rank_argv(plan, node)
     return node
 

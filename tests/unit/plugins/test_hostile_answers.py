@@ -239,7 +239,6 @@ PAST = {
     "total_batch": 4096,
     "iterations": 100,
     "polite": {"laptop": "low"},
-    "capability": {"laptop": "avx2"},
     "lineage": {"model": {"depth": 4}, "stage": {}, "data": {"id": "text-1", "source": "text", "paths": ["/a"]}},
     "session": {"id": "s", "exit_code": 0, "ended": None, "stopped": False},
     "training": {"id": "0" * 16, "number": 2, "begun": 17},
