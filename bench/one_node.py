@@ -130,7 +130,8 @@ def baseline_step(config: ModelConfig) -> Step:
             loss = model(ids, targets) / len(batches)
             loss.backward()
             total += float(loss.detach())
-        optimizer.step(SCHEDULE.lr_multiplier, SCHEDULE.muon_momentum, SCHEDULE.muon_weight_decay)
+        optimizer.follow(SCHEDULE.lr_multiplier, SCHEDULE.muon_momentum, SCHEDULE.muon_weight_decay)
+        optimizer.step()
         return total
 
     return step

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,15 +14,6 @@ from nanochat.kit.common import UserError
 from nanochat.kit.settings import parse
 
 AVX512 = frozenset(["avx512f", "avx512_bf16"])
-
-
-def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
-    x86, arm = tmp_path / "x86", tmp_path / "arm"
-    x86.write_text("processor : 0\nflags\t\t: fpu amx_bf16\n\nprocessor : 1\nflags\t\t: fpu amx_bf16\n")
-    arm.write_text("Features\t: fp asimd bf16\n")
-    assert common.cpu_flags(x86) == {"fpu", "amx_bf16"}
-    assert common.cpu_flags(arm) == {"fp", "asimd", "bf16"}
-    assert common.cpu_flags(tmp_path / "none") == frozenset()
 
 
 def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
@@ -51,27 +40,6 @@ def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert common.exit_code(interrupted) == 130
     assert capsys.readouterr().err == ""
-
-
-def test_a_folder_is_tried_by_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As in two containers, where process ids may be equal.
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    failures: list[UserError] = []
-
-    def probe() -> None:
-        for dummy in range(500):
-            try:
-                common.writable_folder(tmp_path, "checkpoints")
-            except UserError as error:
-                failures.append(error)
-
-    threads = [threading.Thread(target=probe) for dummy in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_products_in_bfloat16_are_refused_where_they_are_slow() -> None:

@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
-PROGRAM = "from nanochat.kit.cores import pin; print(sorted(pin()))"
+PROGRAM = (
+    "import os; from nanochat.kit.common import pin_to_cores; pin_to_cores(); print(sorted(os.sched_getaffinity(0)))"
+)
 
 
 def pinned(cores: str) -> tuple[list[int], str]:

@@ -61,10 +61,9 @@ def launch(description: str) -> int:
     settings, ranks = settings_of(options), read_ranks()
     journal, comm = Journal(settings, ranks), None
     try:
-        if not source_of(options.script).is_file():
-            raise UserError(
-                f"{Path.cwd()} has no {options.script.replace('.', '/')}.py: run this in the folder of a nanochat checkout."
-            )
+        file = options.script.replace(".", "/") + ".py"
+        if not Path(file).is_file():
+            raise UserError(f"{Path.cwd()} has no {file}: run this in the folder of a nanochat checkout.")
         comm = connect(ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter)
         reason = run(options, settings, comm, journal)
         comm.close()
@@ -98,11 +97,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
         # This name only stops the checkout from logging in to wandb.
         known.run = known.model_tag
     return Settings(**vars(known))
-
-
-def source_of(script: str) -> Path:
-    """The file of the checkout's script."""
-    return Path.cwd() / (script.replace(".", "/") + ".py")
 
 
 def is_given(options: argparse.Namespace, *names: str) -> bool:

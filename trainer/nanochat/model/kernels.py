@@ -65,21 +65,18 @@ class Kernel:
 
 
 class KernelChoice(NamedTuple):
-    """Names of the active kernels, the inactive ones with reasons, the reason if there are none at all, and why the library
-    was built again, if it was."""
+    """Names of the active kernels, the inactive ones with reasons, and the reason if there are none at all."""
 
     on: list[str]
     off: dict[str, str]
     why: str
-    again: str = ""
 
     def summary(self) -> str:
         """A clause for the log."""
         if self.why:
             return f"none ({self.why})"
         off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
-        again = f" (their library was built again, because {self.again})" if self.again else ""
-        return f"{', '.join(self.on) or 'none'}{off}{again}"
+        return f"{', '.join(self.on) or 'none'}{off}"
 
 
 NO_KERNELS = KernelChoice([], {}, "not tried")
@@ -245,24 +242,6 @@ def _probabilities_trial(shape: KernelShape, generator: torch.Generator) -> tupl
     return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
-# -- relu^2
-
-
-def _relu_square(hidden: Tensor, square: Tensor) -> None:
-    """hidden becomes relu(hidden), square its square."""
-    hidden.relu_()
-    torch.mul(hidden, hidden, out=square)
-
-
-def _relu_square_fused(hidden: Tensor, square: Tensor) -> None:
-    _library(_typed("relu_square", hidden.dtype), len(hidden), (hidden, square))
-
-
-def _relu_square_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    hidden = _normal(generator, shape.rows, 4 * shape.width, dtype=shape.dtype)
-    return hidden, torch.empty_like(hidden)
-
-
 # -- sums of products
 
 
@@ -392,13 +371,12 @@ ALL = (
     Kernel("rotate", _rotate, _rotate_fused, _rotate_trial),
     Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial, scratch=1),
     Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial),
-    Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial),
     Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial, only_narrow=True),
     Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True),
     Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True),
 )
 (
-    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, relu_square, accumulate, muon_apply, adamw,
+    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, accumulate, muon_apply, adamw,
 ) = ALL  # fmt: skip
 
 
@@ -438,12 +416,6 @@ def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
     return time.perf_counter() - start
 
 
-def plain_seconds(shape: KernelShape) -> float:
-    """Time of torch's operations between products: of each twin once, the best of some."""
-    trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL]
-    return sum(min(_seconds(plain, args) for dummy in range(ROUNDS)) for plain, args in trials)
-
-
 def prove(kernel: Kernel, shape: KernelShape) -> str:
     """Try a kernel and switch it on, or return why it stays off."""
     args = kernel.trial(shape, torch.Generator().manual_seed(0))
@@ -472,14 +444,13 @@ def setup(choice: str, shape: KernelShape) -> KernelChoice:
     if choice == "torch":
         return KernelChoice([], {}, "as --kernels says")
     try:
-        path, again = native.built(choice)
-        _library = native.Library(path)
+        _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
     tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
     reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
     off = {name: reason for name, reason in reasons.items() if reason}
-    return KernelChoice([name for name in reasons if name not in off], off, "", again)
+    return KernelChoice([name for name in reasons if name not in off], off, "")
 
 
 def in_use() -> list[str]:
