@@ -1,10 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders, ranks, device, dtype and memory, from the environment and the machine."""
+"""Folders, ranks, device, dtype, processors and memory, from the environment and the machine."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,6 @@ import pytest
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import parse
-
-AVX512 = frozenset(["avx512f", "avx512_bf16"])
 
 
 def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
@@ -64,3 +65,30 @@ def test_field_10_words_of_nanochats_scripts_mean_the_same_here() -> None:
             UserError, match=f"--device-type {device}: this trainer trains on CPUs only; use --device-type cpu"
         ):
             parse(["--device-type", device])
+
+
+PROGRAM = (
+    "import os; from nanochat.kit.common import pin_to_cores; pin_to_cores(); print(sorted(os.sched_getaffinity(0)))"
+)
+
+
+def pinned(cores: str) -> tuple[list[int], str]:
+    environ = {**os.environ, "NANOCHAT_CORES": cores}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True)
+    return [int(number) for number in done.stdout.strip("[]\n").split(",")], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+def test_field_33_a_rank_stays_on_the_processors_of_the_plan():
+    here = sorted(os.sched_getaffinity(0))
+    assert pinned(str(here[-1])) == ([here[-1]], "")
+    assert pinned(",".join(map(str, here))) == (here, "")
+    assert pinned("") == (here, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+@pytest.mark.parametrize("cores", ["9999", "x"])
+def test_processors_that_are_gone_are_told_and_harm_nothing(cores):
+    found, said = pinned(cores)
+    assert found == sorted(os.sched_getaffinity(0))
+    assert f"NANOCHAT_CORES is {cores}" in said

@@ -57,8 +57,6 @@ class Kernel:
     only_narrow: bool = False  # used only with bf16 products
     on: bool = False
     right: bool = field(default=False, init=False)
-    # Of the twin and the kernel in the trial.
-    seconds: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
 
     def __call__(self, *args: Any) -> None:
         (self.fused if self.on else self.plain)(*args)
@@ -431,7 +429,6 @@ def prove(kernel: Kernel, shape: KernelShape) -> str:
     for dummy in range(ROUNDS):
         for function in best:
             best[function] = min(best[function], _seconds(function, args))
-    kernel.seconds = best[kernel.plain], best[kernel.fused]
     kernel.on = best[kernel.fused] < best[kernel.plain]
     return "" if kernel.on else "slower"
 
