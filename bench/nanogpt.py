@@ -93,7 +93,8 @@ def write_data(folder: Path, text: str, seed: int) -> int:
 
 
 def train(folder: Path, cores: Sequence[Sequence[int]], flags: Mapping[str, Any]) -> Curve:
-    """Train in processes on these cores; returns the curve."""
+    """Train in processes on these cores, which share the rows of a step; returns the curve."""
+    flags = {**flags, "--device-batch-size": flags["--device-batch-size"] // len(cores)}
     port, words = free_port(), [str(word) for flag, value in flags.items() for word in (flag, value)]
     processes = []
     for rank, own in enumerate(cores):
@@ -151,7 +152,7 @@ def nanogpt(checkout: Path, text: str, cores: Sequence[int]) -> Curve:
             raise SystemExit("nanoGPT failed; see above.")
         options.pop("stdout")
         nats = subprocess.run([sys.executable, "-c", WHOLE_TENTH], **options, stdout=subprocess.PIPE, check=True).stdout
-        curve[max(curve)] = float(nats) / math.log(2)
+        curve[max(curve)] = float(nats.split()[-1]) / math.log(2)
         return curve
 
 
@@ -246,10 +247,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one order of the text in place of three")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--write", type=Path, help="file for all curves as JSON")
+    parser.add_argument("--plot", type=Path, help="file for the curves on two cores as SVG; needs --nanogpt")
     parser.add_argument(
         "--flags", type=json.loads, default={}, help="flags of base_train in place of the ones here, as JSON"
     )
     arguments = parser.parse_args()
+    if arguments.plot and not (arguments.nanogpt and "two cores" in arguments.ways):
+        parser.error("--plot shows both on two cores: it needs --nanogpt, and two cores among --ways")
     text = arguments.text.read_text(encoding="utf-8")
     curves: dict[str, list[Curve]] = {f"ours, {way}": [] for way in arguments.ways}
     for seed in range(1 if arguments.quick else 3):
