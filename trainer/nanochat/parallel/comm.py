@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """All communication between ranks: the only file that uses torch.distributed.
 
-Tensors are sent over Gloo, small facts as JSON through the rendezvous store.
-Every exchange has a name and a timeout. torch's store client waits forever if the store's host is frozen or cut off, so every
-query of it runs in a thread that can be abandoned. Once a second each rank
-records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single process
-everything is a no-op.
+Tensors are sent over Gloo, small facts as JSON through the rendezvous store. Every exchange has a name and a timeout.
+
+torch's store client waits forever if the store's host is frozen or cut off, so each query of it runs in a thread that can be abandoned.
+Once a second each rank records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single
+process everything is a no-op.
 
     comm = connect(read_ranks(), "cpu", timeout=300)
     comm.all_reduce(tensor, "the loss")
