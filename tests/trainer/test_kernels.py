@@ -86,7 +86,7 @@ def slow(x: Tensor) -> None:
     ids=["slightly wrong", "inexact", "not-a-number", "slow"],
 )
 def test_a_kernel_that_differs_or_is_slower_stays_off(fused: Callable[..., None], exact: bool, reason: str) -> None:
-    kernel = Kernel("made up", lambda x: x.mul_(2), fused, lambda shape, generator: (torch.ones(10**6),), exact)
+    kernel = Kernel("made up", lambda x: x.mul_(2), fused, lambda shape: (torch.ones(10**6),), exact)
     assert kernels.prove(kernel, SHAPES["fp32"]) == reason
     assert not kernel.on
 
