@@ -115,16 +115,13 @@ def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Jo
         arguments += base_model_flags(options, comm, script)
     make_room()
     script.install()
-    world.install()
-    # Before the checkout's scripts import them.
-    for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
-        with contextlib.suppress(ImportError):
-            script.wrap(importlib.import_module(name))
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
-    try:
+    with world.installed():
+        # Before the checkout's scripts import them.
+        for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
+            with contextlib.suppress(ImportError):
+                script.wrap(importlib.import_module(name))
         call(options.script, arguments)
-    finally:
-        world.uninstall()
     if script.unsaved is not None:
         raise script.unsaved
     return "stopped" if script.stopping else "finished"
