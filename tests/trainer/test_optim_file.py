@@ -22,7 +22,7 @@ from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable
 
 def theirs(model: BaselineGPT) -> BaselineOptimizer:
     """An optimizer with upstream's groups and state."""
-    return BaselineOptimizer(model, {"embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02, "scalar_lr": 0.5})
+    return BaselineOptimizer(model, RATES.embedding, RATES.unembedding, RATES.matrix, RATES.scalar)
 
 
 def their_step(model: Any, optimizer: Any, number: int) -> None:

@@ -42,8 +42,7 @@ class GPT(BaselineGPT):
         return {"total": sum(p.numel() for p in self.parameters())}
 
     def setup_optimizer(self) -> MuonAdamW:
-        rates = {"embedding_lr": 0.02, "unembedding_lr": 0.003, "matrix_lr": 0.02, "scalar_lr": 0.02}
-        optimizer = MuonAdamW(self, rates)
+        optimizer = MuonAdamW(self, embedding=0.02, unembedding=0.003, matrix=0.02, scalar=0.02)
         for group in optimizer.param_groups:
             # Otherwise it would amplify rounding errors of gradients near zero.
             group |= {"eps": 1e-6} if group["kind"] == "adamw" else {}
