@@ -249,13 +249,10 @@ def test_weights_that_are_no_numbers_are_not_saved_and_older_checkpoints_are_pru
     assert "the loss is nan at step 3" in result.err
 
 
-def test_a_missing_base_model_is_reported(tmp_path: Path) -> None:
-    (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
-    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
-
-
 def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path)
+    (result,) = Checkout(tmp_path / "tuned", "scripts.chat_sft").fails(1, own=AFTER_BASE)
+    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
+    checkout = Checkout(tmp_path / "base")
     (result,) = checkout.fails(1, "--nonsense=3")
     assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err
     assert "unrecognized arguments" in checkout.events("end")[-1]["error"]
