@@ -42,21 +42,17 @@ def rotate(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, config: Any, layer: int, window: int) -> None:
         super().__init__()
-        width, self.heads, self.kv_heads = config.n_embd, config.n_head, config.n_kv_head
-        self.head_dim = width // self.heads
-        self.window = window
-        self.c_q = nn.Linear(width, self.heads * self.head_dim, bias=False)
-        self.c_k = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
-        self.c_v = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
+        width, self.heads, self.window = config.n_embd, config.n_head, window
+        self.c_q = nn.Linear(width, width, bias=False)
+        self.c_k = nn.Linear(width, width, bias=False)
+        self.c_v = nn.Linear(width, width, bias=False)
         self.c_proj = nn.Linear(width, width, bias=False)
         has_values = layer % 2 == (config.n_layer - 1) % 2
-        self.ve_gate = nn.Linear(12, self.kv_heads, bias=False) if has_values else None
+        self.ve_gate = nn.Linear(12, self.heads, bias=False) if has_values else None
 
     def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
-        q = self.c_q(x).view(batch, tokens, self.heads, self.head_dim)
-        k = self.c_k(x).view(batch, tokens, self.kv_heads, self.head_dim)
-        v = self.c_v(x).view(batch, tokens, self.kv_heads, self.head_dim)
+        q, k, v = (part(x).view(batch, tokens, self.heads, -1) for part in (self.c_q, self.c_k, self.c_v))
         if self.ve_gate is not None and values is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :12]))
             v = v + gate.unsqueeze(-1) * values.view_as(v)
@@ -64,9 +60,7 @@ class Attention(nn.Module):
         position = torch.arange(tokens, device=x.device)
         distance = position[:, None] - position[None, :]
         mask = (distance >= 0) & (distance <= self.window)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=self.heads != self.kv_heads
-        )
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
         out: Tensor = self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
         return out
 
@@ -120,8 +114,7 @@ class BaselineGPT(nn.Module):
         self.smear_gate = nn.Linear(24, 1, bias=False)
         self.smear_lambda = nn.Parameter(torch.zeros(1))
         self.backout_lambda = nn.Parameter(0.2 * torch.ones(1))
-        kv_width = config.n_kv_head * (width // config.n_head)
-        tables = {str(i): nn.Embedding(rows, kv_width) for i in range(layers) if i % 2 == (layers - 1) % 2}
+        tables = {str(i): nn.Embedding(rows, width) for i in range(layers) if i % 2 == (layers - 1) % 2}
         self.value_embeds = nn.ModuleDict(tables)
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -143,74 +136,79 @@ class BaselineGPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
-class BaselineOptimizer:
-    """Dense AdamW and Muon, one fused kernel or one stacked product per group."""
+class BaselineOptimizer(torch.optim.Optimizer):
+    """Dense AdamW and Muon with these learning rates, one stacked product per group. Groups and state are upstream's on a single rank."""
 
-    def __init__(self, model: BaselineGPT, learning_rates: dict[str, float]) -> None:
+    def __init__(self, model: BaselineGPT, embedding: float, unembedding: float, matrix: float, scalar: float) -> None:
         scale = math.sqrt(768 / model.config.n_embd)
-        embedding, unembedding = learning_rates["embedding_lr"] * scale, learning_rates["unembedding_lr"] * scale
-        scalar = learning_rates["scalar_lr"]
-        self.step_number = 0
-        self.matrix_lr = learning_rates["matrix_lr"]
-        self.adam: list[tuple[list[Tensor], float, float, float, float]] = [
-            ([model.lm_head.weight], unembedding, 0.8, 0.96, 0.01),
-            ([model.transformer.wte.weight], embedding, 0.8, 0.995, 0.001),
-            (list(model.value_embeds.parameters()), embedding / 2, 0.8, 0.995, 0.01),
-            ([model.resid_lambdas], scalar * 0.01, 0.8, 0.95, 0.05),
-            ([model.x0_lambdas], scalar, 0.96, 0.95, 0.0),
-            ([model.smear_gate.weight, model.smear_lambda, model.backout_lambda], 0.2, 0.8, 0.95, 0.0),
+        groups: list[dict[str, Any]] = [
+            {"kind": "adamw", "params": params, "lr": lr, "betas": (beta1, beta2), "eps": 1e-10, "weight_decay": decay}
+            for params, lr, beta1, beta2, decay in (
+                ([model.lm_head.weight], unembedding * scale, 0.8, 0.96, 0.01),
+                ([model.transformer.wte.weight], embedding * scale, 0.8, 0.995, 0.001),
+                (list(model.value_embeds.parameters()), embedding * scale / 2, 0.8, 0.995, 0.01),
+                ([model.resid_lambdas], scalar * 0.01, 0.8, 0.95, 0.05),
+                ([model.x0_lambdas], scalar, 0.96, 0.95, 0.0),
+                ([model.smear_gate.weight, model.smear_lambda, model.backout_lambda], 0.2, 0.8, 0.95, 0.0),
+            )
         ]
-        self.adam_state: dict[Tensor, tuple[Tensor, Tensor]] = {}
-        shapes: dict[torch.Size, list[Tensor]] = {}
-        for parameter in model.transformer.h.parameters():
-            shapes.setdefault(parameter.shape, []).append(parameter)
-        self.muon = list(shapes.values())
-        self.muon_state: list[tuple[Tensor, Tensor]] = []
+        matrices = list(model.transformer.h.parameters())
+        for shape in sorted({p.shape for p in matrices}):
+            alike = [p for p in matrices if p.shape == shape]
+            groups.append({"kind": "muon", "params": alike, "lr": matrix, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9,
+                           "weight_decay": 0.1})  # fmt: skip
+        super().__init__(groups, defaults={})
+        for group in self.param_groups:
+            group["initial_lr"] = group["lr"]
+
+    def follow(self, lr_multiplier: float, momentum: float, weight_decay: float) -> None:
+        """Take a step's place in the schedule."""
+        for group in self.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier
+            if group["kind"] == "muon":
+                group |= {"momentum": momentum, "weight_decay": weight_decay}
 
     @torch.no_grad()
-    def step(self, lr_multiplier: float, momentum: float, weight_decay: float) -> None:
-        self.step_number += 1
-        for group in self.adam:
-            self._adamw(*group, lr_multiplier)
-        for index, parameters in enumerate(self.muon):
-            self._muon(index, parameters, self.matrix_lr * lr_multiplier, momentum, weight_decay)
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            getattr(self, f"_update_{group['kind']}")(group)
 
-    def _adamw(self, parameters: list[Tensor], lr: float, beta1: float, beta2: float, decay: float,
-               lr_multiplier: float) -> None:  # fmt: skip
-        lr *= lr_multiplier
-        for p in parameters:
-            assert p.grad is not None
-            if p not in self.adam_state:
-                self.adam_state[p] = (torch.zeros_like(p), torch.zeros_like(p))
-            m, v = self.adam_state[p]
-            p.mul_(1 - lr * decay)
+    def _update_adamw(self, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        for p in group["params"]:
+            state = self.state[p]
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state["step"] += 1
+            m, v = state["exp_avg"], state["exp_avg_sq"]
+            p.mul_(1 - group["lr"] * group["weight_decay"])
             m.lerp_(p.grad, 1 - beta1)
             v.lerp_(p.grad.square(), 1 - beta2)
-            root = (v / (1 - beta2**self.step_number)).sqrt_().add_(1e-10)
-            p.sub_(m / root, alpha=lr / (1 - beta1**self.step_number))
+            root = (v / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+            p.sub_(m / root, alpha=group["lr"] / (1 - beta1 ** state["step"]))
 
-    def _muon(self, index: int, parameters: list[Tensor], lr: float, momentum: float, decay: float) -> None:
-        p = torch.stack([parameter.detach() for parameter in parameters])
-        g = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+    def _update_muon(self, group: dict[str, Any]) -> None:
+        parameters, state = group["params"], self.state[group["params"][0]]
+        p, g = torch.stack(parameters), torch.stack([parameter.grad for parameter in parameters])
         rows, columns = p.shape[-2:]
         axis = -1 if rows >= columns else -2
-        if index == len(self.muon_state):
-            self.muon_state.append((torch.zeros_like(p), torch.zeros_like(p.mean(axis, keepdim=True))))
-        m, s = self.muon_state[index]
-        m.lerp_(g, 1 - momentum)
-        g = g.lerp(m, momentum)
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+            state["second_momentum_buffer"] = torch.zeros_like(p.mean(axis, keepdim=True))
+        # A loaded state may be filled up to a multiple of the ranks.
+        m, s = state["momentum_buffer"][: len(p)], state["second_momentum_buffer"][: len(p)]
+        m.lerp_(g, 1 - group["momentum"])
+        g = g.lerp(m, group["momentum"])
         row_norm = g.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-        g = g * (g.norm(dim=(-2, -1), keepdim=True) / math.sqrt(rows) / row_norm)
-        g = orthogonalize(g)
+        g = orthogonalize(g * (g.norm(dim=(-2, -1), keepdim=True) / math.sqrt(rows) / row_norm))
         g = g * (math.sqrt(min(rows, columns)) / g.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-10))
         size = g.norm(dim=(-2, -1), keepdim=True)
-        s.lerp_(g.square().mean(axis, keepdim=True), 0.1)
+        s.lerp_(g.square().mean(axis, keepdim=True), 1 - group["beta2"])
         g = g * s.clamp_min(1e-10).rsqrt()
         g = g * (size / g.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-10))
-        lr *= math.sqrt(max(1.0, rows / columns))
-        p -= lr * g + lr * decay * p * (g * p >= 0)
-        for parameter, value in zip(parameters, p, strict=True):
-            parameter.copy_(value)
+        lr = group["lr"] * math.sqrt(max(1.0, rows / columns))
+        p -= lr * g + lr * group["weight_decay"] * p * (g * p >= 0)
+        torch._foreach_copy_(parameters, list(p.unbind()))
 
 
 def orthogonalize(g: Tensor) -> Tensor:

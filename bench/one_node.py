@@ -119,9 +119,7 @@ def baseline_step(config: ModelConfig) -> Step:
     weights = GPT(config)
     weights.init_weights()
     model.load_state_dict(weights.state_dict(), assign=True)
-    rates = {"embedding": RATES.embedding, "unembedding": RATES.unembedding, "matrix": RATES.matrix}
-    named = {f"{name}_lr": rate for name, rate in {**rates, "scalar": RATES.scalar}.items()}
-    optimizer = BaselineOptimizer(model, named)
+    optimizer = BaselineOptimizer(model, RATES.embedding, RATES.unembedding, RATES.matrix, RATES.scalar)
 
     def step(batches: MicroBatches) -> float:
         model.zero_grad()
@@ -130,7 +128,8 @@ def baseline_step(config: ModelConfig) -> Step:
             loss = model(ids, targets) / len(batches)
             loss.backward()
             total += float(loss.detach())
-        optimizer.step(SCHEDULE.lr_multiplier, SCHEDULE.muon_momentum, SCHEDULE.muon_weight_decay)
+        optimizer.follow(SCHEDULE.lr_multiplier, SCHEDULE.muon_momentum, SCHEDULE.muon_weight_decay)
+        optimizer.step()
         return total
 
     return step

@@ -15,6 +15,7 @@ When the tests end, also by a signal, the server notices and kills its processes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -22,7 +23,6 @@ import io
 import json
 import os
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -112,45 +112,33 @@ def _server(number: int) -> socket.socket:
 # -- in the server
 
 
-def serve(control: socket.socket) -> list[str] | None:
-    """Fork on request. Returns in a forked process its arguments, and in the server None, once nobody can send requests."""
-    living: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> its id, and the socket of its caller
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        while True:
-            for key, dummy in selector.select():
-                if key.fd != control.fileno():
-                    selector.unregister(key.fd)
-                    _tell_end(key.fd, *living.pop(key.fd))
-                    continue
-                word, descriptors, dummy_flags, dummy_address = socket.recv_fds(control, 16, 4)
-                if not word:
-                    for pid, dummy_waits in living.values():
-                        os.kill(pid, signal.SIGKILL)
-                    return None
-                pid = os.fork()
-                if pid == 0:
-                    control.close()
-                    for other, (dummy_pid, waits) in living.items():
-                        os.close(other)
-                        waits.close()
-                    return _become(*descriptors)
-                for descriptor in descriptors[:3]:
-                    os.close(descriptor)
-                waits = socket.socket(fileno=descriptors[3])
-                waits.send(str(pid).encode())
-                handle = os.pidfd_open(pid)
-                living[handle] = (pid, waits)
-                selector.register(handle, selectors.EVENT_READ)
+def serve(control: socket.socket) -> list[str]:
+    """Fork on request; returns in a forked process its arguments, and ends all of them once nobody can send requests."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        word, descriptors, dummy_flags, dummy_address = socket.recv_fds(control, 16, 4)
+        if not word:
+            os.killpg(0, signal.SIGKILL)
+        if os.fork() == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _start(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _tell_end(handle: int, pid: int, waits: socket.socket) -> None:
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.close(handle)
-    with waits:
+def _start(request: int, out: int, err: int, status: int) -> list[str]:
+    """Start the process, and tell who asked for it its id and how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        return _become(request, out, err, status)
+    with socket.socket(fileno=status) as caller:
+        caller.send(str(pid).encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # The test that started it may be gone.
-        if select.select([waits], [], [], 0)[0] == []:
-            waits.send(str(code).encode())
+        with contextlib.suppress(OSError):
+            caller.send(str(code).encode())
+    os._exit(0)
 
 
 def _become(request: int, out: int, err: int, status: int) -> list[str]:
@@ -201,9 +189,7 @@ def main() -> None:
     for name in FOREIGN:
         importlib.import_module(name)
     gc.freeze()
-    argv = serve(socket.socket(fileno=int(sys.argv[1])))
-    if argv is not None:
-        run(argv)
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 
-from nanochat.model.gpt import GPT
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Balancer, Shares, shares_for, step_seconds, work_split
-from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.shares import passes_of
-from nanochat.run.state import SMOOTHING, TrainingProgress, new_balancer
+from nanochat.run.state import SMOOTHING, TrainingProgress
 
 
 def busy(shares: Shares, speeds: list[float], head_work: float) -> list[float]:
@@ -88,32 +85,6 @@ def test_steps_of_which_a_rank_tells_nothing_and_the_first_ones_are_left_out() -
         assert balancer.hear([100.0, 1.0]) is None
     assert all(balancer.hear([0.0, 50.0]) is None for dummy in range(100))
     assert all(balancer.hear([1.0, 1.0]) is None for dummy in range(100))
-
-
-def test_whatever_the_speeds_a_change_pays_and_then_there_is_none() -> None:
-    draw = random.Random(7)
-    for dummy in range(40):
-        world, total = draw.randint(2, 6), draw.randint(6, 64)
-        shares = shares_for(Shares([total, *[0] * (world - 1)], [1] * world), [1.0] * world)
-        speeds = [draw.uniform(0.02, 1.0) for rank in range(world)]
-        head_work = draw.uniform(0.0, 0.8)
-        found, dummy_seconds = heard(Balancer(shares, head_work), busy(shares, speeds, head_work), 150)
-        if found is None:
-            continue
-        assert sum(found.rows) == total and min(found.rows) >= 0 and min(found.head) >= 1
-        assert step_seconds(found, speeds, head_work) < step_seconds(shares, speeds, head_work) / (
-            1 + balance.DEAD_BAND
-        )
-        assert heard(Balancer(found, head_work), busy(found, speeds, head_work), 150)[0] is None
-
-
-def test_the_head_counts_where_it_is_shared_out() -> None:
-    model = GPT(
-        ModelConfig(sequence_len=64, vocab_size=512, n_layer=2, n_head=2, n_kv_head=2, n_embd=64, window_pattern="L")
-    )
-    share = new_balancer(model, Shares([2, 2], [1, 1])).head_work
-    assert 0 < share < 1
-    assert new_balancer(model, Shares([2, 2], [])).head_work == 0
 
 
 def test_the_smooth_loss_of_a_loss_that_stands_still_is_that_loss() -> None:

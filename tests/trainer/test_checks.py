@@ -17,8 +17,7 @@ import torch
 from ranks import PATIENCE_SECONDS, TRAINER, free_port
 
 from nanochat.kit.common import BF16_CPU_FLAGS, cpu_flags
-from nanochat.model.kernels import KernelShape
-from scripts import gloo_check, measure_step
+from scripts import gloo_check
 
 TINY = [
     "--depth=2",
@@ -86,49 +85,21 @@ def test_a_slow_line_is_measured_by_a_part_of_the_bytes(monkeypatch: pytest.Monk
         assert gloo_check.measure_bulk(alone, torch.ones(16384), 3) == (seconds, sent)  # type: ignore[arg-type]
 
 
-def test_missing_variables_are_named():
-    result = answer(start("scripts.gloo_check", RANK="0"))
-    assert result["code"] == 1
-    assert "WORLD_SIZE" in result["error"]
-
-
-def test_a_measured_step_has_all_parts():
-    result = answer(start("scripts.measure_step", "--vocab-size", "300", "--seconds", "5", "--steps", "2", "--", *TINY))
-    assert result["code"] == 0
-    assert result["steps"] == 2
-    assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds", "muon_apply_seconds"))
-    assert result["muon_apply_seconds"] < result["muon_seconds"]
-    assert result["tokens_per_second"] == pytest.approx(2 * 32 / result["pass_seconds"], rel=0.02)
-    assert result["threads"] == 1
-    assert result["no_kernels_because"] == ""
-    assert result["capability"]
-
-
 def test_a_step_is_measured_with_each_precision_of_products():
-    result = answer(
-        start("scripts.measure_step", "--vocab-size", "300", "--steps", "1", "--products", "fp32", "bf16", "--", *TINY)
-    )
-    assert result["code"] == 0
+    words = ["--vocab-size", "300", "--seconds", "5", "--steps", "2", "--products", "fp32", "bf16"]
+    result = answer(start("scripts.measure_step", *words, "--", *TINY))
+    assert (result["code"], result["steps"], result["threads"], result["no_kernels_because"]) == (0, 2, 1, "")
+    assert all(result[part] > 0 for part in ("pass_seconds", "adamw_seconds", "muon_seconds", "muon_apply_seconds"))
+    assert result["tokens_per_second"] == pytest.approx(2 * 32 / result["pass_seconds"], rel=0.02)
     # Left out where it would be slow.
     tried = ["fp32", "bf16"] if cpu_flags() & set(BF16_CPU_FLAGS) else ["fp32"]
     assert {name: found["matmul"] for name, found in result["products"].items()} == {name: name for name in tried}
     assert result["tokens_per_second"] == result["products"]["fp32"]["tokens_per_second"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "default", "avx2", "chosen"),
-    [({"avx512f"}, 1.2, 1.0, "avx2"), ({"avx512f"}, 1.04, 1.0, None), ({"avx2"}, 1.2, 1.0, None)],
-)
-def test_avx2_is_taken_where_it_is_clearly_faster_than_avx512(flags, default, avx2, chosen, monkeypatch):
-    environ: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", environ)
-    monkeypatch.setattr(measure_step, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(measure_step, "seconds_with", lambda shape, given: avx2 if given else default)
-    measure_step.choose_vectors(KernelShape(64, 32, 96, 3, 32, 515, torch.float32))
-    assert environ.get("ATEN_CPU_CAPABILITY") == chosen
-
-
-def test_a_wrong_flag_is_reported_in_json():
-    result = answer(start("scripts.measure_step", "--", "--depth=x"))
-    assert result["code"] == 1
-    assert "depth" in result["error"]
+def test_missing_variables_and_wrong_flags_are_reported_in_json():
+    results = [
+        answer(one) for one in (start("scripts.gloo_check", RANK="0"), start("scripts.measure_step", "--", "--depth=x"))
+    ]
+    assert [result["code"] for result in results] == [1, 1]
+    assert "WORLD_SIZE" in results[0]["error"] and "depth" in results[1]["error"]

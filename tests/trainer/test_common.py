@@ -1,12 +1,13 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folders, ranks, device, dtype and memory, from the environment and the machine."""
+"""Folders, ranks, device, dtype, processors and memory, from the environment and the machine."""
 
 from __future__ import annotations
 
 import os
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,6 @@ import pytest
 from nanochat.kit import common
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import parse
-
-AVX512 = frozenset(["avx512f", "avx512_bf16"])
-
-
-def test_cpu_flags_of_x86_and_arm(tmp_path: Path) -> None:
-    x86, arm = tmp_path / "x86", tmp_path / "arm"
-    x86.write_text("processor : 0\nflags\t\t: fpu amx_bf16\n\nprocessor : 1\nflags\t\t: fpu amx_bf16\n")
-    arm.write_text("Features\t: fp asimd bf16\n")
-    assert common.cpu_flags(x86) == {"fpu", "amx_bf16"}
-    assert common.cpu_flags(arm) == {"fp", "asimd", "bf16"}
-    assert common.cpu_flags(tmp_path / "none") == frozenset()
 
 
 def test_memory_is_the_least_of_machine_and_control_group(tmp_path: Path) -> None:
@@ -53,39 +43,13 @@ def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_folder_is_tried_by_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As in two containers, where process ids may be equal.
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    failures: list[UserError] = []
-
-    def probe() -> None:
-        for dummy in range(500):
-            try:
-                common.writable_folder(tmp_path, "checkpoints")
-            except UserError as error:
-                failures.append(error)
-
-    threads = [threading.Thread(target=probe) for dummy in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_products_in_bfloat16_are_refused_where_they_are_slow() -> None:
-    native, other = frozenset(["avx512_bf16"]), frozenset(["avx2"])
-    assert common.matmul_type("bf16", {}, native) == "bf16" and common.matmul_type("fp32", {}, other) == "fp32"
-    for wanted, environ in (("bf16", {}), ("auto", {"NANOCHAT_DTYPE": "bfloat16"})):
-        with pytest.raises(UserError, match="bf16 products would be many times slower than fp32 on this CPU"):
-            common.matmul_type(wanted, environ, other)
-
-
 def test_field_10_words_of_nanochats_scripts_mean_the_same_here() -> None:
     native = frozenset(["avx512_bf16"])
     found = [common.matmul_type("auto", {"NANOCHAT_DTYPE": dtype}, native) for dtype in ("", "float32", "bfloat16")]
     assert found == ["fp32", "fp32", "bf16"]
+    for wanted, environ in (("bf16", {}), ("auto", {"NANOCHAT_DTYPE": "bfloat16"})):
+        with pytest.raises(UserError, match="bf16 products would be many times slower than fp32 on this CPU"):
+            common.matmul_type(wanted, environ, frozenset(["avx2"]))
     for dtype in ("float16", "float64"):
         with pytest.raises(UserError, match=f"NANOCHAT_DTYPE={dtype}: this trainer keeps all numbers in float32"):
             common.matmul_type("auto", {"NANOCHAT_DTYPE": dtype}, native)
@@ -96,3 +60,30 @@ def test_field_10_words_of_nanochats_scripts_mean_the_same_here() -> None:
             UserError, match=f"--device-type {device}: this trainer trains on CPUs only; use --device-type cpu"
         ):
             parse(["--device-type", device])
+
+
+PROGRAM = (
+    "import os; from nanochat.kit.common import pin_to_cores; pin_to_cores(); print(sorted(os.sched_getaffinity(0)))"
+)
+
+
+def pinned(cores: str) -> tuple[list[int], str]:
+    environ = {**os.environ, "NANOCHAT_CORES": cores}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True)
+    return [int(number) for number in done.stdout.strip("[]\n").split(",")], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+def test_field_33_a_rank_stays_on_the_processors_of_the_plan():
+    here = sorted(os.sched_getaffinity(0))
+    assert pinned(str(here[-1])) == ([here[-1]], "")
+    assert pinned(",".join(map(str, here))) == (here, "")
+    assert pinned("") == (here, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+@pytest.mark.parametrize("cores", ["9999", "x"])
+def test_processors_that_are_gone_are_told_and_harm_nothing(cores):
+    found, said = pinned(cores)
+    assert found == sorted(os.sched_getaffinity(0))
+    assert f"NANOCHAT_CORES is {cores}" in said

@@ -200,20 +200,6 @@ def test_last_words_and_beats_of_another_rank_are_read_whatever_they_are() -> No
         assert _beat(word)[1:] == ["never seen", "start", -1, 0]
 
 
-def test_a_step_looks_at_the_ids_and_seconds_of_all_ranks() -> None:
-    some = object.__new__(sync.Sync)
-    some.__dict__.update(
-        comm=SimpleNamespace(wait=lambda *dummy: None), pending_ids=[], device="cpu",
-        training=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(padded_vocab_size=300))),
-        _ids=[torch.tensor([0, 0, 0, 20000, 7, 299]), torch.tensor([0, 0, 0, -5, 7, 8])],
-    )  # fmt: skip
-    ids, stop = some.take_ids()
-    assert (ids.tolist(), stop, some.busy) == ([7, 8, 299], False, [2.0, 0.0])
-    some._ids[1][-2] = 300
-    with pytest.raises(UserError, match="rank 1 has token ids between 8 and 300"):
-        some.take_ids()
-
-
 class Mimics(Honest):
     """Rank 1; rank 0 repeats its message about the folders."""
 

@@ -85,7 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkout]:
     """Whole runs of two ranks by --sync method."""
-    checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "int8")}
+    checkouts = {sync: Checkout(tmp_path_factory.mktemp(sync)) for sync in ("exact", "bf16")}
     for sync, checkout in checkouts.items():
         outs = checkout.run(2, "--eval-every=4", own=["--sync", sync])
         assert "COMPUTE_DTYPE: torch.float32" in outs[0]
@@ -129,19 +129,21 @@ def test_three_ranks_share_matrices_that_do_not_divide_by_three(tmp_path: Path) 
             )
 
 
-def test_packed_gradients_train_nearly_as_one_rank_would(alone: list[float], together: dict[str, Checkout]) -> None:
-    checkout = together["int8"]
+def test_rounded_gradients_train_nearly_as_one_rank_would(alone: list[float], together: dict[str, Checkout]) -> None:
+    checkout = together["bf16"]
     assert checkout.losses() == pytest.approx(alone, rel=0.02)
     told = [checkout.events("digest", rank)[-1] for rank in range(2)]
     assert told[0]["digest"] == told[1]["digest"] and told[0]["step"] == STEPS
     sent = {sync: checkout.events("step")[-1]["bytes_sent"] for sync, checkout in together.items()}
-    # Rows of tables are sent in 16 bits, gradients of matrices in 8, and Muon's updated matrices in 32.
-    assert sent["int8"] < 0.6 * sent["exact"]
+    # Gradients are sent in 16 bits, Muon's updated matrices in 32.
+    assert sent["bf16"] < 0.7 * sent["exact"]
+    # Rows that no token has touched are not sent: the three tables alone have 1.5 MB.
+    assert sent["exact"] < 1.3e6
 
 
 def test_sigterm_saves_and_resume_ends_like_an_uninterrupted_run(tmp_path: Path, together: dict[str, Checkout]) -> None:
     cut = Checkout(tmp_path)
-    cut.edit("scripts/base_train.py", "    spent = ", "    time.sleep(0.5)\n    spent = ")
+    cut.edit("scripts/base_train.py", "    step += 1\n", "    __import__('time').sleep(0.5)\n    step += 1\n")
     processes = cut.start(2, ["--eval-every=4"])
     ranks.wait_until(lambda: len(cut.events("step")) >= 2)
     processes[1].terminate()
@@ -235,22 +237,22 @@ def test_a_run_whose_last_save_fails_has_not_finished(tmp_path: Path, together: 
     assert [(event["reason"], event["cause"]) for event in tuned.events("end")] == [("error", "disk-full")]
 
 
-def test_older_checkpoints_are_pruned_once_a_step_has_proved_the_newest(tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_not_saved_and_older_checkpoints_are_pruned(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
-    checkout.edit("scripts/base_train.py", "(loss / grad", "(loss * (math.nan if step == 3 else 1) / grad")
-    checkout.edit("scripts/base_train.py", "import time", "import math\nimport time")
+    checkout.edit(
+        "scripts/base_train.py", "    step += 1\n", "    step += 1\n    orig_model.resid_lambdas.data.div_(step != 3)\n"
+    )
     (result,) = checkout.fails(1, "--save-every=1", "--num-iterations=4", own=["--keep-checkpoints=1"])
-    assert "the loss is nan at step 3" in result.err and "the checkpoint with these weights was removed" in result.err
+    assert "the weights are not finite at step 3, so they are not saved; resume from the last checkpoint" in result.err
     assert {path.name for path in checkout.checkpoints(0).glob("model_*")} == {"model_000002.pt"}
-
-
-def test_a_missing_base_model_is_reported(tmp_path: Path) -> None:
-    (result,) = Checkout(tmp_path, "scripts.chat_sft").fails(1, own=AFTER_BASE)
-    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
+    (result,) = checkout.fails(1, "--num-iterations=6")
+    assert "the loss is nan at step 3" in result.err
 
 
 def test_an_unexpected_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path)
+    (result,) = Checkout(tmp_path / "tuned", "scripts.chat_sft").fails(1, own=AFTER_BASE)
+    assert "no rank has a checkpoint in" in result.err and "train a base model first" in result.err
+    checkout = Checkout(tmp_path / "base")
     (result,) = checkout.fails(1, "--nonsense=3")
     assert "scripts.base_train of this checkout: unrecognized arguments: --nonsense=3." in result.err
     assert "unrecognized arguments" in checkout.events("end")[-1]["error"]

@@ -51,12 +51,6 @@ def test_heads_that_share_keys_are_refused() -> None:
         GPT(dataclasses.replace(TINY, n_head=4))
 
 
-def test_vocabulary_is_padded_in_the_tables_only() -> None:
-    model = model_of(vocab_size=100)
-    assert model.transformer.wte.weight.shape == model.lm_head.weight.shape == (128, 32)
-    assert model(tokens(model)[0]).shape == (2, 40, 100)
-
-
 def test_initial_weights() -> None:
     config = dataclasses.replace(TINY, vocab_size=1000, n_embd=96)
     model, again, other = GPT(config), GPT(config), GPT(config)

@@ -5,63 +5,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from reference import RATES, TINY, baseline_of, close, model_of, schedule, tokens, train
+from reference import RATES, baseline_of, close, model_of, schedule, tokens, train
 from torch import Tensor, nn
+
+from baseline_model import BaselineGPT, BaselineOptimizer  # isort: skip
 
 from nanochat.model.gpt import GPT
 from nanochat.model.optim import Optimizer
 from nanochat.run.optim_file import OURS_KEY, SPLIT, OptimizerLayout, Unusable
 
-STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "nanochat" / "optim.py"
 
-
-def stand_in() -> Any:
-    spec = importlib.util.spec_from_file_location("stand_in_optim", STAND_IN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def theirs(model: nn.Module) -> Any:
-    """Upstream's optimizer of a model, with its groups in its order and its initial settings."""
-    named = dict(model.named_parameters())
-    adamw = [["lm_head.weight"], ["transformer.wte.weight"], [n for n in named if n.startswith("value_embeds.")]]
-    adamw += [["resid_lambdas"], ["x0_lambdas"], ["smear_gate.weight", "smear_lambda", "backout_lambda"]]
-    rates = (0.004, 0.2, 0.1, 0.005, 0.5, 0.2)
-    betas = ((0.8, 0.96), (0.8, 0.995), (0.8, 0.995), (0.8, 0.95), (0.96, 0.95), (0.8, 0.95))
-    decays, width = (0.01, 0.001, 0.01, 0.05, 0.0, 0.0), (768 / TINY.n_embd) ** 0.5
-    groups: list[dict[str, Any]] = [
-        {"kind": "adamw", "params": [named[name] for name in names], "lr": lr * (width if number < 3 else 1),
-         "betas": beta, "eps": 1e-10, "weight_decay": decay}
-        for number, (names, lr, beta, decay) in enumerate(zip(adamw, rates, betas, decays, strict=True))
-    ]  # fmt: skip
-    matrices = list(model.transformer.h.parameters())  # type: ignore[union-attr]
-    for shape in sorted({p.shape for p in matrices}):
-        alike = [p for p in matrices if p.shape == shape]
-        groups.append({"kind": "muon", "params": alike, "lr": 0.02, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9,
-                       "weight_decay": 0.1})  # fmt: skip
-    optimizer = stand_in().MuonAdamW(groups)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer
+def theirs(model: BaselineGPT) -> BaselineOptimizer:
+    """An optimizer with upstream's groups and state."""
+    return BaselineOptimizer(model, RATES.embedding, RATES.unembedding, RATES.matrix, RATES.scalar)
 
 
 def their_step(model: Any, optimizer: Any, number: int) -> None:
     """One step of upstream's optimizer on the same tokens as reference.train with this number."""
     now, (ids, targets) = schedule(number), tokens(model, 1, 8, seed=number)
     model(ids, targets).backward()
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * now.lr_multiplier
-        if group["kind"] == "muon":
-            group |= {"momentum": now.muon_momentum, "weight_decay": now.muon_weight_decay}
+    optimizer.follow(now.lr_multiplier, now.muon_momentum, now.muon_weight_decay)
     optimizer.step()
     model.zero_grad()
 

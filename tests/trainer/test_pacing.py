@@ -51,11 +51,6 @@ def test_other_traffic_that_fills_the_queue_does_not_stop_us() -> None:
     assert sent > LINK / 4
 
 
-def test_without_a_long_queue_nothing_is_paced() -> None:
-    seen = ConnectionState(SHORTEST + pacing.LONG_SECONDS / 2, SHORTEST, 7, LINK)
-    assert next_pace(Pace(), seen, 1).rate == Pace().rate
-
-
 def test_an_idle_connection_keeps_its_pace() -> None:
     before = Pace(rate=1000.0, best=LINK, acked=7, delivered=LINK)
     assert next_pace(before, ConnectionState(SHORTEST + FULL, SHORTEST, 7, LINK), 1) == before

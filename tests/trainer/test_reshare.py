@@ -13,7 +13,7 @@ import pytest
 import ranks
 import torch
 from test_faults import ready
-from trainings import STEPS, Job
+from trainings import Job
 
 from nanochat.parallel import balance
 from nanochat.parallel.balance import Shares
@@ -106,15 +106,3 @@ def test_a_slowed_rank_gets_fewer_rows_and_the_losses_stay_the_same(tmp_path: Pa
     assert "as rebalanced before: " + ", ".join(map(str, change["rows"])) in out
     assert job.events("start")[-1]["resumed_from"] == 14
     assert job.events("digest")[-1]["digest"] == digest
-
-
-def test_losses_do_not_depend_on_the_shares(tmp_path: Path) -> None:
-    """Other shares of the same steps, passes of uneven sizes, and a rank without rows."""
-    runs = {}
-    for number, flags in enumerate([(), ("--rank-rows", "9,3"), ("--rank-rows", "0,12", "--head", "shared")]):
-        job = Job(tmp_path / str(number), 2)
-        job.run(*flags, *PATIENT, "--num-iterations", "6", "--device-batch-size", "4" if flags else "2")
-        runs[flags] = losses(job)
-    assert len(runs[()]) == 6 < STEPS
-    for found in runs.values():
-        assert found == pytest.approx(runs[()], abs=1e-4)

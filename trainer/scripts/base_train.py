@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.kit.common import exit_code, leave
-from nanochat.kit.cores import pin
+from nanochat.kit.common import exit_code, leave, pin_to_cores
 from nanochat.kit.settings import parse
 from nanochat.run.program import run_stage
 from nanochat.run.stage import RunStage
 
 
 def main() -> int:
-    pin()
+    pin_to_cores()
     return run_stage(parse(sys.argv[1:]), RunStage)
 
 

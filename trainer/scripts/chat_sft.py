@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import sys
 
-from nanochat.kit.common import exit_code, leave
-from nanochat.kit.cores import pin
+from nanochat.kit.common import exit_code, leave, pin_to_cores
 from nanochat.kit.settings import parse_chat
 from nanochat.run.fine_tuning import FineTuning, inherited
 from nanochat.run.program import run_stage
 
 
 def main() -> int:
-    pin()
+    pin_to_cores()
     settings = parse_chat(sys.argv[1:], inherited)
     return run_stage(settings, lambda: FineTuning(settings))
 

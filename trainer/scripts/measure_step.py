@@ -17,20 +17,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import multiprocessing
-import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat.kit.common import UserError, cpu_flags, matmul_type
-from nanochat.kit.cores import pin
+from nanochat.kit.common import UserError, matmul_type, pin_to_cores
 from nanochat.kit.settings import Settings, parse
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import TrainingPass, kernel_shape
@@ -44,9 +40,6 @@ WARMUP_STEPS = 1
 SCHEDULE = StepSchedule(1.0, 0.95, 0.0)
 # Small enough that random tokens do not blow up the weights, which could slow the arithmetic.
 RATES = LearningRates(1e-3, 1e-4, 1e-4, 1e-4)
-CAPABILITY = "ATEN_CPU_CAPABILITY"  # the vectors of torch's own operations; read before the first of them
-TRIAL_TOKENS, TRIAL_WORDS = 256, 4096  # for timing vectors
-CLEARLY = 1.05  # so much faster must AVX2 be
 
 
 def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor:
@@ -54,29 +47,6 @@ def made_up_tokens(vocab_size: int, rows: int, length: int, seed: int) -> Tensor
     weights = 1.0 / (torch.arange(vocab_size, dtype=torch.float64) + 2.7)
     generator = torch.Generator().manual_seed(seed)
     return torch.multinomial(weights, rows * (length + 1), replacement=True, generator=generator).view(rows, length + 1)
-
-
-def choose_vectors(shape: kernels.KernelShape) -> None:
-    """Where the CPU has AVX-512, let torch's own operations use AVX2 if that is clearly faster, as on some CPUs."""
-    if CAPABILITY in os.environ or "avx512f" not in cpu_flags():
-        return
-    few = shape._replace(rows=TRIAL_TOKENS, tokens=TRIAL_TOKENS, vocabulary=min(shape.vocabulary, TRIAL_WORDS))
-    # Twice, because other work may disturb one.
-    if all(seconds_with(few, {}) > CLEARLY * seconds_with(few, {CAPABILITY: "avx2"}) for dummy in range(2)):
-        os.environ[CAPABILITY] = "avx2"
-
-
-def seconds_with(shape: kernels.KernelShape, environ: dict[str, str]) -> float:
-    """Time of torch's operations on one core, in a fork, because a process cannot change its vectors."""
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, begin_fork, (environ,)) as pool:
-        return pool.submit(kernels.plain_seconds, shape).result()
-
-
-def begin_fork(environ: dict[str, str]) -> None:
-    os.environ.update(environ)
-    torch.set_num_threads(1)
-    numerics.keep_freed_memory()
 
 
 def measure_each(
@@ -99,7 +69,6 @@ def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> 
     """Make steps until a count or time limit, at least one after the warm-up."""
     matmul, config = matmul_type(settings.matmul), model_config(settings, vocab_size)
     shape = kernel_shape(config, settings.device_batch_size, matmul)
-    choose_vectors(shape)
     route, used = numerics.setup().route, kernels.setup(settings.kernels, shape)
     model = GPT(config)
     model.init_weights()
@@ -121,7 +90,6 @@ def measure(settings: Settings, vocab_size: int, seconds: float, steps: int) -> 
         "route": route,
         "kernels": used.on,
         "no_kernels_because": used.why,
-        "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }
 
@@ -149,7 +117,7 @@ def timed_step(training: TrainingPass, optimizer: Optimizer, tokens: Tensor) -> 
 
 
 def main(argv: list[str] | None = None) -> int:
-    pin()
+    pin_to_cores()
     words = sys.argv[1:] if argv is None else argv
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description="Measure a training step on this host alone.")

@@ -9,8 +9,6 @@ from typing import Dict, List, Mapping, Optional, TypedDict
 
 from .probe import Folder
 
-VECTORS_VARIABLE = "ATEN_CPU_CAPABILITY"  # of a node's environment: the vectors of torch's own operations
-
 
 class Master(TypedDict):
     """Where the ranks meet."""

@@ -186,7 +186,6 @@ class PastRun(TypedDict):
     total_batch: int
     iterations: int
     polite: Dict[str, str]
-    capability: Dict[str, str]
     lineage: Lineage
     session: Optional[PastSession]
     training: Optional[TrainingIdentity]

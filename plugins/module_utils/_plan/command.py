@@ -12,7 +12,7 @@ from typing import Dict, Sequence
 
 from .._contract import politeness
 from .._contract.command_line import rank_environ
-from .._contract.plan import VECTORS_VARIABLE, Keeper, Node, Plan
+from .._contract.plan import Keeper, Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Decided
@@ -150,7 +150,7 @@ def flag_names(decided: Decided) -> list[str]:
     return [f"--{name}" for name in trainer_flags(some, ".")]
 
 
-def env(decided: Decided, node: Node, polite: str, capability: str) -> dict[str, str]:
+def env(decided: Decided, node: Node, polite: str) -> dict[str, str]:
     """The same names on every host, so that no rank sees a setting that another does not."""
     run = decided.run
     names = {
@@ -173,8 +173,6 @@ def env(decided: Decided, node: Node, polite: str, capability: str) -> dict[str,
     }
     if node["cores"]:
         names["NANOCHAT_CORES"] = ",".join(str(number) for number in node["cores"])
-    if capability:
-        names[VECTORS_VARIABLE] = capability
     if not decided.ours:
         # nanochat compiles the model, which needs a C++ compiler on every host and minutes before the first step.
         # Disabling compilation fails: if a whole function should be compiled, that is an error.

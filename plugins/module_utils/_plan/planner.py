@@ -275,7 +275,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         node["join_flags"] = command.join_flags(decided, run_dir)
     if guest := polite.guest_limits(host):
         node["guest"] = guest
-    node["env"] = command.env(decided, node, polite.decide(host), shares.capability_of(host))
+    node["env"] = command.env(decided, node, polite.decide(host))
     node["argv"] = rank_argv(plan, node)
     command.add_session(plan, run, node)
     return node

@@ -18,7 +18,6 @@ from .step_model import speed_in
 FOLLOWING = (AUTO, "speed")
 # Hosts with a smaller difference in speed count as equally fast: measurements are no more exact.
 SAME_SPEED = 1.1
-AVX2 = "avx2"  # as a value of VECTORS_VARIABLE
 # A default total batch may differ from the profile's by this factor before passes are made smaller instead.
 NEAR = 1.5
 # Default maximum of rows per pass for unequal hosts: its memory is far below that of weights and optimizer.
@@ -138,14 +137,6 @@ def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
     # A quota gives some time of any processors.
     limited = len(fast) > (host.fact("cpu", "available_physical") or 0)
     return list(fast) if len(fast) < len(allowed) and not limited else None
-
-
-def capability_of(host: Host) -> str:
-    """avx2 if torch's operations were clearly faster with it than with the CPU's AVX-512, else empty; a run keeps its choice."""
-    if host.has_begun:
-        return AVX2 if host.kept_fact("capability") == AVX2 else ""
-    faster = host.measured.get("capability") == AVX2.upper() and "avx512f" in (host.fact("cpu", "flags") or [])
-    return AVX2 if faster else ""
 
 
 def weights_of(split: str, hosts: Sequence[Host]) -> list[float]:

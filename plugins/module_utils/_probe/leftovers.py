@@ -12,7 +12,6 @@ from typing import Sequence, cast
 
 from .._contract import lineage, politeness
 from .._contract.document import Document, digest_of, items, number, section, text
-from .._contract.plan import VECTORS_VARIABLE
 from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
@@ -91,7 +90,6 @@ def run_facts(folder: str) -> PastRun:
         "total_batch": number(training, "total_batch"),
         "iterations": number(training, "iterations"),
         "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
-        "capability": in_env(plan, VECTORS_VARIABLE, ""),
         "lineage": lineage.of_plan(plan),
         "session": cast(PastSession, read_object(os.path.join(folder, "session.json"))) or None,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import asdict
 
 import torch
@@ -52,7 +51,7 @@ state = meta_data["dataloader_state_dict"] if resuming else None
 train_loader = batches(args.device_batch_size, args.max_seq_len, "train", state)
 x, y, dataloader_state_dict = next(train_loader)
 num_iterations, total_batch_size = args.num_iterations, args.total_batch_size
-batch, step, val_bpb, smooth = 0, (meta_data["step"] if resuming else 0), None, 0.0
+batch, step, val_bpb = 0, (meta_data["step"] if resuming else 0), None
 world_tokens = args.device_batch_size * args.max_seq_len * ddp_world_size
 assert total_batch_size % world_tokens == 0
 grad_accum_steps = total_batch_size // world_tokens
@@ -73,12 +72,11 @@ while True:
             "step": step, "val_bpb": val_bpb, "model_config": model_config_kwargs, "user_config": user_config,
             "device_batch_size": args.device_batch_size, "max_seq_len": args.max_seq_len,
             "total_batch_size": total_batch_size, "dataloader_state_dict": {**dataloader_state_dict, "rg_idx": batch},
-            "loop_state": {"min_val_bpb": val_bpb, "smooth_train_loss": smooth, "total_training_time": 0.0},
+            "loop_state": {"min_val_bpb": val_bpb, "smooth_train_loss": 0.0, "total_training_time": 0.0},
         }  # fmt: skip
         save_checkpoint(checkpoint_dir, step, orig_model.state_dict(), optimizer.state_dict(), meta, rank=ddp_rank)
     if last_step:
         break
-    began = time.time()
     for _micro_step in range(grad_accum_steps):
         loss = model(x, y)
         (loss / grad_accum_steps).backward()
@@ -88,12 +86,6 @@ while True:
         group["lr"] = group["initial_lr"] * min(1.0, (step + 1) / 4)
     optimizer.step()
     model.zero_grad(set_to_none=True)
-    smooth = 0.9 * smooth + 0.1 * loss.item()
-    spent = time.time() - began
-    print0(
-        f"step {step:05d}/{num_iterations:05d} ({100 * step / num_iterations:.2f}%) | "
-        f"loss: {smooth / (1 - 0.9 ** (step + 1)):.6f} | lrm: 1.00 | dt: {spent * 1000:.2f}ms | "
-        f"tok/sec: {int(total_batch_size / spent):,} | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 0 | total time: 0.00m"
-    )
+    print0(f"step {step:05d}/{num_iterations:05d} | loss: {loss.item():.6f}")
     step += 1
 compute_cleanup()

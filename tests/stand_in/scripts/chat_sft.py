@@ -47,7 +47,7 @@ if args.load_optimizer:
             group["lr"] = group["initial_lr"] = base_lr
         print0("Loaded optimizer state from pretrained checkpoint")
 
-last_step, step, val_bpb, smooth = False, 0, None, 0.0
+last_step, step, val_bpb = False, 0, None
 
 
 def conversations():
@@ -77,12 +77,10 @@ while True:
         break
     for _micro_step in range(grad_accum_steps):
         loss = model(x, y)
-        train_loss = loss.detach()
         (loss / grad_accum_steps).backward()
         x, y = next(train_loader)
     optimizer.step()
     model.zero_grad(set_to_none=True)
     step += 1
-    smooth = 0.9 * smooth + 0.1 * train_loss.item()
-    print0(f"step {step:05d} | loss: {smooth / (1 - 0.9 ** (step + 1)):.6f}")
+    print0(f"step {step:05d} | loss: {loss.item():.6f}")
 compute_cleanup()

@@ -61,10 +61,9 @@ def launch(description: str) -> int:
     settings, ranks = settings_of(options), read_ranks()
     journal, comm = Journal(settings, ranks), None
     try:
-        if not source_of(options.script).is_file():
-            raise UserError(
-                f"{Path.cwd()} has no {options.script.replace('.', '/')}.py: run this in the folder of a nanochat checkout."
-            )
+        file = options.script.replace(".", "/") + ".py"
+        if not Path(file).is_file():
+            raise UserError(f"{Path.cwd()} has no {file}: run this in the folder of a nanochat checkout.")
         comm = connect(ranks, "cpu", options.timeout_seconds, on_phase=journal.heartbeat.enter)
         reason = run(options, settings, comm, journal)
         comm.close()
@@ -100,11 +99,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(**vars(known))
 
 
-def source_of(script: str) -> Path:
-    """The file of the checkout's script."""
-    return Path.cwd() / (script.replace(".", "/") + ".py")
-
-
 def is_given(options: argparse.Namespace, *names: str) -> bool:
     """Whether the script's own flags begin with one of these names."""
     return any(word.startswith(names) for word in options.arguments)
@@ -121,16 +115,13 @@ def run(options: argparse.Namespace, settings: Settings, comm: Comm, journal: Jo
         arguments += base_model_flags(options, comm, script)
     make_room()
     script.install()
-    world.install()
-    # Before the checkout's scripts import them.
-    for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
-        with contextlib.suppress(ImportError):
-            script.wrap(importlib.import_module(name))
     signal.signal(signal.SIGTERM, lambda *dummy: setattr(script, "stop_asked", True))
-    try:
+    with world.installed():
+        # Before the checkout's scripts import them.
+        for name in ("nanochat.checkpoint_manager", "nanochat.loss_eval"):
+            with contextlib.suppress(ImportError):
+                script.wrap(importlib.import_module(name))
         call(options.script, arguments)
-    finally:
-        world.uninstall()
     if script.unsaved is not None:
         raise script.unsaved
     return "stopped" if script.stopping else "finished"

@@ -52,7 +52,6 @@ class JoinedOptimizer:
     @torch.no_grad()
     def step(self, pack: Tensor, tables: Sequence[Tensor]) -> Tensor:
         """One update; pack: numbers to sum over the ranks; tables: the embeddings' weights."""
-        self.exchange.begin_step()
         shared = [group for group in self.groups if group.get("kind") != "muon"]
         gradients = [(p, p.grad) for group in shared for p in group["params"] if p.grad is not None]
         by_rows = set(map(id, tables))
@@ -64,8 +63,7 @@ class JoinedOptimizer:
         if rows:
             self.exchange.average_rows(rows)
         for group, mean in zip(self.muon, means, strict=True):
-            own = self.owned(group)[self.rank]
-            for p, grad in zip(own, mean().split(group["params"][0].size(0)), strict=False):
+            for p, grad in zip(self.owned(group)[self.rank], mean(), strict=True):
                 p.grad = grad.to(p.dtype)
         finish()
         totals = self.exchange.sum_small([pack, *small])
@@ -86,14 +84,14 @@ class JoinedOptimizer:
             self.optimizer.param_groups = groups
         arriving = []
         for group in self.muon:
-            owned, (rows, columns) = self.owned(group), group["params"][0].shape
-            parts = [torch.empty(len(own) * rows, columns) for own in owned]
+            owned, shape = self.owned(group), group["params"][0].shape
+            parts = [torch.empty(len(own), *shape) for own in owned]
             parts[self.rank] = _stacked(group, owned[self.rank], weights=True)
-            arriving.append((group, parts, self.exchange.gather(parts[self.rank], parts, exact=True)))
+            arriving.append((group, parts, self.exchange.gather(parts[self.rank], parts)))
         for group, parts, receive in arriving:
             receive()
             for own, part in zip(self.owned(group), parts, strict=True):
-                for p, weights in zip(own, part.split(group["params"][0].size(0)), strict=False):
+                for p, weights in zip(own, part, strict=True):
                     p.copy_(weights)
 
     # -- saving and loading
@@ -141,6 +139,6 @@ class JoinedOptimizer:
 
 
 def _stacked(group: Mapping[str, Any], own: Sequence[Any], weights: bool = False) -> Tensor:
-    """Some of a group's matrices, or their gradients, below each other."""
+    """Some of a group's matrices, or their gradients."""
     parts = [(p.detach() if weights else p.grad).float() for p in own]
-    return torch.cat([*parts, torch.empty(0, group["params"][0].size(1))])
+    return torch.stack(parts) if parts else torch.empty(0, *group["params"][0].shape)

@@ -8,6 +8,7 @@ nanochat's scripts keep their loop's state in module variables (step, num_iterat
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 import sys
@@ -48,9 +49,7 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
-        # The error of the last save; the folder of a save that no step has verified.
-        self.unsaved: NotSaved | None = None
-        self.unproven: Path | None = None
+        self.unsaved: NotSaved | None = None  # the error of the last save
         self.training = ""  # its id
         # The checkpoint of another run that it continues: folder and step.
         self.base: tuple[Path, int] | None = None
@@ -114,15 +113,14 @@ class Script:
 
     def wrap(self, module: Any) -> None:
         """Replace the functions of a checkout's module that save, load and evaluate."""
-        known: dict[str, Callable[[Any], Any]] = {
-            "save_checkpoint": lambda dummy: self.save,
+        known: dict[str, Callable[..., Any]] = {
+            "save_checkpoint": self.save,
             "load_checkpoint": self.load,
             "load_optimizer_state": self.load_state,
             "evaluate_bpb": self.evaluate,
         }
-        for name, replacement in known.items():
-            if hasattr(module, name):
-                setattr(module, name, replacement(getattr(module, name)))
+        for name in known.keys() & vars(module).keys():
+            setattr(module, name, functools.partial(known[name], getattr(module, name)))
 
     def join(self, optimizer: Any) -> None:
         """Make the script's optimizer train together with the other ranks'."""
@@ -149,29 +147,14 @@ class Script:
         tables = [one.weight for one in self.model.modules() if isinstance(one, torch.nn.Embedding)]
         total = optimizer.step(pack, tables).tolist()
         if not math.isfinite(total[0]):
-            raise self._non_finite_loss(total[0])
-        if self.unproven is not None:
-            checkpoints.prune(self.unproven, self.keep, self.saved)
-            self.unproven = None
+            raise not_finite(f"the loss is {total[0]} at step {step}, so this step's weights are unusable")
         self._record(optimizer, total[0] / comm.world, passed)
         self.progress.step += 1
         if self.progress.step in (1, 2):
             self._prove(step + 1, f"after step {step + 1}")
         if total[1] and not self.stopping:
             self._end_soon(step)
-        comm.enter("forward_backward", step + 1)
-        self.begun = time.perf_counter()
-
-    def _non_finite_loss(self, loss: float) -> UserError:
-        """The error for a non-finite loss; removes a checkpoint of the weights that caused it."""
-        removed = ""
-        if self.unproven is not None:
-            checkpoints.remove(self.unproven, self.saved.pop())
-            removed = "the checkpoint with these weights was removed; "
-        return UserError(
-            f"the loss is {loss} at step {self.step}, so this step's weights are unusable; {removed}"
-            "resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS,
-        )  # fmt: skip
+        self._go_on(step + 1)
 
     def _first_step(self) -> None:
         config = self.variables.get("model_config_kwargs") or {}
@@ -233,29 +216,25 @@ class Script:
 
     # -- evaluation and checkpoints
 
-    def evaluate(self, original: Callable[..., float]) -> Callable[..., float]:
+    def evaluate(self, original: Callable[..., float], *arguments: Any, **options: Any) -> float:
         """The checkout's evaluation, with its result recorded."""
+        self.comm.enter("eval", self.step)
+        begun = time.perf_counter()
+        self.comm.barrier("the evaluation on all ranks")
+        result = original(*arguments, **options)
+        if self.comm.rank == 0:
+            self.journal.record("eval", self.step, val_bpb=float(result), seconds=time.perf_counter() - begun)
+        self._go_on(self.step)
+        return result
 
-        def evaluated(*arguments: Any, **options: Any) -> float:
-            self.comm.enter("eval", self.step)
-            begun = time.perf_counter()
-            self.comm.barrier("the evaluation on all ranks")
-            result = original(*arguments, **options)
-            if self.comm.rank == 0:
-                self.journal.record("eval", self.step, val_bpb=float(result), seconds=time.perf_counter() - begun)
-            self.comm.enter("forward_backward", self.step)
-            self.begun = time.perf_counter()
-            return result
-
-        return evaluated
-
-    def save(self, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
+    def save(self, dummy: Any, checkpoint_dir: str, step: int, model_data: Mapping[str, Tensor], optimizer_data: Any,
              meta_data: Mapping[str, Any], rank: int = 0) -> None:  # fmt: skip
-        """Like the checkout's save_checkpoint, but atomic and on every host."""
-        comm = self.comm
+        """Like the checkout's save_checkpoint, but atomic and on every host; older ones than the newest few are removed."""
+        comm, folder = self.comm, Path(checkpoint_dir)
         comm.enter("save", step)
         self._prove(step, f"at step {step}")
-        folder = Path(checkpoint_dir)
+        if not all(bool(weights.isfinite().all()) for weights in self.weights.values()):
+            raise not_finite(f"the weights are not finite at step {step}, so they are not saved")
         contents: dict[str, Any] = {"optimizer": dict(optimizer_data or {})}
         if comm.rank == folder_leader(comm, folder):
             contents |= {"model": dict(model_data), "meta": {**meta_data, META_KEY: self.training}}
@@ -263,37 +242,39 @@ class Script:
         self.unsaved = write(comm, self.journal, folder, step, contents)
         if self.unsaved is None:
             self.saved.append(step)
-            self.unproven = folder
+            checkpoints.prune(folder, self.keep, self.saved)
             self.journal.say(f"Saved checkpoint of step {step} to {folder}")
         else:
             self.journal.say(save_failed_warning(self.unsaved, self.saved))
-        comm.enter("forward_backward", step)
+        self._go_on(step)
+
+    def _go_on(self, step: int) -> None:
+        self.comm.enter("forward_backward", step)
         self.begun = time.perf_counter()
 
-    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(self, original: Callable[..., Any], checkpoint_dir: str, step: int, device: Any,
+             load_optimizer: bool = False, rank: int = 0) -> Any:  # fmt: skip
         """The checkout's load_checkpoint, with all ranks' optimizer files."""
+        model_data, dummy, meta = original(checkpoint_dir, step, device)
+        if not load_optimizer:
+            return model_data, None, meta
+        files = optimizer_files(Path(checkpoint_dir), step)
+        if not files:
+            raise UserError(f"the checkpoint of step {step} in {checkpoint_dir} has no optim_{step:06d}_rank*.pt.")
+        return model_data, {FILES_KEY: files}, meta
 
-        def loaded(checkpoint_dir: str, step: int, device: Any, load_optimizer: bool = False, rank: int = 0) -> Any:
-            model_data, dummy, meta = original(checkpoint_dir, step, device)
-            if not load_optimizer:
-                return model_data, None, meta
-            files = optimizer_files(Path(checkpoint_dir), step)
-            if not files:
-                raise UserError(f"the checkpoint of step {step} in {checkpoint_dir} has no optim_{step:06d}_rank*.pt.")
-            return model_data, {FILES_KEY: files}, meta
-
-        return loaded
-
-    def load_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def load_state(self, original: Callable[..., Any], source: str, *arguments: Any, **options: Any) -> Any:
         """The checkout's load_optimizer_state, from any number of ranks; None if the checkpoint has none."""
+        if self.base is None or source != "base":
+            return original(source, *arguments, **options)
+        files = optimizer_files(*self.base)
+        return {FILES_KEY: files} if files else None
 
-        def loaded(source: str, *arguments: Any, **options: Any) -> Any:
-            if self.base is None or source != "base":
-                return original(source, *arguments, **options)
-            files = optimizer_files(*self.base)
-            return {FILES_KEY: files} if files else None
 
-        return loaded
+def not_finite(what: str) -> UserError:
+    return UserError(
+        f"{what}; resume from the last checkpoint with lower learning rates or float32.", Cause.NON_FINITE_LOSS
+    )
 
 
 def optimizer_files(folder: Path, step: int) -> dict[int, Any]:

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from nanochat.parallel.comm import Comm
 
-NAMES = ("all_reduce", "barrier", "get_rank", "get_world_size", "init_process_group", "destroy_process_group")
-
 
 class World:
     """The replacements; within `of_one` they are those of a single rank."""
@@ -24,16 +22,26 @@ class World:
     def __init__(self, comm: Comm) -> None:
         # Also for a single rank: scripts below torchrun assume that they are one of several.
         self.comm, self.alone = comm, comm.world == 1
-        self._originals = {name: getattr(dist, name) for name in NAMES}
+        self._all_reduce = dist.all_reduce
 
-    def install(self) -> None:
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
         """Put them where scripts look them up by name."""
-        for name in NAMES:
-            setattr(dist, name, getattr(self, name))
-
-    def uninstall(self) -> None:
-        for name, original in self._originals.items():
-            setattr(dist, name, original)
+        replacements = {
+            "get_rank": lambda *dummy, **options: 0 if self.alone else self.comm.rank,
+            "get_world_size": lambda *dummy, **options: 1 if self.alone else self.comm.world,
+            # The group already exists, and is still needed for a joint end.
+            "init_process_group": lambda *dummy, **options: None,
+            "destroy_process_group": lambda *dummy, **options: None,
+            "barrier": self.barrier,
+            "all_reduce": self.all_reduce,
+        }
+        originals = {name: getattr(dist, name) for name in replacements}
+        vars(dist).update(replacements)
+        try:
+            yield
+        finally:
+            vars(dist).update(originals)
 
     @contextlib.contextmanager
     def of_one(self) -> Iterator[None]:
@@ -42,18 +50,6 @@ class World:
             yield
         finally:
             self.alone = before
-
-    def get_rank(self, group: Any = None) -> int:
-        return 0 if self.alone else self.comm.rank
-
-    def get_world_size(self, group: Any = None) -> int:
-        return 1 if self.alone else self.comm.world
-
-    def init_process_group(self, *dummy: Any, **options: Any) -> None:
-        """It already exists."""
-
-    def destroy_process_group(self, *dummy: Any) -> None:
-        """It is still needed for a joint end."""
 
     def barrier(self, *dummy: Any, **options: Any) -> None:
         if not self.alone:
@@ -65,8 +61,8 @@ class World:
             return
         self.barrier()
         plain = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
-        start = self._originals["all_reduce"]
-        self.comm.wait(self.comm.launch("a sum over all ranks", lambda: start(tensor, plain, async_op=True)))
+        started = self.comm.launch("a sum over all ranks", lambda: self._all_reduce(tensor, plain, async_op=True))
+        self.comm.wait(started)
         self.comm.bytes_sent += 2 * (self.comm.world - 1) * tensor.nbytes // self.comm.world
         if op == dist.ReduceOp.AVG:
             with torch.no_grad():

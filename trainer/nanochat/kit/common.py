@@ -85,6 +85,19 @@ def name_process() -> None:
         Path("/proc/self/comm").write_text(RANK_NAME, encoding="ascii")
 
 
+def pin_to_cores() -> None:
+    """Pin this process to the processors in NANOCHAT_CORES (0,2,4), before any other thread starts.
+
+    A missing processor makes the run slower, not wrong, so it is only reported.
+    """
+    text = os.environ.get("NANOCHAT_CORES", "")
+    if text and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, {int(number) for number in text.split(",")})
+        except (OSError, ValueError) as error:
+            print(f"NANOCHAT_CORES is {text}, which is invalid here ({error}); the kernel chooses.", file=sys.stderr)
+
+
 def leave(code: int) -> NoReturn:
     """Exit at once after everything is written: unloading torch takes half a second of a core, and others wait for this exit."""
     for stream in (sys.stdout, sys.stderr):

@@ -62,18 +62,11 @@ class TrainingPass:
         self.model, self.shared_head = model, shared_head
         self.context = PassContext(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
         self.step_gradients = self.context.gradients
+        self.gradients, self.ready_order = self.step_gradients.tensors, self.step_gradients.ready_order
         self.layers = [LayerPass(self.context, model, layer) for layer in range(model.config.n_layer)]
         whole = WholeHead(self.context, model.lm_head.weight.detach(), model.config.vocab_size)
         self.head: Head = shared_head or whole
         self.h_factor = self.smear = torch.empty(0)
-
-    @property
-    def gradients(self) -> dict[str, Tensor]:
-        return self.step_gradients.tensors
-
-    @property
-    def ready_order(self) -> list[str]:
-        return self.step_gradients.ready_order
 
     @property
     def token_ids(self) -> Tensor:

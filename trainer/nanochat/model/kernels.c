@@ -259,24 +259,6 @@ void softmax(void *const *p, const int64_t *n, const float *f, int64_t start, in
     }
 }
 
-/* -- relu^2: hidden [R, H] becomes relu(hidden), square its square */
-
-INLINE void relu_square(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop, int narrow_type) {
-    const int64_t width = n[0], size = narrow_type ? 2 : 4;
-    (void)f;
-    for (int64_t r = start; r < stop; r++) {
-        char *restrict hidden = (char *)p[0] + r * width * size, *restrict square = (char *)p[1] + r * width * size;
-        EACH
-        for (int64_t j = 0; j < width; j++) {
-            float x = load(hidden, j, narrow_type);
-            x = x < 0 ? 0 : x;
-            store(hidden, j, x, narrow_type);
-            store(square, j, x * x, narrow_type);
-        }
-    }
-}
-BOTH_TYPES(relu_square)
-
 /* -- sums of products: out [R, C] += product [R, C], which has the narrow type */
 
 void accumulate(void *const *p, const int64_t *n, const float *f, int64_t start, int64_t stop) {

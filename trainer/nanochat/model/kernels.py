@@ -51,35 +51,30 @@ class Kernel:
     name: str
     plain: Callable[..., None]
     fused: Callable[..., None]
-    trial: Callable[[KernelShape, torch.Generator], tuple[Any, ...]]  # arguments for both
+    trial: Callable[[KernelShape], tuple[Any, ...]]  # arguments for both
     exact: bool = False
     scratch: int = 0  # leading arguments with undefined contents afterwards
     only_narrow: bool = False  # used only with bf16 products
     on: bool = False
     right: bool = field(default=False, init=False)
-    # Of the twin and the kernel in the trial.
-    seconds: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
 
     def __call__(self, *args: Any) -> None:
         (self.fused if self.on else self.plain)(*args)
 
 
 class KernelChoice(NamedTuple):
-    """Names of the active kernels, the inactive ones with reasons, the reason if there are none at all, and why the library
-    was built again, if it was."""
+    """Names of the active kernels, the inactive ones with reasons, and the reason if there are none at all."""
 
     on: list[str]
     off: dict[str, str]
     why: str
-    again: str = ""
 
     def summary(self) -> str:
         """A clause for the log."""
         if self.why:
             return f"none ({self.why})"
         off = "".join(f"; not {name} ({reason})" for name, reason in self.off.items())
-        again = f" (their library was built again, because {self.again})" if self.again else ""
-        return f"{', '.join(self.on) or 'none'}{off}{again}"
+        return f"{', '.join(self.on) or 'none'}{off}"
 
 
 NO_KERNELS = KernelChoice([], {}, "not tried")
@@ -88,10 +83,6 @@ _library: native.Library
 
 def _typed(name: str, dtype: torch.dtype) -> str:
     return f"{name}_{'fp32' if dtype == torch.float32 else 'bf16'}"
-
-
-def _normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 # -- the head
@@ -114,9 +105,9 @@ def _exponentials_fused(t: Tensor, g: Tensor, columns: Tensor, sums: Tensor, at_
     _library(_typed("exponentials", t.dtype), len(t), (t, g, columns, sums, at_target), sizes, (ops.SOFTCAP,))
 
 
-def _exponentials_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    t = torch.tanh(_normal(generator, TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
-    columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,), generator=generator)
+def _exponentials_trial(shape: KernelShape) -> tuple[Any, ...]:
+    t = torch.tanh(torch.randn(TRIAL_ROWS, shape.vocabulary)).to(shape.dtype)
+    columns = torch.randint(shape.vocabulary, (TRIAL_ROWS,))
     return t, torch.empty_like(t), columns, torch.empty(TRIAL_ROWS), torch.empty(2, TRIAL_ROWS)
 
 
@@ -147,8 +138,8 @@ def _norm_fused(x: Tensor, mix: Mix | None, y: Tensor, operand: Tensor, factor: 
     _library(_typed("norm", operand.dtype), len(x), (x, start, u, y, narrow, factor), factors=(a, b))
 
 
-def _norm_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    x, start, y = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
+def _norm_trial(shape: KernelShape) -> tuple[Any, ...]:
+    x, start, y = (torch.randn(shape.rows, shape.width) for dummy in range(3))
     operand = y if shape.dtype == y.dtype else y.to(shape.dtype)
     return x, Mix(start, torch.empty_like(x), 0.9, 0.2), y, operand, torch.empty(shape.rows, 1)
 
@@ -168,9 +159,9 @@ def _norm_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, d: Tensor) -> No
     _library("norm_backward", len(y), (dy, y, factor, d))
 
 
-def _norm_backward_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    dy, y, d = (_normal(generator, shape.rows, shape.width) for dummy in range(3))
-    return dy, y, _normal(generator, shape.rows, 1).abs_(), d
+def _norm_backward_trial(shape: KernelShape) -> tuple[Any, ...]:
+    dy, y, d = (torch.randn(shape.rows, shape.width) for dummy in range(3))
+    return dy, y, torch.randn(shape.rows, 1).abs_(), d
 
 
 # -- rotary
@@ -204,15 +195,15 @@ def _rotate_backward_fused(dy: Tensor, y: Tensor, factor: Tensor, rotary: Rotary
     _library("rotate_backward", len(out), (out, dy, y, factor, *rotary), sizes, (gain,))
 
 
-def _rotate_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
+def _rotate_trial(shape: KernelShape) -> tuple[Any, ...]:
     batch, rotary = _rotated(shape)
-    x = _normal(generator, shape.rows, 3 * shape.width)[:, : shape.width]
+    x = torch.randn(shape.rows, 3 * shape.width)[:, : shape.width]
     return x, torch.empty(batch), torch.empty(shape.rows, shape.heads), rotary, 1.7
 
 
-def _rotate_backward_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
+def _rotate_backward_trial(shape: KernelShape) -> tuple[Any, ...]:
     batch, rotary = _rotated(shape)
-    dy, y, factor = _normal(generator, *batch), _normal(generator, *batch), torch.ones(shape.rows, shape.heads)
+    dy, y, factor = torch.randn(*batch), torch.randn(*batch), torch.ones(shape.rows, shape.heads)
     return dy, y, factor, rotary, 1.7, torch.zeros(shape.rows, 3 * shape.width)[:, : shape.width]
 
 
@@ -236,31 +227,13 @@ def _probabilities_fused(q: Tensor, k: Tensor, mask: Tensor, window: int, out: T
     _library("softmax", out.size(0) * queries, (out,), (queries, keys, keys - queries, window))
 
 
-def _probabilities_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
+def _probabilities_trial(shape: KernelShape) -> tuple[Any, ...]:
     queries = min(128, shape.tokens)
     keys, many = min(2 * queries, shape.tokens), shape.heads * (shape.rows // shape.tokens)
-    q = _normal(generator, many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
+    q = torch.randn(many, queries, shape.head_dim) / math.sqrt(shape.head_dim)
     window = keys - queries
     mask = ops.window_mask(queries, keys, window)
-    return q, _normal(generator, many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
-
-
-# -- relu^2
-
-
-def _relu_square(hidden: Tensor, square: Tensor) -> None:
-    """hidden becomes relu(hidden), square its square."""
-    hidden.relu_()
-    torch.mul(hidden, hidden, out=square)
-
-
-def _relu_square_fused(hidden: Tensor, square: Tensor) -> None:
-    _library(_typed("relu_square", hidden.dtype), len(hidden), (hidden, square))
-
-
-def _relu_square_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    hidden = _normal(generator, shape.rows, 4 * shape.width, dtype=shape.dtype)
-    return hidden, torch.empty_like(hidden)
+    return q, torch.randn(many, keys, shape.head_dim), mask, window, torch.empty(many, queries, keys)
 
 
 # -- sums of products
@@ -275,9 +248,9 @@ def _accumulate_fused(out: Tensor, product: Tensor) -> None:
     _library("accumulate", len(out), (out, product))
 
 
-def _accumulate_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
+def _accumulate_trial(shape: KernelShape) -> tuple[Any, ...]:
     size = 4 * shape.width, shape.width
-    return _normal(generator, *size), _normal(generator, *size, dtype=torch.bfloat16)
+    return torch.randn(*size), torch.randn(*size).bfloat16()
 
 
 # -- optimizer
@@ -293,8 +266,8 @@ def _muon_apply_fused(p: Tensor, direction: Tensor, rate: float, decay: float) -
     _library("muon_apply", len(p), (p, direction.contiguous()), factors=(rate, decay))
 
 
-def _muon_apply_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
-    return *(_normal(generator, 4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
+def _muon_apply_trial(shape: KernelShape) -> tuple[Any, ...]:
+    return *(torch.randn(4 * shape.width, shape.width) for dummy in range(2)), 0.013, 0.0007
 
 
 class AdamWStep(NamedTuple):
@@ -377,12 +350,12 @@ def _adamw_fused(table: AdamWTable, rows: Tensor | None, gradient: Tensor | None
     _library("adamw", table.p.numel() // sizes[0] if rows is None else len(rows), tensors, sizes, figures)
 
 
-def _adamw_trial(shape: KernelShape, generator: torch.Generator) -> tuple[Any, ...]:
+def _adamw_trial(shape: KernelShape) -> tuple[Any, ...]:
     count = min(512, shape.vocabulary)
-    p, m, v = (_normal(generator, count, shape.width) for dummy in range(3))
+    p, m, v = (torch.randn(count, shape.width) for dummy in range(3))
     steps = [AdamWStep(0.2 + 0.01 * step, 0.8, 0.995, 0.01, step) for step in range(3, 8)]
-    current = torch.randint(2, 7, (count,), generator=generator, dtype=torch.int32)
-    return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count, generator=generator), None, steps
+    current = torch.randint(2, 7, (count,), dtype=torch.int32)
+    return AdamWTable(p, m.mul_(0.1), v.square_(), current), torch.randperm(count), None, steps
 
 
 ALL = (
@@ -392,13 +365,12 @@ ALL = (
     Kernel("rotate", _rotate, _rotate_fused, _rotate_trial),
     Kernel("rotate_backward", _rotate_backward, _rotate_backward_fused, _rotate_backward_trial, scratch=1),
     Kernel("probabilities", _probabilities, _probabilities_fused, _probabilities_trial),
-    Kernel("relu_square", _relu_square, _relu_square_fused, _relu_square_trial),
     Kernel("accumulate", _accumulate, _accumulate_fused, _accumulate_trial, only_narrow=True),
     Kernel("muon_apply", _muon_apply, _muon_apply_fused, _muon_apply_trial, exact=True),
     Kernel("adamw", _adamw, _adamw_fused, _adamw_trial, exact=True),
 )
 (
-    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, relu_square, accumulate, muon_apply, adamw,
+    exponentials, norm, norm_backward, rotate, rotate_backward, probabilities, accumulate, muon_apply, adamw,
 ) = ALL  # fmt: skip
 
 
@@ -438,15 +410,11 @@ def _seconds(function: Callable[..., None], args: tuple[Any, ...]) -> float:
     return time.perf_counter() - start
 
 
-def plain_seconds(shape: KernelShape) -> float:
-    """Time of torch's operations between products: of each twin once, the best of some."""
-    trials = [(kernel.plain, kernel.trial(shape, torch.Generator().manual_seed(0))) for kernel in ALL]
-    return sum(min(_seconds(plain, args) for dummy in range(ROUNDS)) for plain, args in trials)
-
-
 def prove(kernel: Kernel, shape: KernelShape) -> str:
     """Try a kernel and switch it on, or return why it stays off."""
-    args = kernel.trial(shape, torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        args = kernel.trial(shape)
     mine, theirs = _copied(args), _copied(args, wide=True)
     kernel.fused(*mine)
     kernel.plain(*theirs)
@@ -459,7 +427,6 @@ def prove(kernel: Kernel, shape: KernelShape) -> str:
     for dummy in range(ROUNDS):
         for function in best:
             best[function] = min(best[function], _seconds(function, args))
-    kernel.seconds = best[kernel.plain], best[kernel.fused]
     kernel.on = best[kernel.fused] < best[kernel.plain]
     return "" if kernel.on else "slower"
 
@@ -472,14 +439,13 @@ def setup(choice: str, shape: KernelShape) -> KernelChoice:
     if choice == "torch":
         return KernelChoice([], {}, "as --kernels says")
     try:
-        path, again = native.built(choice)
-        _library = native.Library(path)
+        _library = native.Library(native.built(choice))
     except (native.BuildError, OSError) as error:
         return KernelChoice([], {}, str(error))
     tried = [kernel for kernel in ALL if shape.dtype != torch.float32 or not kernel.only_narrow]
     reasons = {kernel.name: prove(kernel, shape) for kernel in tried}
     off = {name: reason for name, reason in reasons.items() if reason}
-    return KernelChoice([name for name in reasons if name not in off], off, "", again)
+    return KernelChoice([name for name in reasons if name not in off], off, "")
 
 
 def in_use() -> list[str]:

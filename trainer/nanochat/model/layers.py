@@ -119,20 +119,19 @@ class MlpPass:
     def forward(self, u: Tensor) -> None:
         self.normed.forward(u)
         self.hidden = self.buffers.get("hidden", len(u), len(self.fc), dtype=self.context.dtype)
-        torch.mm(self.normed.operand, self.fc.t(), out=self.hidden)
-        square = self._square()
-        kernels.relu_square(self.hidden, square)
-        product(square, self.proj.t(), u, add=True)
+        torch.mm(self.normed.operand, self.fc.t(), out=self.hidden).relu_()
+        product(self._square(), self.proj.t(), u, add=True)
 
     def _square(self) -> Tensor:
-        """Recomputed in the backward pass, because it is the largest tensor."""
-        return self.context.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
+        """Computed again in the backward pass, because it is the largest tensor."""
+        out = self.context.buffers.get("square", *self.hidden.shape, dtype=self.hidden.dtype)
+        return torch.mul(self.hidden, self.hidden, out=out)
 
     def backward(self, d: Tensor) -> None:
         """d, the gradient after it, becomes that before it."""
         context, get = self.context, self.context.buffers.get
         d_operand = context.operand(d, "d_operand")
-        square = torch.mul(self.hidden, self.hidden, out=self._square())
+        square = self._square()
         context.gradients.add_product(self.proj_name, d_operand.t(), square)
         context.ready(self.proj_name)
         # Apply the square's factor 2 to the smallest tensor.

@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ ANYBODY = stat.S_IWOTH | stat.S_ISVTX
 LEAST_ELEMENTS = 2**14  # per thread: processing them takes as long as waking a thread
 NAMES = (
     "exponentials_fp32", "exponentials_bf16", "norm_fp32", "norm_bf16", "norm_backward", "rotate", "rotate_backward",
-    "softmax", "relu_square_fp32", "relu_square_bf16", "accumulate", "muon_apply", "adamw",
+    "softmax", "accumulate", "muon_apply", "adamw",
 )  # fmt: skip
 # Runs every kernel on a row of zeros; standard library only.
 CHILD = """
@@ -92,15 +91,8 @@ def run(argv: Sequence[str], what: str) -> str:
     return out
 
 
-class Built(NamedTuple):
-    """A library's file, and why it was built again, if it was."""
-
-    path: Path
-    again: str = ""
-
-
-def built(choice: str, folder: Path | None = None) -> Built:
-    """The library for this source, compiler and CPU, built if missing or not to be trusted."""
+def built(choice: str, folder: Path | None = None) -> Path:
+    """The file of the library for this source, compiler and CPU, built if missing or not to be trusted."""
     words = compiler(choice)
     if folder is None:
         folder = SOURCE.parent / "__pycache__" if os.access(SOURCE.parent, os.W_OK) else base_dir() / "kernels"
@@ -109,23 +101,19 @@ def built(choice: str, folder: Path | None = None) -> Built:
     path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.so"
     if folder.exists() and (folder.stat().st_uid not in OWNERS or folder.stat().st_mode & ANYBODY == stat.S_IWOTH):
         raise BuildError(f"other users may change files in {folder}")
-    again = flaw(path) if os.path.lexists(path) else ""
-    if again or not path.exists():
+    if not is_sound(path):
         build(words, path)
-    return Built(path, again)
+    return path
 
 
-def flaw(path: Path) -> str:
-    """Why a stored library must not be loaded; empty if it may."""
+def is_sound(path: Path) -> bool:
+    """Whether a stored library is undamaged, and only this user can have changed it."""
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in OWNERS or found.st_mode & 0o022:
-            return "it was not a file that only this user can change"
-        content = path.read_bytes()
-    except OSError as error:
-        return f"it could not be read ({error.strerror or error})"
-    code, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-    return "" if hashlib.sha256(code).digest() == digest else "it was damaged"
+        found, content = path.lstat(), path.read_bytes()
+    except OSError:
+        return False
+    ours = stat.S_ISREG(found.st_mode) and found.st_uid in OWNERS and not found.st_mode & 0o022
+    return ours and hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
 def build(words: Sequence[str], path: Path) -> None:

@@ -11,6 +11,7 @@ applies to kernels.py: a route is "mkl" or "onednn", followed by "+" and the nam
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import time
@@ -84,16 +85,15 @@ def keep(wanted: str) -> bool:
     return kept and accurate
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Make glibc keep freed memory instead of returning it to the system, because fresh pages cost a fault each.
 
     GLIBC_TUNABLES could do the same before the start. Without glibc this does nothing.
     """
-    try:
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(MALLOPT_MMAP_MAX, 0) and mallopt(MALLOPT_TRIM_THRESHOLD, 2**31 - 1))
+        mallopt(MALLOPT_MMAP_MAX, 0)
+        mallopt(MALLOPT_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def setup() -> Trial:

@@ -130,23 +130,24 @@ class Undo:
 
 
 class AdamW:
-    """A parameter and its moments."""
+    """A parameter, or some of its rows, and its moments."""
 
-    def __init__(self, parameter: Tensor, group: AdamWGroup) -> None:
-        self.parameter, self.group = parameter, group
-        self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
+        self.parameter, self.group, self.part = parameter[part], group, part
+        self.m, self.v = torch.zeros_like(self.parameter), torch.zeros_like(self.parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All rows must be up to date."""
         return {"exp_avg": self.m, "exp_avg_sq": self.v}
 
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """state: of the whole parameter."""
+        self.m.copy_(state["exp_avg"][self.part])
+        self.v.copy_(state["exp_avg_sq"][self.part])
+
 
 class DenseAdamW(AdamW):
-    """AdamW of one parameter or some of its rows, updated completely in every step, at once or in blocks of rows."""
-
-    def __init__(self, parameter: Tensor, group: AdamWGroup, part: slice = ALL_ROWS) -> None:
-        super().__init__(parameter[part], group)
-        self.part = part
+    """AdamW that updates its rows completely in every step, at once or in blocks of rows."""
 
     def update(self, gradient: Tensor, multiplier: float, step: int, rows: slice = ALL_ROWS) -> None:
         kernels.adamw(kernels.AdamWTable(*self.at(rows)), None, gradient, [self.group.at(multiplier, step)])
@@ -154,22 +155,6 @@ class DenseAdamW(AdamW):
     def at(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """What an update of these rows changes."""
         return self.parameter[rows], self.m[rows], self.v[rows]
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """state: of the whole parameter."""
-        self.m.copy_(state["exp_avg"][self.part])
-        self.v.copy_(state["exp_avg_sq"][self.part])
-
-    def keep_in(self, name: str, place: Tensor) -> None:
-        """Use `place`, a copy of the state in other memory; name: as in state_dict."""
-        if name == "exp_avg":
-            self.m = place
-        else:
-            self.v = place
-
-    def keep_apart(self) -> None:
-        """Copy the state out of larger shared memory."""
-        self.m, self.v = (t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.m, self.v))
 
 
 class RowAdamW(AdamW):
@@ -200,11 +185,6 @@ class RowAdamW(AdamW):
 
     def table(self) -> kernels.AdamWTable:
         return kernels.AdamWTable(self.parameter, self.m, self.v, self.current)
-
-    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        self.m.copy_(state["exp_avg"])
-        self.v.copy_(state["exp_avg_sq"])
-        self.current.fill_(step)
 
 
 class Muon:
@@ -459,8 +439,8 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
         self.history = dict(state["history"])
-        for name, table in self.tables.items():
-            table.load_state_dict(state["adamw"][name], self.steps)
-        for name, dense in self.dense.items():
-            dense.load_state_dict(state["adamw"][name])
+        for name, adamw in (self.tables | self.dense).items():
+            adamw.load_state_dict(state["adamw"][name])
+        for table in self.tables.values():
+            table.current.fill_(self.steps)
         self.muon.load_state_dict(state["muon"])

@@ -89,14 +89,10 @@ def minority(values: Sequence[str]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value != most] if 2 * values.count(most) > len(values) else []
 
 
-def tensor_digest(tensor: Tensor) -> str:
-    """A digest of a tensor's bytes."""
-    plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.sha256(plain.data).hexdigest()[:16]
-
-
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+    """A digest of each tensor's bytes."""
+    plain = {name: tensor.detach().contiguous().flatten().view(torch.uint8) for name, tensor in tensors.items()}
+    return {name: hashlib.sha256(each.numpy().data).hexdigest()[:16] for name, each in plain.items()}
 
 
 def start_alike(comm: Comm, tensors: Mapping[str, Tensor]) -> list[str]:

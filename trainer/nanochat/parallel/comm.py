@@ -3,10 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """All communication between ranks: the only file that uses torch.distributed.
 
-Tensors are sent over Gloo, small facts as JSON through the rendezvous store.
-Every exchange has a name and a timeout, which also applies if the store itself stops answering. Once a second each rank
-records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single process
-everything is a no-op.
+Tensors are sent over Gloo, small facts as JSON through the rendezvous store. Every exchange has a name and a timeout.
+
+torch's store client waits forever if the store's host is frozen or cut off, so each query of it runs in a thread that can be abandoned.
+Once a second each rank records its position in the store; when an exchange fails, this shows which rank did not arrive. In a single
+process everything is a no-op.
 
     comm = connect(read_ranks(), "cpu", timeout=300)
     comm.all_reduce(tensor, "the loss")
@@ -22,6 +23,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,7 +34,6 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from nanochat.kit.common import ENVIRON, Ranks, UserError, check_device, first_line
 from nanochat.kit.expected import MOST_CHARACTERS, Fits, anything, count, listed, nothing, number, one_of, row, text
-from nanochat.parallel.rendezvous import StoreSilent, within
 from nanochat.rules.causes import Cause
 
 # Gloo gives up connecting only after five times its timeout; all ranks are present by then, so it is short.
@@ -47,6 +49,8 @@ LOOK_SECONDS = 2.0
 GLANCE_SECONDS = 1.0
 # A rank that is alive but busy with disk or evaluation gets this many times the timeout of a collective.
 PATIENCE = 20
+# A caller that was suspended finds its time over, and an answer of the store a moment later.
+GRACE_SECONDS = 0.5
 CHUNK_BYTES = 16 * 2**20
 
 T = TypeVar("T")
@@ -57,6 +61,13 @@ OnPhase = Callable[[str, int, int], None]
 
 class CommError(UserError):
     """An exchange between ranks failed; the text names the rank, the phase and the remedy."""
+
+
+class StoreSilent(RuntimeError):
+    """The store did not answer in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:.0f} s")
 
 
 class Failure(NamedTuple):
@@ -121,6 +132,23 @@ def connect(
         comm.stop_beating()
         raise
     return comm
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The call's result or exception; StoreSilent if it takes too long."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        # The caller must see any error; otherwise it would wait in vain.
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="rendezvous", daemon=True).start()
+    if not (futures.wait([answer], seconds).done or futures.wait([answer], GRACE_SECONDS).done):
+        raise StoreSilent(seconds)
+    return answer.result()
 
 
 def _open_store(ranks: Ranks, timeout: float, environ: Mapping[str, str]) -> Store:

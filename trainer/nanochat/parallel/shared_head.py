@@ -305,8 +305,6 @@ class SharedHead:
 
     def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
         """One of several pieces of the postponed work: the weight gradient, and AdamW with it."""
-        if piece == 0:
-            optimizer.dense[HEAD].keep_apart()
         rows = slice(self.real * piece // pieces, self.real * (piece + 1) // pieces)
         self._weight_gradient(rows)
         if piece == pieces - 1:
@@ -327,12 +325,11 @@ class SharedHead:
         self._leaving.clear()
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """AdamW's state of all parts. Until the next step this rank's own state is a view of it, to save memory."""
-        mine, moments = optimizer.dense[HEAD], {}
-        for name in ("exp_avg", "exp_avg_sq"):
+        """AdamW's state of all parts."""
+        moments = {}
+        for name, mine in optimizer.dense[HEAD].state_dict().items():
             whole = moments[name] = torch.empty_like(self.weight)
-            whole[self.rows] = mine.state_dict()[name]
-            mine.keep_in(name, whole[self.rows])
+            whole[self.rows] = mine
             self._broadcast_parts(whole, "the optimizer state of lm_head.weight")
         return moments
 

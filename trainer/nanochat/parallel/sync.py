@@ -34,7 +34,7 @@ from nanochat.model.fused import TrainingPass
 from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
 from nanochat.model.optim import ALL_ROWS, Optimizer
 from nanochat.parallel.comm import Comm, Pending
-from nanochat.parallel.wire import WIRES, Wire
+from nanochat.parallel.wire import WIRES, Wire, Wires
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
 
@@ -83,8 +83,7 @@ def make_sync(
     """
     if comm.world == 1:
         return Sync(comm, training, optimizer, tokens_of_ranks)
-    wires = WIRES[mode]
-    return OverlappedSync(comm, training, optimizer, tokens_of_ranks, wires.matrices, wires.rows, speeds)
+    return OverlappedSync(comm, training, optimizer, tokens_of_ranks, WIRES[mode], speeds)
 
 
 class Sync:
@@ -108,6 +107,8 @@ class Sync:
         self.save_asked, self.last_step = False, UNKNOWN
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
+        # Whether a step that other ranks interrupt can be taken back: a part of a shared head is lost with its rank.
+        self.undoable = comm.world > 1 and training.shared_head is None
 
     @property
     def on_ready(self) -> Any:
@@ -145,11 +146,6 @@ class Sync:
         self.optimizer.step(self.training.gradients, self.training.token_ids, schedule)
         self.changing = False
         return float(loss)
-
-    @property
-    def undoable(self) -> bool:
-        """Whether a step that other ranks interrupt can be taken back."""
-        return False
 
     def whole_state(self) -> dict[str, Any]:
         """The optimizer's state with all ranks' parts, so that any rank's checkpoint suffices to resume."""
@@ -201,12 +197,11 @@ class OverlappedSync(Sync):
         training: TrainingPass,
         optimizer: Optimizer,
         tokens_of_ranks: Sequence[int],
-        wire: Wire,
-        row_wire: Wire,
+        wires: Wires,
         speeds: Sequence[int],
     ) -> None:
         super().__init__(comm, training, optimizer, tokens_of_ranks)
-        self.wire, self.row_wire = wire, row_wire
+        self.wire, self.row_wire = wires.matrices, wires.rows
         self.parameters = {name: p.detach() for name, p in training.model.named_parameters()}
         order, parts = training.ready_order, training.step_gradients.parts
         self.tables = [name for name in order if is_table(name)]
@@ -227,7 +222,7 @@ class OverlappedSync(Sync):
         self._leaving: list[Pending] = []
         self._sent: dict[str, Tensor] = {}
         self._pack = [self._new_pack() for dummy in range(comm.world)]
-        if not wire.dtype.is_floating_point:
+        if not self.wire.dtype.is_floating_point:
             fed = [*matrices, *dict.fromkeys(block.name for block in self.blocks)]
             self.feedback = {name: torch.zeros_like(self.parameters[name]) for name in fed}
 
@@ -235,11 +230,6 @@ class OverlappedSync(Sync):
         """The small gradients and the loss of a rank."""
         shapes = {name: self.parameters[name].shape for name in self.small}
         return Bucket({**shapes, "loss": torch.Size([1])})
-
-    @property
-    def undoable(self) -> bool:
-        # A part of a shared head is lost with its rank.
-        return self.training.shared_head is None
 
     # -- messages; identified by a part's label, which is the name if there is only one part
 

@@ -28,7 +28,6 @@ class Way(NamedTuple):
     row_bytes: float  # per value of an embedding row
     hidden_bytes: float  # per value of a shared head's input and its gradient
     packs: bool = False  # values share scales, and the sender keeps the rounding error (error feedback)
-    joins: bool = True  # available to the joined ranks of a checkout
 
 
 def packed_bytes(bits: int) -> float:
@@ -42,12 +41,12 @@ _WAYS = (
     Way("exact", "only the used embedding rows, float32", 4.0, 4, 4.0),
     Way("bf16", "the same, bf16 on the wire", 2.0, 2, 2.0),
     Way("int8", f"the same, 8 bits {_FED}", packed_bytes(8), 2, 2.0, packs=True),
-    Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), packed_bytes(8), packed_bytes(8), packs=True, joins=False),
+    Way("int4", f"the same, 4 bits {_FED}", packed_bytes(4), packed_bytes(8), packed_bytes(8), packs=True),
 )
 WAYS = {way.name: way for way in _WAYS}
 SUMMARY = ", ".join(f"{way.name} ({way.summary})" for way in _WAYS)
-# Available to joined ranks.
-JOINED = tuple(way.name for way in _WAYS if way.joins)
+# Available to the joined ranks of a checkout.
+JOINED = tuple(way.name for way in _WAYS if not way.packs)
 
 
 def packs(sync: str) -> bool:

@@ -96,27 +96,6 @@ def test_field_33_the_fast_cores_are_taken():
         assert (node["threads"], node["cores"]) == (threads, None)
 
 
-@pytest.mark.parametrize(
-    ("flags", "measured", "kept", "taken"),
-    [
-        (["avx2", "avx512f"], "AVX2", None, "avx2"),
-        (["avx2", "avx512f"], "AVX512", None, None),
-        (["avx2"], "AVX2", None, None),  # has nothing else
-        (["avx2", "avx512f"], "AVX2", {}, None),
-        (["avx2", "avx512f"], "AVX512", {"h0": "avx2"}, "avx2"),
-        (["avx2", "avx512f"], "AVX512", {"h0": "default"}, None),
-    ],
-)
-def test_the_vectors_that_were_measured_faster_are_taken_and_kept(flags, measured, kept, taken):
-    known = on_hybrid(measured={"tokens_per_second": 9, "capability": measured})
-    known[0]["probe"]["cpu"]["flags"] = flags
-    if kept is not None:
-        run = {"exists": True, "session": None, "checkpoints": [5], "rows": {"h0": 2, "h1": 2}, "capability": kept}
-        for host in known:
-            host["probe"]["run"] = run
-    assert make_plan(known).plan["nodes"][0]["env"].get("ATEN_CPU_CAPABILITY") == taken
-
-
 def test_field_33_a_run_keeps_its_processors():
     rows = {"h0": 2, "h1": 2}
     run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows}
