@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil

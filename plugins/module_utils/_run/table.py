@@ -18,6 +18,7 @@ from .._kit.words import (
     seconds_text,
     share_text,
     speed_text,
+    table,
 )
 from .health import USUAL, Health, Seen, StallLimits
 from .sentences import ended_lines, ends_text, history, membership_lines, own_errors, start_lines, state_text
@@ -149,9 +150,7 @@ STATUS: Sequence[Column] = (
 def screen_of(title: str, columns: Sequence[Column], rows: Sequence[Seen], lines: List[str], width: int) -> str:
     """A title, a table of the hosts that fits the width (0: no limit), and sentences, which the display wraps."""
     cells = [[cell(one) for dummy, cell in columns] for one in rows]
-    return "\n".join(
-        [title, *fitting_table([head for head, dummy in columns], cells, width), *("  " + line for line in lines)]
-    )
+    return "\n".join([title, *table([head for head, dummy in columns], cells, width), *("  " + line for line in lines)])
 
 
 def closing_table(seen: Sequence[Seen], width: int = 0) -> str:
