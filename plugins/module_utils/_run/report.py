@@ -13,7 +13,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 from .._contract.document import Document, items, number, section, text, whole
 from .._kit.words import clock_time
@@ -21,12 +21,12 @@ from .collected import CollectedRank, CollectedRun, host_folder, load_run
 from .health import Health, Seen
 from .metrics import Event, finite
 from .sentences import ended_lines, ends_text, start_lines
-from .state import CRASHED, RUNNING, RunState
+from .state import CRASHED, RUNNING
 from .timeline import happenings, hosts_over_time
 from .watching import ended
 
 PageData = Dict[str, Any]  # a part of the page's data, as report.js reads it
-Comparison = Callable[[Document, Mapping[str, RunState]], str]
+Comparison = Callable[[Any, Any], str]  # of an Outlook with the RunState of each host
 
 # Columns shown for every step; empty ones are dropped.
 COLUMNS = (
