@@ -198,6 +198,7 @@ class Measured(TypedDict, total=False):
     pass_seconds: Positive
     adamw_seconds: Duration
     muon_seconds: Duration
+    muon_half_seconds: Duration  # for the updates of half of the matrices
     tokens_per_second: Duration
     products: Dict[str, Measured]  # by precision, if several were tried
     link: Dict[str, Duration]  # the slowest, in Mbit/s and milliseconds

@@ -107,6 +107,13 @@ def test_the_last_pass_and_the_optimizer_hide_the_gradients_and_no_other_pass_do
     assert seconds_of(rows, 20.0) - seconds_of(rows, None) == pytest.approx(wire - hidden)
 
 
+def test_half_of_small_matrices_take_two_hosts_more_than_half_of_the_time():
+    halved, measured = speeds(1.0, 1.0), [one._replace(muon_half_seconds=0.09) for one in speeds(1.0, 1.0)]
+    seconds = [step_of(plan(), each, None).seconds for each in (halved, measured)]
+    assert seconds[1] - seconds[0] == pytest.approx(0.04)
+    assert measured[0].alone(1.0) == halved[0].alone(1.0)
+
+
 def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     document, each = plan(rows=(3, 1)), speeds(0.5, 1.0)
     rows_alone = step_of(document, each, None)
