@@ -58,9 +58,9 @@ def resolve(uv: str, wanted: Sequence[str], constraints: Sequence[Path] = ()) ->
         source, lock = Path(folder, "in.txt"), Path(folder, "out.txt")
         source.write_text("\n".join(wanted) + "\n")
         limits = [word for path in constraints for word in ("--constraints", str(path))]
-        options = "--quiet --universal --generate-hashes --no-build --no-header --no-annotate --python-version"
-        argv = [uv, "pip", "compile", *options.split(), PYTHONS[0], *limits]
-        subprocess.run([*argv, "-o", str(lock), str(source)], check=True)
+        argv = [uv, "pip", "compile", "--quiet", "--universal", "--generate-hashes", "--no-build", "--no-header"]
+        argv += ["--no-annotate", "--python-version", PYTHONS[0], *limits, "-o", str(lock), str(source)]
+        subprocess.run(argv, check=True)
         return [only_ours(one) for one in packages(lock.read_text()) if "== 'win32'" not in one.marker]
 
 
