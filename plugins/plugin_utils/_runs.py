@@ -12,9 +12,10 @@ from ..module_utils._contract.document import number
 
 
 def seen(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Host and run of every answer of run_info that found one, also of several (`models`), without silent hosts."""
+    """Host and run of every answer of run_info that found one, also of a loop or of run_models, without silent hosts."""
     for host, result in results.items():
-        for one in (result or {}).get("models") or [result]:
+        told = result or {}
+        for one in told.get("results") or told.get("models") or [told]:
             if one and one.get("run") and one["run"].get("run"):
                 yield str(host), dict(one["run"])
 

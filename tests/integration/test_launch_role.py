@@ -219,10 +219,10 @@ def test_where_the_newest_run_differs_none_is_stopped_by_a_guess(launch: Launch)
         folder = Path(launch.hosts[name]["base_dir"]) / "runs" / run
         folder.mkdir(parents=True)
         (folder / "plan.json").write_text("{}")
-    account = launch.run("launch:stop", "-e", "ddp_plan={}")
+    account = launch.run("launch:stop", "-e", '{"ddp_plan": {}}')
     assert any("(precious, trial), so say which one is meant: -e ddp_run=NAME" in text for text in messages(account))
     assert results(account, "Stop the session") == {}
-    account = launch.run("launch:stop", "-e", "ddp_plan={} ddp_run=trial")
+    account = launch.run("launch:stop", "-e", '{"ddp_plan": {}, "ddp_run": "trial"}')
     assert not any(counts(account, "failures").values()), messages(account)
 
 
