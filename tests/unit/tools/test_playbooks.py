@@ -72,7 +72,7 @@ def test_field_42_what_all_hosts_say_is_worked_out_once_and_not_by_every_host():
     """A condition is evaluated for each host, so one over all ways between them would cost the third power of their number."""
     verbs = [(task.get("nanochat.ddp.agent", {}).get("verb", ""), task) for dummy, task in tasks()]
     judgements = [task for verb, task in verbs if verb.startswith("judge_")]
-    assert len(judgements) > 4 and all(task["run_once"] for task in judgements)
+    assert len(judgements) > 3 and all(task["run_once"] for task in judgements)
 
 
 def test_an_inventory_that_cannot_be_read_stops_everything(tmp_path):
