@@ -145,8 +145,8 @@ def add_session(plan: Plan, run: RunSettings, node: Node) -> None:
 
 def flag_names(decided: Decided) -> list[str]:
     """Names of the flags that the plan sets itself, or would with other hosts."""
-    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1)
-    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(), rebalance=True)
+    run = dataclasses.replace(decided.run, extra_args=(), save_minutes=1, head="shared")
+    some = dataclasses.replace(decided, run=run, rows=(1, 2), head_parts=(1, 2), rebalance=True)
     return [f"--{name}" for name in trainer_flags(some, ".")]
 
 

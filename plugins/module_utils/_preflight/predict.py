@@ -227,7 +227,7 @@ def why_products(plan: Plan, predicted: Outlook) -> List[str]:
 def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
     """How much the run differs from the prediction, or why that says nothing."""
     busy = [host for host, run in happened.items() if (run.get("load") or 0.0) > BUSY_LOAD]
-    whens = {"during the rehearsal": predicted["busy"], "while it trained": busy}
+    whens = {"during the rehearsal": predicted.get("busy"), "while it trained": busy}
     said = [f"{' and '.join(hosts)} had other work {when}" for when, hosts in whens.items() if hosts]
     if said:
         return f"; not comparable, because {' and '.join(said)}"
@@ -238,7 +238,7 @@ def difference(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) ->
 def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]]) -> str:
     """The prediction compared with the result (host -> run_info); empty if there is none."""
     speeds = [run["tokens_per_second_mean"] for run in happened.values() if run.get("tokens_per_second_mean")]
-    if not speeds:
+    if not speeds or not predicted.get("tokens_per_second"):
         return ""
     speed, expected = min(speeds), predicted["tokens_per_second"]
     lines = [f"Expected {speed_text(expected)} tok/s, got {speed_text(speed)}{difference(predicted, happened)}"]

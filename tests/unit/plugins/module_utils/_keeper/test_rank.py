@@ -109,12 +109,13 @@ def test_a_rank_that_was_stopped_is_killed_but_not_by_a_keeper_that_was_stopped_
 
 
 def test_the_command_of_a_generation_is_the_planned_one_with_its_members():
-    settings = {"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared", "ddp_extra_args": ["--head-shares=3,1"]}
-    plan = make_plan(hosts(settings)).plan
+    plan = make_plan(hosts({"ddp_restarts": 3, "ddp_min_hosts": 1, "ddp_head": "shared"})).plan
+    for node in plan["nodes"]:
+        node["flags"]["head-shares"] = [3, 1]
     before = copy.deepcopy(plan)
     planned, rows = plan["nodes"][1]["argv"], sum(plan["training"]["rows"])
     both, variables = rank.command(plan, "laptop", membership.Generation(2, ("desktop", "laptop")))
-    assert both == [*planned, "--rank-rows=2,2"] and "--head-shares=3,1" in both
+    assert both == [*planned, "--head-shares=3,1", "--rank-rows=2,2"]
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("1", "2")
     alone, variables = rank.command(plan, "laptop", membership.Generation(3, ("laptop",)))
     changed = {f"--rank-rows={rows}", "--head-shares=1", "--tracker=none"}
