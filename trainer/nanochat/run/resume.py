@@ -127,7 +127,7 @@ def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
     there is none."""
     mine, damaged = training.steps[comm.rank], list[int]()
-    for step in [wanted] if wanted >= 0 else sorted(set().union(*training.steps), reverse=True):
+    for step in [wanted] if wanted >= 0 else sorted({one for steps in training.steps for one in steps}, reverse=True):
         writer = checkpoints.writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
