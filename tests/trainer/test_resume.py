@@ -16,6 +16,7 @@ import kill_and_resume
 import pytest
 import ranks
 import torch
+from test_optim_file import as_theirs
 from trainings import DATA, STEPS, Job
 
 from nanochat.run import checkpoint_manager as checkpoints
@@ -231,3 +232,14 @@ def test_error_feedback_of_matrices_with_new_owners_starts_at_zero(tmp_path: Pat
     assert "Error feedback" not in job.run(*flags, "--head-shares", "1,1", "--num-iterations", "6", "--resume")[0]
     other = Job(tmp_path / "again", 2).run(*flags, "--head-shares", "9,1", "--num-iterations", "6", "--resume")[0]
     assert "Error feedback starts at zero on rank 0, 1" in other
+
+
+def test_upstreams_parts_on_separate_disks_start_without_momentum(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.run("--num-iterations", "6")
+    for rank, part in as_theirs(torch.load(job.checkpoints(0) / "optim_000006_rank0.pt"), 2).items():
+        (job.checkpoints(rank) / f"ckpt_000006_rank{rank}.json").unlink()
+        torch.save(part, job.checkpoints(rank) / f"optim_000006_rank{rank}.pt")
+    for name in ("model_000006.pt", "meta_000006.json"):
+        (job.checkpoints(1) / name).unlink()
+    assert "without momentum, because the files of ranks 1 (of 2) are missing" in job.run("--resume")[0]

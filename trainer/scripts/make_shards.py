@@ -40,7 +40,7 @@ TESTS = ("test", "tests", "idlelib", "__pycache__")
 LEAST_PROSE = 60  # characters
 # Letters and spaces in prose; tables and samples of code have fewer.
 PROSE_LETTERS = 0.85
-# Ranks share a shard by row groups, so a shard should have many.
+# The ranks of a checkout share a shard by row groups, so a shard should have many.
 FEWEST_GROUPS = 16
 
 

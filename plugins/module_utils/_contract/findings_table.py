@@ -363,7 +363,7 @@ CATALOGUE: Dict[str, FindingKind] = {
     "data-mismatch": _error(
         "A rank has no data, or different data from the others", "One rank ends or waits for data while the others wait for it.",
         "Copy the same shards to all hosts: ansible-playbook train.yml -i INVENTORY --tags data; then restart.",
-        seen_as=("no parquet files", "row groups"),
+        seen_as=("no parquet files",),
     ),
     "disk-full": _error(
         "A host has no disk space left", "Checkpoints and logs cannot be written; the last complete checkpoint is kept.",

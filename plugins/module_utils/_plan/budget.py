@@ -176,7 +176,8 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if None in parts or not all(before):
         return None
-    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)))
+    half = number(found, "muon_half_seconds") * (now[2] / before[2])
+    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)), half)
 
 
 def work_of(model: Mapping[str, Any], device_batch: int) -> Tuple[float, float, float]:

@@ -347,7 +347,7 @@ class Loader:
             if self.packer.cursor != cursor:
                 cursor, moved = self.packer.cursor, now
             asked = min(asked, now) if self.interrupted() else math.inf
-            if now - asked > STOP_SECONDS:
+            if now - max(asked, moved) > STOP_SECONDS:
                 raise UserError(
                     f"stopped while waiting for data, which has not arrived for {now - began:.0f} s from "
                     f"{self.packer.place()}; the steps since the last checkpoint are not saved.",

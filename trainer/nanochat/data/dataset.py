@@ -1,7 +1,7 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parquet shards: their files, the row groups of each rank, and their texts.
+"""The parquet shards: their files, row groups and texts.
 
 Files are sorted by name; the last one is for validation, the rest for training. Those that scripts.make_shards has made carry
 a mark: their text is cut into rows without dropping any of it (dataloader.TextPacker).

@@ -49,6 +49,7 @@ class Script:
         self.stop_asked, self.stopping = False, False
         self.resumed_from: int | None = None
         self.saved: list[int] = []
+        self.unproven: Path | None = None  # the folder of the last checkpoint, until its weights gave a finite loss
         self.unsaved: NotSaved | None = None  # the error of the last save
         self.training = ""  # its id
         # The checkpoint of another run that it continues: folder and step.
@@ -147,7 +148,14 @@ class Script:
         tables = [one.weight for one in self.model.modules() if isinstance(one, torch.nn.Embedding)]
         total = optimizer.step(pack, tables).tolist()
         if not math.isfinite(total[0]):
-            raise not_finite(f"the loss is {total[0]} at step {step}, so this step's weights are unusable")
+            what = f"the loss is {total[0]} at step {step}, so this step's weights are unusable"
+            if self.unproven is not None:
+                checkpoints.remove(self.unproven, self.saved.pop())
+                what += "; the checkpoint with these weights was removed"
+            raise not_finite(what)
+        if self.unproven is not None:
+            checkpoints.prune(self.unproven, self.keep, self.saved)
+            self.unproven = None
         self._record(optimizer, total[0] / comm.world, passed)
         self.progress.step += 1
         if self.progress.step in (1, 2):
@@ -242,7 +250,7 @@ class Script:
         self.unsaved = write(comm, self.journal, folder, step, contents)
         if self.unsaved is None:
             self.saved.append(step)
-            checkpoints.prune(folder, self.keep, self.saved)
+            self.unproven = folder
             self.journal.say(f"Saved checkpoint of step {step} to {folder}")
         else:
             self.journal.say(save_failed_warning(self.unsaved, self.saved))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import BadCheckpoint, first_line
-from nanochat.kit.expected import count, flag, listed, maybe, text
+from nanochat.kit.expected import anything, count, flag, listed, maybe, named, row, text
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
 from nanochat.parallel.balance import Shares
@@ -114,14 +114,16 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     if run.plan.timed:
         run.progress.place = schedule_place(meta, step)
     # Earlier versions wrote a rank's own state under "mine" when it saved alone.
-    states = [loaders["mine"]] if "mine" in loaders else loaders.get("ranks") or [{}]
+    states = [loaders["mine"]] * comm.world if "mine" in loaders else loaders.get("ranks") or [{}]
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
     if route and not numerics.keep(route):
         run.journal.say(f"Step {step} used {route}, not all of which works here")
-    state, position = states[0], {"epoch": 1, **saved_position(meta)}
+    state, own = states[0], {"epoch": 1, **saved_position(meta)}
     why = run.stage.why_not_exact(run, state)
-    # All ranks must read the same rows.
-    if any(comm.exchange("the place in the data", bool(why), patient=True, fits=flag)):
+    # All ranks must read the same rows; where ranks of earlier versions saved alone, each wrote a place of its own.
+    from_ranks = comm.exchange("the place in the data", [bool(why), own], patient=True, fits=row(flag, named(anything)))
+    position = from_ranks[0][1]
+    if any(inexact for inexact, dummy in from_ranks):
         why = why or "another rank does not know which documents were read"
         run.note(f"Step {step}: {why}")
     run.feed.loader = run.stage.training_loader(run, position, None if why else state)
@@ -185,9 +187,12 @@ def restore_optimizer(run: Run, folder: Path, step: int, files: int) -> dict[str
     beside = files != comm.rank and checkpoints.is_whole(folder, step, comm.rank)
     own = load_optimizer(folder, step, comm.rank)[0] if beside else file
     held = {files: file}
+    # A folder may have more of upstream's files than were sent to the others, and all ranks must use the same.
+    here = optimizer_ranks(folder, step)
+    from_ranks = comm.exchange("the optimizer files of all ranks", here, patient=True, fits=listed(count()))
     if not layout.is_complete(file):
-        others = (rank for rank in optimizer_ranks(folder, step) if rank != files)
-        held |= {rank: load_optimizer(folder, step, rank)[0] for rank in others}
+        others = set(here).intersection(*from_ranks) - {files}
+        held |= {rank: load_optimizer(folder, step, rank)[0] for rank in sorted(others)}
     try:
         state = layout.state(held)
         if lost := merge_momentum(comm, state, run.weights, optimizer.matrix_names):

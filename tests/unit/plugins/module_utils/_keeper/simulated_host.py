@@ -18,6 +18,7 @@ import os
 import queue
 import signal
 import types
+from typing import Any
 from unittest import mock
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract import keeper_states as states
@@ -344,11 +345,11 @@ def simulated():
         path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
         stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
-    both = {"time": HERE, "open": HERE.open, "sys": types.SimpleNamespace(stdout=HERE)}
-    of_keeper = {
+    both: dict[str, Any] = {"time": HERE, "open": HERE.open, "sys": types.SimpleNamespace(stdout=HERE)}
+    of_keeper: dict[str, Any] = {
         "os": HERE, "files": HERE, "Attendance": Attendance, "rules_of": lambda plan: plan["rules"], "boot_id": lambda: HERE.host.boots,
     }  # fmt: skip
-    of_rank = {
+    of_rank: dict[str, Any] = {
         "os": machine, "reaper": reaper, "processes": processes, "subprocess": types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
         "read_object": HERE.read_object, "write_whole": HERE.write_whole, "exposure": lambda path, owned: "",
         "command": lambda plan, host, generation: ([generation], {}), "read_events": lambda path: [],
