@@ -33,8 +33,8 @@ MODULE = "nanochat.ddp.agent_program"
 MARK = "nanochat-ddp-answer "
 SLEPT_SECONDS = 10.0  # clocks that differ by this much more than before
 Answer = TypeVar("Answer")
-# How the keys of a result begin that Ansible itself obeys, whatever its version, or prints: its own, and those of the action.
-ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show")
+# How the keys of a result begin that Ansible itself or our display obeys or prints, whatever the version: only the controller may set them.
+ORDERS = ("add_host", "add_group", "ansible_", "_ansible", "invocation", "show", "terminal", "over")
 
 
 class HostVerb(NamedTuple):

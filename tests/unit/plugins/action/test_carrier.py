@@ -65,7 +65,17 @@ def test_the_modules_of_ansible_take_the_python_that_was_found(line, delegate, t
 
 
 @pytest.mark.parametrize(
-    "key", ["add_host", "add_group", "ansible_facts", "ansible_playbook_python", "_ansible_no_log", "show"]
+    "key",
+    [
+        "add_host",
+        "add_group",
+        "ansible_facts",
+        "ansible_playbook_python",
+        "_ansible_no_log",
+        "show",
+        "terminal",
+        "over",
+    ],
 )
 def test_a_hosts_answer_gives_ansible_no_orders(key):
     told = json.dumps({"state": "running", key: {"name": "elsewhere"}})
