@@ -277,8 +277,12 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        place = os.path.join(APART, "generation-%d" % generation)
-        os.makedirs(self.path(place), exist_ok=True)
+        place = first = os.path.join(APART, "generation-%d" % generation)
+        number_of_it = 1
+        while os.path.lexists(self.path(place)):  # every start of the run counts generations anew
+            number_of_it += 1
+            place = "%s-%d" % (first, number_of_it)
+        os.makedirs(self.path(place))
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
         return place

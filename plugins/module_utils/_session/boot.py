@@ -41,6 +41,8 @@ class BootEntry:
         # What only entries of this run folder contain.
         self.in_unit, self.in_cron = " ".join(map(_quoted, argv[-2:])), _for_cron(argv[-2:])
         self.unit_text = (UNIT % (name, " ".join(map(_quoted, argv)))).encode()
+        # Entries of an earlier version run this program.
+        self.earlier = Path(run_dir, ".boot.py")
         self.line = "@reboot %s %s%s" % (_for_cron(argv), MARK, name)
 
     def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
@@ -69,18 +71,20 @@ class BootEntry:
     def _start_by(self, way: str, lines: List[str]) -> None:
         """Start it this way and no other, or (NONE) not at all; lines: those of the crontab now."""
         for path in self.unit.parent.glob("nanochat-*.service"):
-            if self.in_unit.encode() in read_bytes(str(path)):
+            text = read_bytes(str(path))
+            if self.in_unit.encode() in text or _quoted(str(self.earlier)).encode() in text:
                 _remove(*_unit(path.stem))
         if way == SYSTEMD:
             self.link.parent.mkdir(parents=True, exist_ok=True)
             write_whole(str(self.unit), self.unit_text, 0o644)
             _remove(self.link)
             self.link.symlink_to(self.unit)
-        ours = (" %s %s" % (self.in_cron, MARK), " %s%s" % (MARK, self.name))
-        others = [line for line in lines if ours[0] not in line and not line.endswith(ours[1])]
+        ours = [" %s %s" % (program, MARK) for program in (self.in_cron, _for_cron([str(self.earlier)]))]
+        others = [line for line in lines if not any(one in line for one in ours)]
         wanted = others + ([self.line] if way == CRON else [])
         if wanted != lines:
             _write_crontab(wanted)
+        _remove(self.earlier)
 
 
 def _possible(user: str, dry: bool) -> str:

@@ -137,6 +137,7 @@ class Runner:
             self.launch: Launch = json.load(file)
         self.given, self.run_dir = self.launch["given"], os.path.dirname(folder)
         self.record = os.path.join(self.run_dir, SESSION)
+        self.polite = is_polite(self.given["env_file"])
         self.stops = self.interrupts = 0  # signals; those of Ctrl-C among them
         self.status: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
@@ -210,7 +211,7 @@ class Runner:
             stderr=writer,
             start_new_session=True,
             # Of a session that is new, in which the job begins.
-            preexec_fn=yield_to_others if is_polite(given["env_file"]) else None,
+            preexec_fn=yield_to_others if self.polite else None,
         )
         self.state["child_pid"] = self.child.pid
         self._save(output)

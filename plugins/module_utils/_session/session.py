@@ -200,8 +200,9 @@ class Session:
 
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
-        if self._in_tmux(self.name):
-            self.tmux.kill(self.name)
+        with contextlib.suppress(tmux_utils.TmuxError):  # a server of another version of tmux keeps its dead pane
+            if self._in_tmux(self.name):
+                self.tmux.kill(self.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         if os.path.lexists(self.record):
             os.unlink(self.record)
@@ -260,6 +261,11 @@ class Session:
         if exposed:
             raise SessionError(f"session {self.name} is not started: {exposed}")
 
+    def write_runner(self) -> None:
+        """Bring its runner to this version's, since one of an earlier version does not know `boot`."""
+        program = host_code.program(session_runner.__name__, "main").encode("utf-8")
+        write_unless_same(os.path.join(self.folder, RUNNER), program, 0o644)
+
     def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
@@ -267,9 +273,7 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        write_unless_same(
-            os.path.join(self.folder, RUNNER), host_code.program(session_runner.__name__, "main").encode("utf-8"), 0o644
-        )
+        self.write_runner()
         write_unless_same(os.path.join(self.state_dir, SCRIPT), script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,

@@ -129,6 +129,20 @@ def test_a_host_that_gets_another_rank_keeps_one_entry(way, session, host):
     assert "rank1" in (units or lines)[0]
 
 
+def test_entries_of_an_earlier_version_go_with_the_wish_and_those_of_another_folder_stay(session, host):
+    folder = host(systemctl="exit 0", loginctl="exit 0")
+    unit, program = folder / "home/.config/systemd/user/nanochat-d4-rank0.service", folder / NAME / ".boot.py"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f'[Service]\nExecStart="/usr/bin/python3" "-B" "{program}"\n')
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("")
+    other = f"@reboot /usr/bin/python3 -B /elsewhere/.session/runner.py /elsewhere/.session boot # nanochat.ddp {NAME}"
+    (folder / "crontab").write_text(other + "\n")
+    session(at_boot=False)
+    assert not unit.exists() and not program.exists()
+    assert (folder / "crontab").read_text() == other + "\n"
+
+
 HERE = {"boot_id": boot.processes.boot_id(), "pid": os.getpid()}
 ENDED = [
     ({}, True),
