@@ -247,7 +247,7 @@ class Probe(TypedDict):
     names: Names  # what the own name and the peers' names resolve to on this host
     sudo: Rights  # root's rights without a password: root, passwordless or none
     tmux: Dict[str, Optional[str]]  # path of tmux, or `null`
-    trainer: bool  # whether this collection's trainer is there, which has the test programs
+    trainer: List[str]  # the folders below the base folder that have this collection's test programs
     ports: List[PortHolder]  # holders of the given ports; session and run are those of this collection
     processes: List[TrainingProcess]  # training processes of any owner
     limits: Dict[str, Optional[int]]  # of files, processes, memory, file size and computing; null for none

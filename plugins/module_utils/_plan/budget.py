@@ -176,8 +176,9 @@ def speed_at(host: Host, model: Model, device_batch: int) -> Optional[Speed]:
     parts: List[Any] = [found.get(name) for name in ("pass_seconds", "adamw_seconds", "muon_seconds")]
     if None in parts or not all(before):
         return None
-    half = number(found, "muon_half_seconds") * (now[2] / before[2])
-    return Speed(host.name, *(part * (new / old) for part, new, old in zip(parts, now, before)), half)
+    growth = [new / old for new, old in zip(now, before)]
+    half = found.get("muon_half_seconds", 0.0) * growth[2]
+    return Speed(host.name, *(part * more for part, more in zip([*parts, half], [*growth, 1.0])))
 
 
 def work_of(model: Mapping[str, Any], device_batch: int) -> Tuple[float, float, float]:

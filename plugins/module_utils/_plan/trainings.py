@@ -97,13 +97,13 @@ def begins_again(hosts: Sequence[Host], plan: Mapping[str, object], taken: HeldT
     return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
 
 
-def so_far(digest: str, probes: Mapping[str, Any], fresh: bool) -> dict[str, bool]:
-    """Whether a session of the run is alive on any host, and whether this plan has been completed, and a trainer set up, on all; a run
-    to be started from scratch is not done."""
+def so_far(digest: str, probes: Mapping[str, Any], fresh: bool, tools: str) -> dict[str, bool]:
+    """Whether a session of the run is alive on any host, and whether this plan has been completed, and a trainer set up (with its test
+    programs in the folder of that name), on all; a run to be started from scratch is not done."""
     running, done, deployed = False, not fresh, True
     for probe in probes.values():
         has_venv = section(section(probe, "python"), "venv").get("exists")
-        deployed &= bool(has_venv and probe.get("trainer"))
+        deployed &= bool(has_venv and tools in (probe.get("trainer") or []))
         run = section(probe, "run")
         session = section(run, "session")
         mine = [one for one in items(probe, "processes") if one.get("session") == session.get("id")]

@@ -65,7 +65,7 @@ def probe(
         "names": names,
         "sudo": rights,
         "tmux": {"path": bare.find("tmux")},
-        "trainer": any(os.path.exists(os.path.join(base, name, TEST_PROGRAM)) for name in ("trainer", "tools")),
+        "trainer": [name for name in ("trainer", "tools") if os.path.exists(os.path.join(base, name, TEST_PROGRAM))],
         "ports": name_by_root(port_holders(ports), prefix),
         "processes": trainer_processes(),
         "limits": limits(),

@@ -14,7 +14,8 @@ from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from ...module_utils._contract.decode import believed_plans
+from ...module_utils._contract.document import items
+from ...module_utils._contract.validate import InvalidHostData, absolute_path
 from ...module_utils._kit.printable import printable
 from ...module_utils._run.state import RunState
 from .._configuration import display_is_ours
@@ -43,17 +44,20 @@ def choose_model(call: Call) -> dict[str, Any]:
         advice = "train one: ansible-playbook train.yml -i INVENTORY"
         raise AnsibleActionFail(f"No host has a checkpoint to talk to{where}; {advice}")
     host, run_dir = model["host"], model["run_dir"]
-    deployed = [one["plan"] for one in found[host]["models"] if one.get("run", {}).get("run_dir") == run_dir]
-    plans = believed_plans(deployed, list(found))
-    if not plans:
+    deployed = [one.get("plan") for one in found[host]["models"] if (one.get("run") or {}).get("run_dir") == run_dir]
+    nodes = [node for plan in deployed for node in items(plan or {}, "nodes")]
+    # The inventory may have renamed it.
+    node = next((one for one in nodes if one.get("host") == host), nodes[0] if nodes else {})
+    try:
+        trainer_dir = absolute_path(node.get("tools_dir") or node.get("trainer_dir"))
+        python = f"{absolute_path(node.get('venv_dir'))}/bin/python"
+    except InvalidHostData:
         how = "it says how the trainer is started; train.yml writes it again"
-        raise AnsibleActionFail(f"{host}: {run_dir}/plan.json is missing or damaged, and {how}.")
-    nodes: list[Any] = plans[0]["nodes"]
-    node = next((one for one in nodes if one["host"] == host), nodes[0])
+        raise AnsibleActionFail(f"{host}: {run_dir}/plan.json is missing or damaged, and {how}.") from None
     return {
         **model,
-        "trainer_dir": node.get("tools_dir") or node["trainer_dir"],
-        "python": f"{node['venv_dir']}/bin/python",
+        "trainer_dir": trainer_dir,
+        "python": python,
         "show": f"Loading the model of {model['run']} on {host}; this takes a few seconds, on a slow machine up to a minute.",
     }
 

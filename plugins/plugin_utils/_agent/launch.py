@@ -54,6 +54,9 @@ def start_session(call: Call) -> Answer:
         kept = "no checkpoint" if step is None else f"checkpoints up to step {step}"
         where = f"{'would go to' if call.check else 'is kept in'} {answer['place']}"
         answer["show"] = f"{call.host}: what the run had written before {where} ({kept})"
+    if ready and not call.check:
+        # The next pass finds the environment written.
+        return {name: answer[name] for name in ("changed", "diff")}
     return {} if ready else answer
 
 

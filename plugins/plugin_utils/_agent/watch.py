@@ -109,10 +109,10 @@ class Watch:
         self.told = ("", 0.0)  # the last line about the run, and when it was printed
 
     def tell(self) -> None:
-        """Print the run's progress, from the first host's process."""
+        """Print the run's progress, from the process of the first host that is not over."""
         now, hosts = time.monotonic(), [node["host"] for node in self.options["nodes"]]
-        if self.host == hosts[0]:
-            entries = {host: self.ledger.read(host) for host in hosts}
+        entries = {host: self.ledger.read(host) for host in hosts}
+        if self.host == next((host for host in hosts if not (entries[host] or {}).get("over")), ""):
             line = run_line([seen_by(host, entry, now) for host, entry in entries.items() if entry])
             if is_due(line, *self.told, begun=entries[self.host]["begun"]):
                 self.told = (line, now)

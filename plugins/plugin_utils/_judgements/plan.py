@@ -80,13 +80,14 @@ def make_plan(
     probes = {host["name"]: host.get("probe") for host in given}
     # Drawn here, because planning must be deterministic.
     drawn = {"id": training["id"] or secrets.token_hex(8), "begun": training["begun"] or int(time.time())}
+    tools = os.path.basename(plan["nodes"][0]["tools_dir"])
     return {
         "changed": keep(file, told, "The plan", check=call.check),
         **told,
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
         "training": {**training, **drawn},
-        "so_far": so_far(plan["digest"], probes, outcome.controller["fresh"]),
+        "so_far": so_far(plan["digest"], probes, outcome.controller["fresh"], tools),
         "text": whole,
     }
 
