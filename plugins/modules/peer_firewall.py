@@ -15,7 +15,7 @@ description:
   - It does not work out whether a rule set lets a packet through, but puts its rules wherever a packet can be dropped. Whoever
     calls it tries the connections; O(needed) takes the peers that could not connect, and a rule that does not help is removed by leaving its peer out
     of O(peers).
-  - Does nothing if no firewall can drop incoming packets.
+  - Does nothing if no firewall can drop incoming packets. A chain that jumps to others counts as one that can.
   - Without root it changes nothing and does not fail; RV(commands) then holds what the owner of the host can run.
   - In nftables and iptables the rules go to the head of every chain that filters incoming packets and can drop some, because an accept
     elsewhere would not prevent a drop there. ufw and firewalld get rules of their own kind, firewalld in every zone in use.

@@ -320,7 +320,7 @@ def test_logs_of_a_host_without_a_run_are_not_silently_empty(stage: Stage) -> No
 def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
     for run, place in (("d4", "node1/runs/d4"), ("d4-before", "results/d4-before/node1")):
         fake_run.write_history(stage.folder / place, fake_run.history(0, 1, 10, 1.7e9, 0.5, run), 0)
-    more = ["-e", f"ddp_results_dir={stage.folder}/results", "-e", "collect_run=d4", "-e", "compare=d4-before"]
+    more = ["-e", f"ddp_results_dir={stage.folder}/results", "-e", "ddp_run=d4", "-e", "compare=d4-before"]
     stage.play("nanochat.ddp.collect", *more)
     assert '"run":"d4-before"' in (stage.folder / "results/d4/report.html").read_text()
     told = stage.play("nanochat.ddp.collect", *more[:-1], "compare=nix", code=2)

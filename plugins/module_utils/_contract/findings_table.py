@@ -235,7 +235,6 @@ CATALOGUE: Dict[str, FindingKind] = {
         "Set ddp_base_dir to a folder of this host's own that only this user can write to.",
         seen_as=(
             "Permission denied", "Read-only file system", "failed to map segment from shared object", "Operation not permitted",
-            "dd: unrecognized operand",
         ),
     ),
     "no-tmux": _error(

@@ -241,8 +241,11 @@ def _pressure(name: str) -> Optional[float]:
 def _limited() -> float:
     """Seconds that this control group's CPU limit kept its processes waiting."""
     group = read_text("/proc/self/cgroup").strip().rpartition("::")[2].rstrip("/")
-    found = re.search(r"^throttled_usec (\d+)", read_text("/sys/fs/cgroup%s/cpu.stat" % group), re.M)
-    return int(found.group(1)) / 1e6 if found else 0.0
+    for path in ("/sys/fs/cgroup%s/cpu.stat" % group, "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
+        found = re.search(r"^throttled_(usec|time) (\d+)", read_text(path), re.M)
+        if found:
+            return int(found.group(2)) / (1e6 if found.group(1) == "usec" else 1e9)
+    return 0.0
 
 
 def busiest(first: Counters, second: Counters, own: Set[int], most: int = 3) -> List[OtherProcess]:

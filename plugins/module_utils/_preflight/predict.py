@@ -149,7 +149,7 @@ def prediction_text(plan: Plan, predicted: Outlook) -> str:
             host,
             speed_text(entry["tokens_per_second"]),
             str(entry["rows"]),
-            short(predicted["wait_seconds"].get(host)),
+            short((predicted.get("wait_seconds") or {}).get(host)),
             speed_text(predicted["without"].get(host)),
         ]
         for host, entry in predicted["hosts"].items()
@@ -249,7 +249,7 @@ def comparison_text(predicted: Outlook, happened: Mapping[str, Mapping[str, Any]
         rows.append([host, short(predicted["wait_seconds"].get(host)), short(each)])
     lines += table(["host", "expected wait per step", "waited"], rows)
     sent = next((run["bytes_sent"] for run in happened.values() if run.get("bytes_sent")), None)
-    if sent:
+    if sent and predicted.get("bytes_sent"):
         lines.append(
             f"  expected to send {bytes_text(predicted['bytes_sent'])} per step from each host, sent {bytes_text(sent)}"
         )

@@ -33,7 +33,7 @@ from .state import RUNNING, read_run
 # Names that only we use: of data sets, and in a run folder before its plan exists.
 DATA_NAME = "(text|url|host|controller)-[0-9a-f]{8}"
 DATA_FILE = r"shard_\d+\.parquet|\..+\.part(\.etag)?|\.lock|\.digests\.json|tokenizer\.pkl|token_bytes\.pt"
-UNFINISHED_WHEELS = r"3\.\d+-[a-z0-9_]+\.part"
+WHEELS_FOLDER = r"3\.\d+-[a-z0-9_]+(\.part)?"
 PREPARED_NAMES = {"data", "tokenizer", "log", "base_data", "base_data_climbmix"}
 # Folders that we copy files into, beside other people's.
 BROUGHT = ("trainer", "tools")
@@ -184,7 +184,7 @@ def is_wheels(path: str) -> bool:
     """Whether a folder contains packages that we fetched or copied."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
-    if re.fullmatch(UNFINISHED_WHEELS, os.path.basename(path)) or read_object(os.path.join(path, WHEELS)):
+    if re.fullmatch(WHEELS_FOLDER, os.path.basename(path)) or read_object(os.path.join(path, WHEELS)):
         return True
     return isinstance(read_object(os.path.join(path, MANIFEST)).get("files"), list)
 

@@ -87,7 +87,9 @@ SUMMARY = (
 def summary(rank: CollectedRank) -> PageData:
     """One rank's line in the table."""
     figures = {name: value for name, value in rank.run.items() if name in SUMMARY.split()}
-    end = "still running when this was collected" if rank.run["state"] == RUNNING else ended(rank.run).sentence
+    is_unknown = all(rank.run[key] is None for key in ("exit_code", "ended", "end_reason"))
+    end = "no end was recorded" if is_unknown else ended(rank.run).sentence
+    end = "still running when this was collected" if rank.run["state"] == RUNNING else end
     return {**figures, "host": rank.host, "end": end}
 
 
