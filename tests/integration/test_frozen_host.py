@@ -60,8 +60,8 @@ def test_it_is_named_with_the_reason_and_nothing_of_ansible_is_on_the_screen(
     screens: dict[str, str], name: str
 ) -> None:
     screen = screens[name]
-    # status sets its own.
-    seconds = 10 if name == "status" else 3
+    # Two set their own.
+    seconds = {"status": 10, "stop": 25}.get(name, 3)
     assert "node2" in screen and f"did not answer within {seconds} s" in screen, screen
     for noise in ("DEPRECATION", "deprecat", "WARNING", "Traceback", "Origin:"):
         assert noise not in screen, screen
