@@ -279,7 +279,7 @@ class LocalRank:
             return ""
         place = first = os.path.join(APART, "generation-%d" % generation)
         number_of_it = 1
-        while os.path.lexists(self.path(place)):  # every start of the run counts generations anew
+        while os.path.lexists(self.path(place)):  # every start of the run counts generations from 1
             number_of_it += 1
             place = "%s-%d" % (first, number_of_it)
         os.makedirs(self.path(place))
