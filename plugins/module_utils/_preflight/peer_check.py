@@ -219,7 +219,7 @@ def check_peer(source: str, peer: CheckedPeer, timeout: float) -> LinkTry:
     with ThreadPoolExecutor(max_workers=max(1, len(peer.ports))) as pool:
         ports = list(pool.map(lambda port: try_port(source, peer, port, timeout), peer.ports))
     link: LinkTry = {
-        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None,  "mtu": None,
+        "address": peer.address, "ports": ports, "latency_ms": None, "bandwidth_mbit": None, "mtu": None,
         "passing_size": None, "error": "", "nic": nic_towards(source, peer.address),
     }  # fmt: skip
     usable = usable_port(link)
