@@ -229,7 +229,7 @@ class Here:
     def walk(self, path):
         yield f"{path}/d1", [], [one.rpartition("/")[2] for one in self.host.saves if one.startswith(path + "/")]
 
-    def makedirs(self, path, exist_ok):
+    def makedirs(self, path, exist_ok=False):
         pass
 
     def replace(self, old, new):
