@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -277,11 +278,10 @@ class LocalRank:
         late = [path for path in found if int((CHECKPOINT.match(os.path.basename(path)) or [0, 0])[1]) > since]
         if not late:
             return ""
-        place = first = os.path.join(APART, "generation-%d" % generation)
-        number_of_it = 1
-        while os.path.lexists(self.path(place)):  # every start of the run counts generations from 1
-            number_of_it += 1
-            place = "%s-%d" % (first, number_of_it)
+        first = os.path.join(APART, "generation-%d" % generation)
+        # Every start of the run counts generations from 1.
+        names = itertools.chain([first], ("%s-%d" % (first, number) for number in itertools.count(2)))
+        place = next(name for name in names if not os.path.lexists(self.path(name)))
         os.makedirs(self.path(place))
         for path in late:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))

@@ -49,15 +49,15 @@ def start_session(call: Call) -> Answer:
             return told
         diff = [*answer["diff"], *([told["diff"]] if told.get("diff") else [])]
         answer = {**answer, **told, "changed": answer["changed"] or told["changed"], "diff": diff}
+    if ready:
+        # In check mode the next pass finds the environment unwritten, and tells of it.
+        return {} if call.check else {name: answer[name] for name in ("changed", "diff")}
     if answer.get("set_aside"):
         step = answer["checkpoint"]
         kept = "no checkpoint" if step is None else f"checkpoints up to step {step}"
         where = f"{'would go to' if call.check else 'is kept in'} {answer['place']}"
         answer["show"] = f"{call.host}: what the run had written before {where} ({kept})"
-    if ready and not call.check:
-        # The next pass finds the environment written.
-        return {name: answer[name] for name in ("changed", "diff")}
-    return {} if ready else answer
+    return answer
 
 
 def restart_keeper(call: Call) -> Answer:

@@ -111,8 +111,8 @@ class Watch:
     def tell(self) -> None:
         """Print the run's progress, from the process of the first host that is not over."""
         now, hosts = time.monotonic(), [node["host"] for node in self.options["nodes"]]
-        entries = {host: self.ledger.read(host) for host in hosts}
-        if self.host == next((host for host in hosts if not (entries[host] or {}).get("over")), ""):
+        if self.host == next((host for host in hosts if not self.ledger.read(host).get("over")), ""):
+            entries = {host: self.ledger.read(host) for host in hosts}
             line = run_line([seen_by(host, entry, now) for host, entry in entries.items() if entry])
             if is_due(line, *self.told, begun=entries[self.host]["begun"]):
                 self.told = (line, now)
