@@ -51,11 +51,12 @@ run_lint() {
     tools/lint.sh "$TRAINER_VENV" "$importer"
 }
 
-run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q tests/unit); }
+# TWICE: for tests of processes that wait for each other by the clock. What fails on a machine with other work is tried once more; it is named
+# (RERUN) with the output of its first attempt, also if it passes then.
+TWICE=(--reruns 1 --rerun-show-tracebacks)
+real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "$2"; }
 
-# real_processes PYTHON FOLDER: tests of processes that wait for each other by the clock. What fails on a machine with other work is tried
-# once more; it is named (RERUN) with the output of its first attempt, also if it passes then.
-real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" --reruns 1 --rerun-show-tracebacks --durations=10 --durations-min=20 "$2"; }
+run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q "${TWICE[@]}" tests/unit); }
 
 run_integration() {
     need_packages chromium openssh-server openssh-client
@@ -104,7 +105,7 @@ played() { printf '  %-36s %s\n' "$1" "$2" >>"$TABLE.played"; }
 tests_with() {
     local requirements=$CACHE/$1.txt
     # Made again once a week, for new releases.
-    printf '%s\n' "# $(date +%G-%V)" 'pytest>=8,<10' 'hypothesis>=6.100,<7' "${@:2}" >"$requirements"
+    printf '%s\n' "# $(date +%G-%V)" 'pytest>=8,<10' 'hypothesis>=6.100,<7' 'pytest-rerunfailures>=16,<17' "${@:2}" >"$requirements"
     need_venv "$1" "$requirements"
 }
 
@@ -113,7 +114,7 @@ core_tests() {
     local version=${1%rc}
     tests_with "core-$version" "ansible-core>=$1,<2.$((${version#2.} + 1))"
     # shellcheck disable=SC2031
-    env PATH="$VENV/bin:$PATH" PYTHONPATH="$COLLECTIONS" TRAINER_VENV="$TRAINER_VENV" "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${@:2}"
+    env PATH="$VENV/bin:$PATH" PYTHONPATH="$COLLECTIONS" TRAINER_VENV="$TRAINER_VENV" "$VENV/bin/python" -m pytest -q "${TWICE[@]}" -p no:cacheprovider "${@:2}"
 }
 
 # Every supported ansible-core that this machine can run imports all plugins and passes the tests of what it plays; the newest one also
@@ -154,7 +155,7 @@ host_tests() {
     mkdir -p "$CACHE/ansible-of-hosts"
     ln -sfn "$("$CACHE/core-$2/bin/python" -c 'import ansible; print(ansible.__path__[0])')" "$CACHE/ansible-of-hosts/ansible"
     mapfile -t controllers < <(grep -rlE 'ddp\.plugins(\.| import )(action|callback|filter|plugin_utils)|def test_.*\bagent\b' tests/unit/plugins/module{s,_utils})
-    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
+    PYTHONPATH=$COLLECTIONS:$CACHE/ansible-of-hosts "$VENV/bin/python" -m pytest -q "${TWICE[@]}" -p no:cacheprovider "${controllers[@]/#/--ignore=}" \
         tests/unit/plugins/module{s,_utils}
 }
 

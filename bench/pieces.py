@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,16 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible/collections"))
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import parse_events  # noqa: E402
+from ansible_collections.nanochat.ddp.tests.integration.local import free_port as free_port  # noqa: E402
 
 TRAINER = ROOT / "trainer"
 VOCABULARY = 4096
-
-
-def free_port() -> int:
-    """A free port on the loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prepare(folder: Path) -> None:

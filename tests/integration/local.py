@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -34,8 +35,13 @@ def until(condition: Callable[[], T], seconds: float = 60.0) -> T:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A free port, of those that no outgoing connection is given: from the others a test at the same time would take it."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.SystemRandom().randrange(10000, 29000))) as listener,
+        ):
+            return int(listener.getsockname()[1])
 
 
 def ansible(program: str, *words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

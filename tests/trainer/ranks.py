@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -31,9 +33,13 @@ class Result(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """As tests/integration/local.py: a free port that no outgoing connection is given."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.SystemRandom().randrange(10000, 29000))) as probe,
+        ):
+            return int(probe.getsockname()[1])
 
 
 def environment(rank: int, world: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
