@@ -52,8 +52,8 @@ run_lint() {
 }
 
 # TWICE: for tests of processes that wait for each other by the clock. What fails on a machine with other work is tried once more; it is named
-# (RERUN) with the output of its first attempt, also if it passes then.
-TWICE=(--reruns 1 --rerun-show-tracebacks)
+# (RERUN), also if it passes then.
+TWICE=(--reruns 1 -rR)
 real_processes() { "$1" -m pytest -q -m "${WHICH:-not long}" "${TWICE[@]}" --durations=10 --durations-min=20 "$2"; }
 
 run_unit() { (cd "$COLLECTION" && SCHEDULES=${SCHEDULES:-1000} PYTHONPATH=$COLLECTIONS python -m pytest -q "${TWICE[@]}" tests/unit); }

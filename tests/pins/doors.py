@@ -86,7 +86,7 @@ _VARYING = (
     (re.compile(r"\bprocess \d+"), "process PID"),
     (re.compile(r"kill -CONT \d+"), "kill -CONT PID"),
     (re.compile(r"load [\d.]+ on \d+ cores, [\d.]+ \w+ free memory"), "LOAD"),
-    (re.compile(r"state [RS], \d+ % of a core, [\d.]+ \wB"), "state S, USE"),
+    (re.compile(r"state [DRS], \d+ % of a core, [\d.]+ \wB"), "state S, USE"),
     (re.compile(r"state T, \d+ % of a core, [\d.]+ \wB"), "state T, USE"),
 )
 
@@ -306,8 +306,12 @@ def played(folder: Path, plays: Iterable[Case], hosts: Iterable[str]) -> list[li
     )
     (folder / "plays.json").write_text(json.dumps(list(plays)), encoding="utf-8")
     (folder / "ansible.cfg").write_text("[defaults]\n", encoding="utf-8")
+    # What the kernel of this machine did to others is no part of a pin.
+    (folder / "dmesg").write_text("#!/bin/sh\n", encoding="ascii")
+    (folder / "dmesg").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
+        "PATH": f"{folder}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_FORKS": "3", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "PWD": str(folder),
     }  # fmt: skip
