@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / ".ansible/collections"))
 
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.metrics import parse_events  # noqa: E402
-from ansible_collections.nanochat.ddp.tests.integration.local import free_port as free_port  # noqa: E402
+from ansible_collections.nanochat.ddp.tests.integration import local  # noqa: E402
 
 TRAINER = ROOT / "trainer"
 VOCABULARY = 4096
+free_port = local.free_port
 
 
 def prepare(folder: Path) -> None:
