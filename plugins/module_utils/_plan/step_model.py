@@ -24,6 +24,9 @@ FLOAT = 4
 WIRE_SHARE = 0.98  # Gloo's fraction of TCP's rate
 # Dependent exchanges per step without overlapping computation; from the delays of bench/two_nodes.py.
 ROUNDS = 8
+# Among computing that fills its cores a host needs this many times as long for a message as without; from five runs of the demo, whose
+# small steps show it.
+MESSAGE_COST = 10
 HEAD_BLOCK_BYTES = 2**22  # of the head's gradient, sent apart (nanochat/model/gradients.py)
 # Gloo's copying takes cores from computing, so this fraction of the wire time is felt even if hidden.
 FELT_SHARE = 0.15
@@ -213,7 +216,7 @@ def predict(
         of_pass, head = slowest / passes, sent.head / passes
         waiting = (passes - 1) * unhidden_seconds(link, head, of_pass)
         waiting += unhidden_seconds(link, sent.gradients + head, of_pass + max(updates))
-        late = (ROUNDS * link.latency_ms + messages_sent(job) * link.message_ms) / 1000
+        late = (ROUNDS * link.latency_ms + messages_sent(job) * MESSAGE_COST * link.message_ms) / 1000
     seconds = slowest + waiting + late + max(updates)
     waits = {speed.host: round(seconds - own - update, 4) for speed, own, update in zip(speeds, computing, updates)}
     return PredictedStep(seconds, job.total_batch / seconds, waits, sent.total)

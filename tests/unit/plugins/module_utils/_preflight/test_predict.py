@@ -236,8 +236,8 @@ def test_why_auto_took_a_way_is_told():
 def test_each_message_of_a_step_costs_both_ends_time_that_nothing_hides(shape, world, messages):
     document = plan(shape, rows=(2,) * world)
     both = speeds(0.3, 0.3)
-    plain, late = (step_of(document, both, Link(1000.0, 0.1, ms)) for ms in (0.0, 0.5))
-    assert late.seconds - plain.seconds == pytest.approx(messages * 0.5e-3)
+    plain, late = (step_of(document, both, Link(1000.0, 0.1, ms)) for ms in (0.0, 0.05))
+    assert late.seconds - plain.seconds == pytest.approx(messages * step_model.MESSAGE_COST * 0.05e-3)
 
 
 @pytest.mark.parametrize("kind", ["exact", "int8"])
