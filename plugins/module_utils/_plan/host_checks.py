@@ -12,11 +12,12 @@ from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan, open_ports
+from .._contract.politeness import GUEST
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
-from .._kit.words import NO_PYTHON, bytes_text, plain_reason
+from .._kit.words import NO_PYTHON, bytes_text, named, plain_reason
 from .hosts import Host, neighbours, same_machine, same_network_stack
 from .interpreters import made_python, pythons
 from .others import other_training, port_held
@@ -51,6 +52,10 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts, plan["trainer"].get("joined", False))
     findings += compilers(hosts, nodes)
+    for host in hosts:
+        if host.polite == GUEST and (blind := host.fact("usage", "blind")):
+            seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
+            findings.append(finding("guest-blind", host.name, seen))
     return obstacles, findings
 
 

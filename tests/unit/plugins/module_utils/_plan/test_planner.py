@@ -52,6 +52,24 @@ def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
     assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
 
 
+def test_a_login_does_not_change_a_run_that_goes_on():
+    seen = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
+    for kept, polite in (("off", "off"), (None, "low")):
+        run = {"checkpoints": [], "shares": {"laptop": {"rows": 2, "head_share": 1, "cores": None, "polite": kept}}}
+        assert planned(two={**seen, "run": run})["nodes"][1]["env"]["NANOCHAT_POLITE"] == polite
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "which needs ddp_resume"),
+    ],
+)
+def test_a_guest_that_could_not_leave_is_refused(run, words):
+    assert f"ddp_polite is guest on laptop, {words}" in " ".join(refusal(hosts(run, two={"ddp_polite": "guest"})))
+
+
 def test_no_host_widens_what_the_others_open():
     wide = {"ephemeral": {"low": 1, "high": 65535}}
     plan = planned(two=wide)
