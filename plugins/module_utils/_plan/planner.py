@@ -145,7 +145,12 @@ def document(inputs: Inputs) -> Plan:
     if section_of_stage := stages.document(run, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
     if run.restarts:
-        plan["keeper"] = command.keeper(run, len(by_rank))
+        plan["keeper"] = {
+            "restarts": run.restarts,
+            "min_hosts": run.min_hosts or len(by_rank),
+            "grace_seconds": run.grace,
+            "survive_reboot": run.survive_reboot,
+        }
     for rank, host in enumerate(by_rank):
         plan["nodes"].append(node_of(inputs, host, rank, plan))
     plan["digest"] = digest_of(plan)
