@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
-from .._contract.plan import Controller, Given, Here, Node, Plan, Ports, Trainer, Training
+from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
 from .._contract.politeness import GUEST
 from .._contract.settings import Asked
 from .._contract.training import Launched
@@ -36,7 +36,7 @@ from . import (
 )
 from .decided import Decided, decide, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .questions import is_git, of_controller, read
+from .questions import controller_settings, is_git, read
 from .step_model import with_precision
 
 FORMAT = 1
@@ -49,7 +49,7 @@ class PlanOutcome(NamedTuple):
 
     plan: Plan
     findings: list[Finding]
-    controller: Controller
+    controller: dict[str, object]
     training: Launched
     budget: Optional[budget.ModelChoice]
     text_bytes: Optional[int]  # the size of the text to train on, if that is known
@@ -117,8 +117,15 @@ def make_plan(
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
     findings = [*chooser.findings, *seen, *source_checks.commit(run.trainer_source, here), *obstacles]
-    launched = budget.with_end(trainings.launched(known, plan, training, base, run.fresh), run, plan, clock)
-    return PlanOutcome(plan, findings, of_controller(run), launched, choice, data_set.text_bytes(run, known, plan))
+    launched = trainings.launched(known, plan, training, base, run.fresh)
+    if decided.timed:
+        begun = launched["begun"] or round(clock.began)
+        # The trainer must be over early enough for the whole command to meet the deadline.
+        ends = round(budget.deadline(run, begun) - budget.collect_seconds(run, plan["model"]))
+        launched = {**launched, "begun": begun, "ends": ends}
+    return PlanOutcome(
+        plan, findings, controller_settings(run), launched, choice, data_set.text_bytes(run, known, plan)
+    )
 
 
 # The document
