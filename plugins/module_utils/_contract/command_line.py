@@ -28,7 +28,7 @@ def flag_words(flags: Mapping[str, object]) -> List[str]:
 
 def rank_argv(plan: Plan, node: Node) -> List[str]:
     """The command that starts this host's rank, with the variables of `rank_environ`."""
-    return [os.path.join(node["venv_dir"], "bin", "python"), *_script(plan, node)]
+    return [*_python(node), *_script(plan, node)]
 
 
 def rank_environ(plan: Plan, node: Node, generation: int = 0) -> Dict[str, str]:
@@ -48,7 +48,7 @@ def rank_environ(plan: Plan, node: Node, generation: int = 0) -> Dict[str, str]:
 def torchrun_argv(plan: Plan, node: Node) -> List[str]:
     """The same rank started by hand with torchrun, which sets the variables itself."""
     return [
-        os.path.join(node["venv_dir"], "bin", "python"),
+        *_python(node),
         "-m",
         "torch.distributed.run",
         f"--nnodes={plan['world']}",
@@ -59,6 +59,10 @@ def torchrun_argv(plan: Plan, node: Node) -> List[str]:
         "--max-restarts=0",
         *_script(plan, node, "--"),
     ]
+
+
+def _python(node: Node) -> List[str]:
+    return [os.path.join(node["venv_dir"], "bin", "python")]
 
 
 def _script(plan: Plan, node: Node, *before_flags: str) -> List[str]:

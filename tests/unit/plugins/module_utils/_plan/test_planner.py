@@ -16,17 +16,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import pl
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     hosts,
-    node,
     one_machine,
     planned,
     refusal,
 )
-
-
-def test_field_10_a_gpu_does_not_change_a_run_on_the_cpu():
-    outcome = make_plan(hosts())
-    assert node(outcome, "desktop")["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert node(outcome, "desktop")["env"]["NANOCHAT_DTYPE"] == "float32"
 
 
 def test_the_digest_is_of_everything_else_and_stays_the_same():
