@@ -342,12 +342,12 @@ def add_expected(
     )
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))
     payload = (MTU - HEADERS) / MTU if delay else PAYLOAD
-    link, shares = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay), [rows_of_node] * 2
-    taken = step_model.choose_sync(job, each, link, shares)
+    link = step_model.Link(megabits(rate) * payload, LATENCY_MS / times + 2000 * delay)
+    taken = step_model.choose_sync(job, each, link)
     for row in rows:
         kind = str(row["sync"]).removesuffix(SHARED).removesuffix(UNDO)
         if kind in step_model.WAYS and (step_model.head_of(job, kind) == "shared") == row["sync"].endswith(SHARED):
-            row["expected"] = step_model.predict(job, each, link, shares, kind).seconds
+            row["expected"] = step_model.predict(job, each, link, kind).seconds
             row["auto"] = kind == taken
 
 

@@ -20,11 +20,11 @@ MACHINES = "tests/pins/data/given/machines.json"
 SYNC = """
 import json
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
-from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import eligible, job_of
+from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import WAYS
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import hosts
 plan = make_plan(hosts({"ddp_sync": "half"})).plan
 flags = [node["flags"]["sync"] for node in plan["nodes"]]
-print(json.dumps([plan["training"]["sync"], flags, eligible(job_of(plan))]))
+print(json.dumps([plan["training"]["sync"], flags, list(WAYS)]))
 """
 STAGE = """
 import json

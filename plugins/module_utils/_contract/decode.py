@@ -104,7 +104,8 @@ def _decode(kind: Any, value: Any, place: str, partial: bool) -> Any:
         return {_text(name): _decode(parts[1], one, place + ".*", partial) for name, one in value.items()}
     if hasattr(kind, "__required_keys__") and isinstance(value, dict):
         return _keys(kind, value, place, partial)
-    if kind is object or _is_plain(kind, value):
+    is_number = _is_number(value) and (kind is float or (kind is int and isinstance(value, int)))
+    if kind is object or is_number or (kind in (bool, str) and isinstance(value, kind)):
         return _plain(value, place, 0)
     raise InvalidHostData("its %s: %s" % (place or "answer", refused(value, "something else")))
 
@@ -130,14 +131,6 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, localns=globals(), include_extras=True)
 
 
-def _is_plain(kind: Any, value: Any) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float or (kind is int and isinstance(value, int)):
-        return _is_number(value)
-    return kind is str and isinstance(value, str)
-
-
 def _plain(value: Any, place: str, depth: int) -> Any:
     """A value of any shape, with null instead of numbers that nothing can be computed with."""
     if depth > DEEPEST:
@@ -153,7 +146,8 @@ def _plain(value: Any, place: str, depth: int) -> Any:
 
 def _is_number(value: Any) -> bool:
     """Whether it is neither infinite nor NaN, and what is computed with two such numbers is neither."""
-    return isinstance(value, (int, float)) and abs(value) < (2**63 if isinstance(value, int) else 1e50)
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and abs(value) < (2**63 if isinstance(value, int) else 1e50)
 
 
 def _text(value: Any) -> str:

@@ -64,18 +64,11 @@ def sentence(found: Finding) -> str:
     return text if text.endswith(("?", "!")) else text.rstrip(".") + "."
 
 
-def refusal_text(findings: Sequence[Finding]) -> str:
-    """The text of a rejected plan: one sentence per problem."""
-    if len(findings) == 1:
-        return sentence(findings[0])
-    return "\n".join(
-        [f"{len(findings)} problems; nothing was changed:", *(f"- {sentence(found)}" for found in findings)]
-    )
-
-
 class PlanError(ValueError):
     """Why there is no plan: all problems, as findings."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
-        super().__init__(refusal_text(self.findings))
+        said = [sentence(found) for found in findings]
+        more = [f"{len(said)} problems; nothing was changed:", *(f"- {one}" for one in said)]
+        super().__init__(said[0] if len(said) == 1 else "\n".join(more))

@@ -246,27 +246,6 @@ def open_ports(plan: Plan, node: Node) -> List[int]:
     return node.get("open_ports") or ([plan["master"]["port"]] if node["rank"] == 0 else [])
 
 
-class Controller(TypedDict):
-    """Settings of the controller's own work; not part of the document."""
-
-    watch: bool
-    results_dir: str
-    fresh: bool
-
-
-class HostQuestion(TypedDict):
-    """The options of host_info for one host."""
-
-    base_dir: str
-    run_dir: str
-    base_run: Optional[str]
-    venv_dir: Optional[str]
-    python: Optional[str]
-    ports: List[int]
-    folders: List[str]
-    peers: List[str]
-
-
 class ControllerQuestion(TypedDict):
     """The plan's questions to the controller: folders, a repository, conversations, and where results go."""
 

@@ -173,19 +173,25 @@ class PastSession(TypedDict):
     stopped: Optional[bool]
 
 
+class PastShare(TypedDict):
+    """A host's share of that start."""
+
+    rows: int
+    head_share: int
+    cores: Optional[List[Processor]]
+    polite: Optional[str]
+
+
 class PastRun(TypedDict):
     """An earlier start of the run: parts of its plan, its session and its checkpoints."""
 
     path: str
     plan_digest: Optional[str]
-    rows: Dict[str, int]
-    head_shares: Dict[str, int]
-    cores: Dict[str, List[Processor]]
+    shares: Dict[str, PastShare]  # by host
     sync: Optional[str]
     matmul: Optional[str]
     total_batch: int
     iterations: int
-    polite: Dict[str, str]
     lineage: Lineage
     session: Optional[PastSession]
     training: Optional[TrainingIdentity]

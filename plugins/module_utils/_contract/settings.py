@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -68,11 +69,17 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
         target, value = ALIASES.get(name, name), variables[name]
         if not target.startswith(PREFIX) or target in NOT_SETTINGS:
             continue
-        if target in REMOVED_SETTINGS:
-            if not is_ignored(target, value):
-                problems.append(f"{name}{WHERE} is no longer a setting: {REMOVED_SETTINGS[target].instead}.")
+        if removed := REMOVED_SETTINGS.get(target):
+            word = str(value).strip().lower()
+            truth = "true" if word in TRUE else "false" if word in FALSE else word
+            if not is_unset(value) and {word, truth}.isdisjoint(removed.ignored):
+                problems.append(f"{name}{WHERE} is no longer a setting: {removed.instead}.")
         elif target not in rows():
-            problems.append(unknown(name))
+            # Without the prefix, which makes all names alike.
+            fields = [row.field for row in rows().values()]
+            near = difflib.get_close_matches(name[len(PREFIX) :], fields, n=1, cutoff=0.6)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else "docs/settings.md lists all settings."
+            problems.append(f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}")
         elif not is_unset(value):
             try:
                 given[target] = convert(find(target), value)
@@ -81,26 +88,12 @@ def read_host(variables: Mapping[str, Any]) -> tuple[Values, list[str]]:
     return given, problems
 
 
-def is_ignored(name: str, value: Any) -> bool:
-    """Whether a removed setting is empty, or asks for what is done now anyway."""
-    word = str(value).strip().lower()
-    truth = "true" if word in TRUE else "false" if word in FALSE else word
-    return is_unset(value) or not {word, truth}.isdisjoint(REMOVED_SETTINGS[name].ignored)
-
-
 def refused(setting: Setting, name: str, value: Any, error: Exception) -> str:
     if str(value) in setting.gone:
         return f"{name} is {shown(setting, value)}{WHERE}, which is no longer a choice: {setting.gone[str(value)]}."
     explained = setting.kind in ("dict", "list") or str(error).startswith(("at most", "a NUL", NO_CREDENTIALS))
     reason = f" ({error})" if explained else ""
     return f"{name} is {shown(setting, value)}{WHERE}{reason}; it must be {wanted(setting)}."
-
-
-def unknown(name: str) -> str:
-    # Without the prefix, which makes all names alike.
-    near = difflib.get_close_matches(name[len(PREFIX) :], [row.field for row in rows().values()], n=1, cutoff=0.6)
-    hint = f"did you mean {PREFIX}{near[0]}?" if near else "docs/settings.md lists all settings."
-    return f"{name}{WHERE} is not a setting of nanochat.ddp; {hint}"
 
 
 def defaults(profile: str) -> Values:
@@ -121,8 +114,14 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
         for problem in problems:
             having.setdefault(problem, []).append(host)
     run_given, differing = _agree(given)
-    if having or differing:
-        raise PlanError([_of_hosts(problem, names, len(hosts)) for problem, names in having.items()] or differing)
+    found = []
+    for problem, names in having.items():
+        # A wrong group variable is a problem of all.
+        where = " on every host" if len(names) == len(hosts) > 1 else " on " + ", ".join(names)
+        host = names[0] if len(names) == 1 else ""
+        found.append(finding("setting-refused", host, problem.replace(WHERE, where).rstrip(".")))
+    if found or differing:
+        raise PlanError(found or differing)
     values = defaults(run_given.get("ddp_profile", "smoke"))
     each = {host: settings_table.HostSettings(**_fields({**values, **own}, HOST)) for host, own in given.items()}
     return Asked(
@@ -130,12 +129,6 @@ def resolve(hosts: Sequence[tuple[str, Mapping[str, Any]]]) -> Asked:
         each,
         frozenset(name for own in given.values() for name in own),
     )
-
-
-def _of_hosts(problem: str, names: Sequence[str], hosts: int) -> Finding:
-    """A problem that these hosts share, for example a wrong group variable."""
-    where = " on every host" if len(names) == hosts > 1 else " on " + ", ".join(names)
-    return finding("setting-refused", names[0] if len(names) == 1 else "", problem.replace(WHERE, where).rstrip("."))
 
 
 def _fields(values: Values, scope: str) -> Values:
@@ -198,21 +191,20 @@ def _as_str(value: Any) -> str:
 
 
 def _as_list(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = _list_in(value) if value.lstrip().startswith("[") else [value]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        # From -e, in JSON or with single quotes.
+        text = value.strip()
+        for parse in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                value = parse(text)
+                break
+        else:
+            raise ValueError("not a list")
+    elif isinstance(value, str):
+        value = [value]
     if not isinstance(value, (list, tuple)) or any(isinstance(item, (list, dict)) for item in value):
         raise ValueError("not a list of words")
     return tuple(str(item) for item in value)
-
-
-def _list_in(text: str) -> Any:
-    """Parse a list from -e, in JSON or with single quotes."""
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            return parse(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-    raise ValueError("not a list")
 
 
 def _as_dict(value: Any) -> dict[str, str]:
@@ -271,25 +263,13 @@ def convert(setting: Setting, value: Any) -> Any:
             raise ValueError(f"at most {most}")
         if setting.name.endswith("_port") and result > 65535:
             raise ValueError("no such port")
-    if setting.kind in ("str", "list", "dict"):
-        check_texts(setting, result)
-    return result
-
-
-def check_texts(setting: Setting, value: Any) -> None:
-    """Refuse what no path or name can contain, and credentials that are no secret variable; values of variables are checked where
-    they are written."""
-    texts = [value] if isinstance(value, str) else list(value)
-    try:
-        for text in texts:
-            text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        texts = ["\0"]
-    if any("\0" in text for text in texts):
+    # Values of variables are checked where they are written.
+    texts = [result] if isinstance(result, str) else list(result) if setting.kind in ("list", "dict") else []
+    if any(re.search("[\0\ud800-\udc7f\udd00-\udfff]", text) for text in texts):
         raise ValueError("a NUL byte or a lone surrogate, which paths and names cannot contain")
-    shown = list(value.values()) if isinstance(value, dict) else texts
-    if setting.name != SECRET and any(map(has_credentials, shown)):
+    if setting.name != SECRET and any(map(has_credentials, result.values() if setting.kind == "dict" else texts)):
         raise ValueError(NO_CREDENTIALS)
+    return result
 
 
 def is_unset(value: Any) -> bool:

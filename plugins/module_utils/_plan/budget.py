@@ -17,10 +17,9 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .._contract.document import number, section
-from .._contract.plan import Model, Plan
+from .._contract.plan import Model
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, RunSettings
-from .._contract.training import Launched
 from .._kit.words import bytes_text, clock_text, plural, seconds_text, table
 from .._rules.model_size import parameters
 from .._rules.schedule import EVAL_SHARE, REFERENCE_DEPTH, SAVE_RATE, auto_batch_size
@@ -119,24 +118,17 @@ def fit_model(
     late = list(problems(run, hosts, since, clock.began))
     if not (run.budget or run.finish_by) or late:
         return asked, None, late
-    kept = kept_model(hosts) if since else {}
-    if kept:
-        return with_model(asked, run, kept), None, []
+    for host in hosts if since else ():
+        kept = {name: number(host.kept, name) for name in ("total_batch", "iterations")}
+        kept["depth"] = number(section(section(host.kept, "lineage"), "model"), "depth")
+        # No host can make a plan that is never finished.
+        if all(0 < value <= MOST_KEPT for value in kept.values()) and kept["depth"] <= max(DEPTHS) * 25:
+            return with_model(asked, run, kept), None, []
     left = deadline(run, since or clock.began) - clock.now
     choice = choose(asked, hosts, left)
     few = f"Of {run.finish_by or run.budget} {seconds_text(max(0.0, left))} are left now, too few to train, save and collect"
     short = [f"{few}; give more time"] if choice.seconds < LEAST_SECONDS else []
     return with_model(asked, choice.taken.run, {}), choice, short
-
-
-def with_end(launched: Launched, run: RunSettings, plan: Plan, clock: Clock) -> Launched:
-    """The training, with its end if it is timed."""
-    if "timed" not in plan["training"]:
-        return launched
-    begun = launched["begun"] or round(clock.began)
-    # The trainer must be over early enough for the whole command to meet the deadline.
-    ends = round(deadline(run, begun) - collect_seconds(run, plan["model"]))
-    return {**launched, "begun": begun, "ends": ends}
 
 
 def problems(run: RunSettings, hosts: Sequence[Host], begun: float, now: float) -> Iterator[str]:
@@ -217,22 +209,17 @@ def row_of(run: RunSettings, hosts: Sequence[Host]) -> Row:
     passes = run.total_batch / run.sequence / run.device_batch
     alone = {name: speed.alone(passes) if speed else None for name, speed in speeds.items()}
     known = [speed for speed in speeds.values() if speed is not None]
-    together = step_seconds(run, model, known, hosts) if len(known) == len(hosts) else None
-    return Row(run, model, needed, all(needed <= one for one in room), alone, together)
-
-
-def step_seconds(run: RunSettings, model: Model, speeds: Sequence[Speed], hosts: Sequence[Host]) -> Optional[float]:
-    """Seconds of a step, with rows by speed and the plan's ddp_sync; None if the link was never measured."""
+    row = Row(run, model, needed, all(needed <= one for one in room), alone, None)
     link = links_of([host.measured for host in hosts])
-    if link is None and len(hosts) > 1:
-        return None
+    if len(known) < len(hosts) or (link is None and len(hosts) > 1):
+        return row
+    # With rows by speed, and the ddp_sync that the plan would have.
+    rows = share_rows(max(run.total_batch // run.sequence, len(hosts)), [1 / speed.pass_seconds for speed in known])
+    job = StepJob(tuple(speeds), tuple(rows), model, run.total_batch, run.device_batch, run.sync == AUTO)
     head = "whole" if run.min_hosts and run.head == AUTO else run.head
-    rows = share_rows(max(run.total_batch // run.sequence, len(speeds)), [1 / speed.pass_seconds for speed in speeds])
-    names = tuple(speed.host for speed in speeds)
-    job = StepJob(names, tuple(rows), model, run.total_batch, run.device_batch, run.sync == AUTO)
     job = job.with_sync("exact" if run.sync == AUTO else run.sync, head)
-    best = choose_sync(job, speeds, link, rows)
-    return predict(job.with_sync(best, head) if best else job, speeds, link, rows).seconds
+    best = choose_sync(job, known, link)
+    return row._replace(together=predict(job.with_sync(best, head) if best else job, known, link).seconds)
 
 
 def choose(asked: Asked, hosts: Sequence[Host], left: float) -> ModelChoice:
@@ -271,16 +258,6 @@ def with_model(asked: Asked, run: RunSettings, kept: Mapping[str, int]) -> Asked
     return dataclasses.replace(asked, run=dataclasses.replace(run, **left_open))
 
 
-def kept_model(hosts: Sequence[Host]) -> Dict[str, int]:
-    """Depth, batch and estimated steps of the resumed run; empty if there is none."""
-    for host in hosts:
-        found = {name: number(host.kept, name) for name in ("total_batch", "iterations")}
-        found["depth"] = number(section(section(host.kept, "lineage"), "model"), "depth")
-        if all(0 < value <= MOST_KEPT for value in found.values()) and found["depth"] <= max(DEPTHS) * 25:
-            return found
-    return {}
-
-
 def render(choice: ModelChoice, end: Optional[float]) -> str:
     """The table around the chosen row, and the reason."""
     taken = choice.taken
@@ -288,7 +265,23 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
     head = ["depth", "parameters", "tokens", "a parameter", "steps", "batch"]
     head += [f"{host} alone" for host in taken.alone] + ["together", "memory", "gets in time"]
     lines = ["What fits the time (parameters of matrices and head; hours for the wanted tokens)"]
-    lines += table(head, [cells(row, choice) for row in choice.rows[max(0, at - 2) : at + 3]])
+    cells = []
+    for row in choice.rows[max(0, at - 2) : at + 3]:
+        run, times = row.run, [*row.alone.values(), row.together]
+        hours = ["not measured" if step is None else f"{step * run.iterations / 3600:.2g} h" for step in times]
+        gets = "?" if row.together is None else f"{row.ratio * row.share(choice.seconds):.3g} a parameter"
+        name = f"{run.depth}{' *' if run.depth == taken.run.depth else ''}"
+        tokens = f"{run.iterations * run.total_batch / 1e6:.0f}M"
+        sizes = [
+            name,
+            f"{row.parameters / 1e6:.1f}M",
+            tokens,
+            f"{row.ratio:.1f}",
+            str(run.iterations),
+            str(run.total_batch),
+        ]
+        cells.append([*sizes, *hours, bytes_text(row.memory_bytes), gets if row.fits_memory else "no memory"])
+    lines += table(head, cells)
     when = "ends after the steps of ddp_iterations" if end is None else f"ends at {clock_text(end)}"
     lines.append(f"  {when}; takes depth {taken.run.depth}: {choice.why}")
     if taken.together is not None:
@@ -297,21 +290,3 @@ def render(choice: ModelChoice, end: Optional[float]) -> str:
         if any(row.run.depth != choice.measured_depth for row in choice.rows):
             lines += [f"  measured at depth {choice.measured_depth}; other depths are scaled by their FLOPs per token"]
     return "\n".join(lines)
-
-
-def cells(row: Row, choice: ModelChoice) -> list[str]:
-    """A line of the table."""
-    run, times = row.run, [*row.alone.values(), row.together]
-    hours = ["not measured" if step is None else f"{step * run.iterations / 3600:.2g} h" for step in times]
-    gets = "?" if row.together is None else f"{row.ratio * row.share(choice.seconds):.3g} a parameter"
-    return [
-        f"{run.depth}{' *' if run.depth == choice.taken.run.depth else ''}",
-        f"{row.parameters / 1e6:.1f}M",
-        f"{run.iterations * run.total_batch / 1e6:.0f}M",
-        f"{row.ratio:.1f}",
-        str(run.iterations),
-        str(run.total_batch),
-        *hours,
-        bytes_text(row.memory_bytes),
-        gets if row.fits_memory else "no memory",
-    ]

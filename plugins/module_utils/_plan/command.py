@@ -12,7 +12,7 @@ from typing import Dict, Sequence
 
 from .._contract import politeness
 from .._contract.command_line import rank_environ
-from .._contract.plan import Keeper, Node, Plan
+from .._contract.plan import Node, Plan
 from .._contract.settings_table import RunSettings, rows
 from . import stages
 from .decided import Decided
@@ -110,16 +110,6 @@ def flags_in(words: Sequence[str]) -> tuple[Flags, list[str]]:
 def tracker_uri(run: RunSettings) -> str | None:
     """The address at which ranks on the tracker's host reach it; None without MLflow."""
     return f"http://127.0.0.1:{run.tracker_port}" if run.tracker == "mlflow" else None
-
-
-def keeper(run: RunSettings, hosts: int) -> Keeper:
-    """The plan's section for keepers."""
-    return {
-        "restarts": run.restarts,
-        "min_hosts": run.min_hosts or hosts,
-        "grace_seconds": run.grace,
-        "survive_reboot": run.survive_reboot,
-    }
 
 
 def keeper_ports(run: RunSettings, hosts: int) -> list[int]:

@@ -9,7 +9,7 @@ The settings themselves stay as the user wrote them; the plan document is made f
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
@@ -22,8 +22,6 @@ from .shares import FOLLOWING, HostShares
 from .step_model import (
     NEARLY_AS_FAST,
     PRECISIONS,
-    Link,
-    Speed,
     StepJob,
     choose_sync,
     fastest_precision,
@@ -84,12 +82,6 @@ def decide_restarts(asked: Asked) -> int:
     return asked.run.restarts if can or is_set(asked, "restarts") else 0
 
 
-def decide_batch_split(asked: Asked) -> str:
-    """Only our own trainer supports unequal shares."""
-    split = asked.run.batch_split
-    return "equal" if split == AUTO and asked.run.trainer_source != "ours" else split
-
-
 def decide(
     asked: Asked,
     matmul: str,
@@ -132,7 +124,7 @@ def decide(
         rows=rows,
         head_parts=tuple(shared.head_parts.get(host.name, 1) for host in by_rank),
         head_open=job.head_open,
-        rebalance=ours and world > 1 and decide_batch_split(asked) in FOLLOWING,
+        rebalance=ours and world > 1 and run.batch_split in FOLLOWING,
     )
 
 
@@ -146,25 +138,19 @@ def decide_sync_and_head(asked: Asked, job: StepJob, by_rank: Sequence[Host], ma
     stays_whole = run.head == AUTO and may_lose_hosts
     wanted = "whole" if stays_whole or not ours else run.head
     job = job.with_sync((kept or "exact") if run.sync == AUTO else run.sync, wanted)
-    known = _measured(by_rank, job) if ours else None
-    best = choose_sync(job, *known, job.rows) if known and not kept else None
+    # Only what was measured with this model counts.
+    measured = [host.measured for host in by_rank]
+    is_same = all((one.get("model"), one.get("device_batch")) == (job.model, job.device_batch) for one in measured)
+    speeds = speeds_of(job.hosts, dict(zip(job.hosts, measured))) if ours and is_same and job.world > 1 else []
+    if not speeds:
+        return job
+    link = links_of(measured)
+    best = None if kept else choose_sync(job, speeds, link)
     job = job.with_sync(best, wanted) if best else job
-    if stays_whole and known:
-        seconds = {
-            head: predict(dataclasses.replace(job, head=head), *known, job.rows).seconds for head in ("shared", "whole")
-        }
-        if seconds["shared"] < NEARLY_AS_FAST * seconds["whole"]:
+    if stays_whole:
+        shared, whole = (
+            predict(dataclasses.replace(job, head=head), speeds, link).seconds for head in ("shared", "whole")
+        )
+        if shared < NEARLY_AS_FAST * whole:
             return job.with_sync(job.sync, AUTO)
     return job
-
-
-def _measured(by_rank: Sequence[Host], job: StepJob) -> Optional[Tuple[List[Speed], Optional[Link]]]:
-    """The measured speeds and slowest link of these hosts with this model; None if one is missing."""
-    found = {host.name: host.measured for host in by_rank}
-    speeds = speeds_of(job.hosts, found)
-    is_same = all(
-        (one.get("model"), one.get("device_batch")) == (job.model, job.device_batch) for one in found.values()
-    )
-    if len(by_rank) < 2 or not speeds or not is_same:
-        return None
-    return speeds, links_of(list(found.values()))

@@ -12,11 +12,12 @@ from .._contract import lineage
 from .._contract.findings import Finding, finding
 from .._contract.findings_table import INFO, WARNING
 from .._contract.plan import Node, Plan, open_ports
+from .._contract.politeness import GUEST
 from .._contract.settings_table import AUTO
 from .._contract.versions import MADE_PYTHON, VENV_BYTES
 from .._kit.ownership import WITHOUT_MODES
 from .._kit.processes import is_check
-from .._kit.words import NO_PYTHON, bytes_text, plain_reason
+from .._kit.words import NO_PYTHON, bytes_text, named, plain_reason
 from .hosts import Host, neighbours, same_machine, same_network_stack
 from .interpreters import made_python, pythons
 from .others import other_training, port_held
@@ -47,10 +48,20 @@ def check_hosts(hosts: Sequence[Host], plan: Plan) -> tuple[list[Finding], list[
         obstacles += folder(host, node, hosts)
         obstacles += environment(host, node, plan["trainer"]["torch"])
         obstacles += ports(host, node, plan)
-        obstacles += memory(host, node, hosts)
+        total, count = host.fact("memory", "total") or 0, neighbours(host, hosts)
+        if (need := node["memory_bytes"] * count) > total * MEMORY_SHARE:
+            among = f"{count} nodes there need" if count > 1 else "its rank needs"
+            seen = f"{host.name} has {bytes_text(total)} of memory, but {among} about {bytes_text(need)}"
+            obstacles.append(finding("memory-short", host.name, seen))
         findings += remarks(host, node, hosts, nodes)
     obstacles += architectures(hosts, plan["trainer"].get("joined", False))
-    findings += compilers(hosts, nodes)
+    wanting = [host for host in hosts if nodes[host.name]["flags"].get("kernels") == AUTO]
+    if bare := [host.name for host in wanting if host.fact("cpu", "compiler") is False]:
+        findings.append(finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH"))
+    for host in hosts:
+        if host.polite == GUEST and (blind := host.fact("usage", "blind")):
+            seen = f"{host.name} cannot tell {named(blind)}, so that never makes it leave"
+            findings.append(finding("guest-blind", host.name, seen))
     return obstacles, findings
 
 
@@ -99,7 +110,13 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
         seen = f"ddp_base_dir is {base} on {host.name}, but {disk['exposed']}"
         yield finding("folder-refused", host.name, seen, remedy=CLOSE_IT)
     sharing = [other for other in hosts if same_machine(host, other) and other.fact("disk", "device") == disk["device"]]
-    need = needed_bytes(host, node) * len(sharing)
+    # What is there already needs no room.
+    venv = host.fact("python", "venv") or {}
+    elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
+    need = node["disk_bytes"] + (0 if venv.get("exists") or elsewhere else VENV_BYTES)
+    need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
+    need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
+    need = max(0, need) * len(sharing)
     if disk["writable"] and need > disk["free"]:
         among = f" for {len(sharing)} nodes" if len(sharing) > 1 else ""
         seen = (
@@ -108,23 +125,16 @@ def folder(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
         )
         yield finding("disk-short", host.name, seen)
     for other in hosts:
-        if other.name < host.name and other.probe and shares_folder(host, other):
-            where = f"both nodes run on one machine and use {base}"
-            if not same_machine(host, other):
-                where = f"both see the same folder {base} on {disk['source']}"
+        if other.name >= host.name or not other.probe or other.probe["disk"]["real_path"] != disk["real_path"]:
+            continue
+        on_one, its = same_machine(host, other), other.probe["disk"]
+        if its["device"] == disk["device"] if on_one else disk["network"] and its["source"] == disk["source"]:
+            where = f"both see the same folder {base} on {disk['source']}"
+            if on_one:
+                where = f"both nodes run on one machine and use {base}"
             seen = f"ddp_base_dir of {other.name} and {host.name}: {where}, so they would overwrite each other's files"
             remedy = "Give each its own, for example by including {{ inventory_hostname }}."
             yield finding("folder-refused", host.name, seen, remedy=remedy)
-
-
-def needed_bytes(host: Host, node: Node) -> int:
-    """Further room that the node's run needs on the disk of its base folder."""
-    disk, venv = host.probe["disk"], host.fact("python", "venv") or {}
-    elsewhere = venv.get("disk", {}).get("device", disk["device"]) != disk["device"]
-    need = node["disk_bytes"] + (0 if venv.get("exists") or elsewhere else VENV_BYTES)
-    need -= sum(entry["bytes"] for entry in host.fact("data") or [] if f"/{entry['id']}" in node["data_dir"])
-    need -= len(host.fact("run", "checkpoints") or []) * node["checkpoint_bytes"]
-    return max(0, int(need))
 
 
 def environment(host: Host, node: Node, torch: str) -> Iterator[Finding]:
@@ -153,16 +163,6 @@ def environment(host: Host, node: Node, torch: str) -> Iterator[Finding]:
         yield finding("venv-refused", host.name, seen, remedy=remedy)
 
 
-def shares_folder(host: Host, other: Host) -> bool:
-    """Two nodes with the same folder: on one machine, or over the network."""
-    one, two = host.probe["disk"], other.probe["disk"]
-    if one["real_path"] != two["real_path"]:
-        return False
-    if same_machine(host, other):
-        return bool(one["device"] == two["device"])
-    return bool(one["network"] and one["source"] == two["source"])
-
-
 def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
     """Findings about foreign processes on the rendezvous port (on the master) or a keeper's port."""
     wanted = open_ports(plan, node)
@@ -173,16 +173,6 @@ def ports(host: Host, node: Node, plan: Plan) -> Iterator[Finding]:
         if holder["port"] in wanted and not is_own:
             name = "ddp_port" if holder["port"] == plan["master"]["port"] else "ddp_keeper_port"
             yield port_held(host.name, name, holder)
-
-
-def memory(host: Host, node: Node, hosts: Sequence[Host]) -> Iterator[Finding]:
-    total = host.fact("memory", "total") or 0
-    count = neighbours(host, hosts)
-    need = node["memory_bytes"] * count
-    if need > total * MEMORY_SHARE:
-        nodes = f"{count} nodes there need" if count > 1 else "its rank needs"
-        seen = f"{host.name} has {bytes_text(total)} of memory, but {nodes} about {bytes_text(need)}"
-        yield finding("memory-short", host.name, seen)
 
 
 def architectures(hosts: Sequence[Host], joined: bool) -> Iterator[Finding]:
@@ -201,17 +191,6 @@ def architectures(hosts: Sequence[Host], joined: bool) -> Iterator[Finding]:
         yield finding("architecture-differs", first, seen, remedy=remedy)
 
 
-def compilers(hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    """One finding about all hosts that cannot build the kernels."""
-    bare = [
-        host.name
-        for host in hosts
-        if nodes[host.name]["flags"].get("kernels") == AUTO and host.fact("cpu", "compiler") is False
-    ]
-    if bare:
-        yield finding("no-compiler", ", ".join(bare), "none of cc, gcc and clang is in the PATH")
-
-
 def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> Iterator[Finding]:
     """Findings that do not prevent a run; most once per machine."""
     fstype = host.fact("disk", "fstype")
@@ -224,7 +203,14 @@ def remarks(host: Host, node: Node, hosts: Sequence[Host], nodes: Mapping[str, N
     if here[0].name != host.name:
         return
     if node["python"] == made_python(node["base_dir"]):
-        yield about_python(host, node)
+        seen = f"{host.name} has no Python 3.10 or newer of its own (it has {host.fact('python', 'version')}): "
+        if node["python"] in [entry["executable"] for entry in pythons(host)]:
+            seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
+        else:
+            seen += (
+                f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
+            )
+        yield finding("python-made", host.name, seen)
     reached = [f"{other.name} (reached at {other.reach})" for other in here if other.reach]
     if len(reached) > 1:
         yield finding("one-machine-twice", host.name, f"{' and '.join(reached)} are one machine")
@@ -253,17 +239,6 @@ def threads_over_cores(host: Host, here: Sequence[Host], threads: int) -> Iterat
     elif threads > cores and threads > len(here):
         seen = f"{threads} threads on {cores} cores, shown as {processors} processors"
         yield finding("threads-over-cores", host.name, seen, severity=INFO)
-
-
-def about_python(host: Host, node: Node) -> Finding:
-    """Our own Python is used there, or will be."""
-    own = host.fact("python", "version")
-    seen = f"{host.name} has no Python 3.10 or newer of its own (it has {own}): "
-    if node["python"] in [entry["executable"] for entry in pythons(host)]:
-        seen += f"the trainer uses {MADE_PYTHON}, installed in {node['python']}"
-    else:
-        seen += f"uv installs {MADE_PYTHON} once below {node['base_dir']}/python, downloading about 35 MB from GitHub"
-    return finding("python-made", host.name, seen)
 
 
 def lost_checkpoints(hosts: Sequence[Host], plan: Plan) -> Iterator[Finding]:

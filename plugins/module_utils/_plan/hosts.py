@@ -13,12 +13,12 @@ from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 from .._contract import validate
 from .._contract.findings import Finding, finding
+from .._contract.politeness import LOW, OFF
 from .._contract.probe import Route
-from .._contract.settings_table import HostSettings
+from .._contract.settings_table import AUTO, HostSettings
 from .._kit.words import plural
 
 USABLE = ("wired", "wifi")
-Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Interface = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
@@ -41,14 +41,20 @@ class Host(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
-    def kept_fact(self, name: str) -> Any:
-        """This host's own entry in a fact of the resumed run, None if unknown."""
-        return (self.kept.get(name) or {}).get(self.name)
+    @property
+    def kept_share(self) -> Mapping[str, Any]:
+        """This host's share of the resumed run; empty if it had none."""
+        return (self.kept.get("shares") or {}).get(self.name) or {}
 
     @property
-    def has_begun(self) -> bool:
-        """Whether this host has taken part in the resumed run."""
-        return self.kept_fact("rows") is not None
+    def polite(self) -> str:
+        """off, low or guest. A resumed run keeps auto's first result, so that a login does not restart it."""
+        if self.settings.polite != AUTO:
+            return self.settings.polite
+        kept = self.kept_share.get("polite")
+        if kept in (OFF, LOW):
+            return str(kept)
+        return LOW if self.fact("usage", "graphical") else OFF
 
 
 def home_expanded(path: str, host: Host) -> str:
@@ -94,11 +100,8 @@ def ranks(hosts: Sequence[Host]) -> tuple[dict[str, int], list[Finding]]:
 
 def same_network_stack(one: Host, other: Host) -> bool:
     """Whether two nodes see the same interfaces. Containers share the kernel's boot id but have separate stacks."""
-    boot = one.fact("host", "boot_id")
-    return bool(boot) and (boot, one.fact("host", "network_namespace")) == (
-        other.fact("host", "boot_id"),
-        other.fact("host", "network_namespace"),
-    )
+    spaces = [host.fact("host", "network_namespace") for host in (one, other)]
+    return same_machine(one, other) and spaces[0] == spaces[1]
 
 
 def same_machine(one: Host, other: Host) -> bool:
@@ -131,12 +134,6 @@ class NetworkInterface(NamedTuple):
     def kind_in_words(self) -> str:
         words = {"overlay": "an overlay network", "bridge": "a bridge for virtual machines or containers"}
         return words.get(self.kind, f"a {self.kind} interface") + ("" if self.up else " and down")
-
-    def is_quicker(self, other: NetworkInterface) -> bool:
-        """Whether it is the better one: a cable is steadier than Wi-Fi, whatever its speed."""
-        if (self.kind, other.kind) == ("wired", "wifi"):
-            return True
-        return self.kind == other.kind and self.speed > (other.speed or 10**9)
 
 
 def nics_of(host: Host) -> list[NetworkInterface]:
@@ -177,11 +174,15 @@ class EndpointChooser:
         if address is not None:
             nic = self.nic_with(host, address, name)
         else:
-            nic = self.routed_nic(host) if name is None else self.nic_named(host, name)
+            nic = self.nic_named(host, name) if name else self.routed_nic(host)
         if nic is None:
             return Endpoint(None, None)
         self.remark(host, nic)
-        return Endpoint(nic.name, address or self.address_of(host, nic))
+        # The route's address, or else the first, IPv4 before IPv6.
+        own = [str(one.ip) for one in nic.interfaces]
+        sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
+        known = [*(source for source in sources if source in own), *own]
+        return Endpoint(nic.name, address or min(known, key=lambda text: ":" in text))
 
     def refuse(self, host: str, seen: str, remedy: str | None = None) -> None:
         self.problems.append(finding("address-refused", host, seen, remedy=remedy))
@@ -225,9 +226,9 @@ class EndpointChooser:
 
     def routed_nic(self, host: Host) -> NetworkInterface | None:
         """The interface that packets to the peers really use; an overlay or bridge only if requested."""
-        by_name = {nic.name: nic for nic in self.nics[host.name]}
-        used = [nic for entry in routes_of(host) if (nic := by_name.get(entry["nic"] or ""))]
-        usable = [nic for nic in self.nics[host.name] if nic.is_usable]
+        nics = self.nics[host.name]
+        used = [nic for entry in routes_of(host) for nic in nics if nic.name == entry["nic"]]
+        usable = [nic for nic in nics if nic.is_usable]
         # For a single host, or if the default route is the only one.
         found = next((nic for nic in used if nic.is_usable), None) or self.shared_nic(host)
         if found or len(usable) == 1:
@@ -245,24 +246,15 @@ class EndpointChooser:
 
     def shared_nic(self, host: Host) -> NetworkInterface | None:
         """An interface in a network that every other host can use too, cable before Wi-Fi."""
-        usable = [nic for nic in self.nics[host.name] if nic.is_usable]
-        others = [other.name for other in self.hosts if other.name != host.name]
-        for nic in sorted(usable, key=lambda nic: (USABLE.index(nic.kind), -nic.speed)):
+        usable = {name: [nic for nic in nics if nic.is_usable] for name, nics in self.nics.items()}
+        addresses = {name: [one.ip for nic in nics for one in nic.interfaces] for name, nics in usable.items()}
+        others = [of_host for name, of_host in addresses.items() if name != host.name]
+        for nic in sorted(usable[host.name], key=lambda nic: (USABLE.index(nic.kind), -nic.speed)):
             networks = [one.network for one in nic.interfaces]
-            if all(self.is_within(networks, other) for other in others):
+            # An address of the other family is in no network.
+            if all(any(ip in network for ip in of_host for network in networks) for of_host in others):
                 return nic
         return None
-
-    def is_within(self, networks: Sequence[Network], host: str) -> bool:
-        own = [one for nic in self.nics[host] if nic.is_usable for one in nic.interfaces]
-        return any(one.version == network.version and one.ip in network for one in own for network in networks)
-
-    @staticmethod
-    def address_of(host: Host, nic: NetworkInterface) -> str:
-        """The interface's address: the route's, or else the first, IPv4 before IPv6."""
-        own = [str(one.ip) for one in nic.interfaces]
-        sources = [str(entry.get("source")) for entry in routes_of(host) if entry.get("nic") == nic.name]
-        return min([*(source for source in sources if source in own), *own], key=lambda address: ":" in address)
 
     def remark(self, host: Host, nic: NetworkInterface) -> None:
         """Add findings about the choice."""
@@ -270,7 +262,15 @@ class EndpointChooser:
             self.findings.append(finding("nic-wifi", host.name, f"{nic.name} is a Wi-Fi interface"))
         elif nic.kind not in (*USABLE, "loopback"):
             self.findings.append(finding("nic-overlay", host.name, f"{nic.name} is {nic.kind_in_words()}"))
-        faster = [one for one in self.nics[host.name] if one.is_usable and one.is_quicker(nic)]
+        # A cable is steadier than Wi-Fi, whatever its speed.
+        faster = [
+            one
+            for one in self.nics[host.name]
+            if one.is_usable
+            and (
+                (one.kind, nic.kind) == ("wired", "wifi") or (one.kind == nic.kind and one.speed > (nic.speed or 10**9))
+            )
+        ]
         if faster:
             names = ", ".join(f"{one.name} ({one.in_words()})" for one in faster)
             seen = f"the peers are reached over {nic.name} ({nic.in_words()}) while {names} is up"

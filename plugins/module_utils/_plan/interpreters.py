@@ -43,14 +43,14 @@ def choose(host: Host, hosts: Sequence[Host], base: str, offline: bool) -> tuple
     each = [{version_of(entry) for entry in pythons(other)} for other in hosts if other.probe]
     common = set.intersection(*each) if each else set()
     used = host.fact("python", "version")
-    best = min(pythons(host), key=lambda entry: preference(entry, common, used), default=None)
+
+    def preference(entry: Python) -> tuple[bool, bool, bool, int]:
+        """One that all hosts have, packages surely exist for, and Ansible uses there."""
+        version = version_of(entry)
+        place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
+        return version not in common, version not in PYTHONS, entry["version"] != used, place
+
+    best = min(pythons(host), key=preference, default=None)
     if best:
         return str(best["executable"]), "%d.%d" % version_of(best)
     return (made_python(base), MADE_PYTHON) if host.probe and not offline else (None, None)
-
-
-def preference(entry: Python, common: set[tuple[int, int]], used: str | None) -> tuple[bool, bool, bool, int]:
-    """Sort key: common to all hosts, packages surely exist for it, used by Ansible there."""
-    version = version_of(entry)
-    place = PYTHONS.index(version) if version in PYTHONS else len(PYTHONS)
-    return version not in common, version not in PYTHONS, entry["version"] != used, place

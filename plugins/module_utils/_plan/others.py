@@ -38,7 +38,8 @@ def port_held(host: str, setting: str, holder: PortHolder) -> Finding:
 
 def other_training(host: str, strangers: Sequence[TrainingProcess]) -> Finding:
     """Others train on the host; names the first few."""
-    top = ancestors(strangers)
+    pids = {one["pid"] for one in strangers}
+    top = [one for one in strangers if one.get("parent") not in pids]
     named = list(dict.fromkeys(described(one) for one in top))
     seen = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
     stops = dict.fromkeys(how_to_stop(one) for one in top)
@@ -56,19 +57,11 @@ def described(process: Process) -> str:
     if process.get("run"):
         return f"the run {process['run']} of {process['user']} trains there (process {process['pid']})"
     what = "another run of nanochat.ddp, " if is_ours(process) else ""
-    return f"{what}process {process['pid']} of {process['user']} ({shortened(process['command'] or '')})"
+    command = process["command"] or ""
+    command = command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
+    return f"{what}process {process['pid']} of {process['user']} ({command})"
 
 
 def how_to_stop(process: Process) -> str:
     run = process.get("run") or "NAME"
     return f"Stop it as {process['user']}: ansible-playbook nanochat.ddp.stop -i INVENTORY -e ddp_run={run}"
-
-
-def shortened(command: str) -> str:
-    return command if len(command) <= LONGEST_COMMAND else command[: LONGEST_COMMAND - 3] + "..."
-
-
-def ancestors(processes: Sequence[TrainingProcess]) -> list[TrainingProcess]:
-    """The processes from which the others descend."""
-    pids = {process["pid"] for process in processes}
-    return [process for process in processes if process.get("parent") not in pids]

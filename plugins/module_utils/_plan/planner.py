@@ -15,7 +15,8 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from .._contract.command_line import rank_argv
 from .._contract.document import digest_of, section
 from .._contract.findings import Finding, PlanError
-from .._contract.plan import Controller, Given, Here, Node, Plan, Ports, Trainer, Training
+from .._contract.plan import Given, Here, Node, Plan, Ports, Trainer, Training
+from .._contract.politeness import GUEST
 from .._contract.settings import Asked
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
@@ -27,16 +28,15 @@ from . import (
     host_checks,
     interpreters,
     model_size,
-    polite,
     settings_checks,
     shares,
     source_checks,
     stages,
     trainings,
 )
-from .decided import Decided, decide, decide_batch_split, decide_matmul
+from .decided import Decided, decide, decide_matmul
 from .hosts import Endpoint, EndpointChooser, Host, home_expanded, ranks
-from .questions import is_git, of_controller, read
+from .questions import controller_settings, is_git, read
 from .step_model import with_precision
 
 FORMAT = 1
@@ -49,7 +49,7 @@ class PlanOutcome(NamedTuple):
 
     plan: Plan
     findings: list[Finding]
-    controller: Controller
+    controller: dict[str, object]
     training: Launched
     budget: Optional[budget.ModelChoice]
     text_bytes: Optional[int]  # the size of the text to train on, if that is known
@@ -81,15 +81,23 @@ def make_plan(
     With `tolerant`, obstacles to a start are only findings, and a host may lack its probe: enough to see a
     run and to stop it. The clock only counts for a run that has a time to end at. Raises PlanError with all problems at once.
     """
-    asked, here = read(hosts), here or {}
-    known, training, base = hosts_and_trainings(asked, hosts, measured or {})
+    asked, here, measured = read(hosts), here or {}, measured or {}
+    known = []
+    for host in hosts:
+        name, probe = host["name"], host.get("probe") or {}
+        found = measured[name] if name in measured else section(probe, "measured")
+        kept = {} if asked.run.fresh else section(probe, "run")
+        error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
+        known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
+    training = trainings.choose(known, stages.run_name(asked.run))
+    base = trainings.choose(known, stages.base_name(asked.run), "base_run")
     matmul, tried = decide_matmul(asked, known)
     known = [host._replace(measured=with_precision(host.measured, matmul)) for host in known]
     since = training.taken.begun if training.taken and not asked.run.fresh else 0
     asked, choice, late = budget.fit_model(asked, known, since, clock)
     run, shape = asked.run, model_size.shape_of(asked.run)
     order, of_ranks = ranks(known)
-    shared = shares.shared_out(asked, decide_batch_split(asked), known)
+    shared = shares.shared_out(asked, known)
     by_rank = sorted(known, key=lambda host: order.get(host.name, len(known)))
     decided = decide(asked, matmul, tried, shape, by_rank, known, shared)
     refused = [settings_checks.refused(one) for one in (*late, *settings_checks.problems(asked, known, shape, decided))]
@@ -108,25 +116,16 @@ def make_plan(
     ]
     if problems or (obstacles and not tolerant):
         raise PlanError([*problems, *(() if tolerant else obstacles)])
-    findings = [*chooser.findings, *seen, *polite.findings(known)]
-    findings += [*source_checks.commit(run.trainer_source, here), *obstacles]
-    launched = budget.with_end(trainings.launched(known, plan, training, base, run.fresh), run, plan, clock)
-    return PlanOutcome(plan, findings, of_controller(run), launched, choice, data_set.text_bytes(run, known, plan))
-
-
-def hosts_and_trainings(
-    asked: Asked, hosts: Sequence[Given], measured: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[Host], trainings.TrainingChoice, trainings.TrainingChoice]:
-    """The hosts with their newest measurement, and the trainings to resume: the run's and its base model's."""
-    known = []
-    for host in hosts:
-        name, probe = host["name"], host.get("probe") or {}
-        found = measured[name] if name in measured else section(probe, "measured")
-        kept = {} if asked.run.fresh else section(probe, "run")
-        error, reach, login = host.get("error") or "", host.get("reach"), host.get("login") or ""
-        known.append(Host(name, asked.hosts[name], probe, error, reach, found, kept, login))
-    training = trainings.choose(known, stages.run_name(asked.run))
-    return known, training, trainings.choose(known, stages.base_name(asked.run), "base_run")
+    findings = [*chooser.findings, *seen, *source_checks.commit(run.trainer_source, here), *obstacles]
+    launched = trainings.launched(known, plan, training, base, run.fresh)
+    if decided.timed:
+        begun = launched["begun"] or round(clock.began)
+        # The trainer must be over early enough for the whole command to meet the deadline.
+        ends = round(budget.deadline(run, begun) - budget.collect_seconds(run, plan["model"]))
+        launched = {**launched, "begun": begun, "ends": ends}
+    return PlanOutcome(
+        plan, findings, controller_settings(run), launched, choice, data_set.text_bytes(run, known, plan)
+    )
 
 
 # The document
@@ -153,7 +152,12 @@ def document(inputs: Inputs) -> Plan:
     if section_of_stage := stages.document(run, inputs.here, decided.ours):
         plan["stage"] = section_of_stage
     if run.restarts:
-        plan["keeper"] = command.keeper(run, len(by_rank))
+        plan["keeper"] = {
+            "restarts": run.restarts,
+            "min_hosts": run.min_hosts or len(by_rank),
+            "grace_seconds": run.grace,
+            "survive_reboot": run.survive_reboot,
+        }
     for rank, host in enumerate(by_rank):
         plan["nodes"].append(node_of(inputs, host, rank, plan))
     plan["digest"] = digest_of(plan)
@@ -239,7 +243,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     python, version = interpreters.choose(host, hosts, base, run.trainer_offline)
     peers = {one.address for name, one in inputs.endpoints.items() if name != host.name} - {None, own.address}
     run_dir = os.path.join(base, "runs", decided.name)
-    rows = decided.rows[rank]
+    rows, parts = decided.rows[rank], len(inputs.by_rank) if run.head == "shared" else 1
     node: Node = {
         "host": host.name,
         "rank": rank,
@@ -262,7 +266,7 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
         "rows": rows,
         "head_share": decided.head_parts[rank],
         "accumulation": -(-rows // run.device_batch),
-        "memory_bytes": memory_bytes(inputs),
+        "memory_bytes": model_size.memory(inputs.shape, run.device_batch, run.sync, decided.ours, parts)["total"],
         "disk_bytes": disk_bytes(inputs),
         "checkpoint_bytes": model_size.checkpoint_bytes(inputs.shape, run.sync),
         "peers": sorted(peer for peer in peers if peer is not None),
@@ -273,18 +277,13 @@ def node_of(inputs: Inputs, host: Host, rank: int, plan: Plan) -> Node:
     }
     if not decided.ours:
         node["join_flags"] = command.join_flags(decided, run_dir)
-    if guest := polite.guest_limits(host):
-        node["guest"] = guest
-    node["env"] = command.env(decided, node, polite.decide(host))
+    if host.polite == GUEST:
+        limits = host.settings
+        node["guest"] = {"hours": limits.hours, "battery_limit": limits.battery_limit, "away_if": limits.away_if}
+    node["env"] = command.env(decided, node, host.polite)
     node["argv"] = rank_argv(plan, node)
     command.add_session(plan, run, node)
     return node
-
-
-def memory_bytes(inputs: Inputs) -> int:
-    run = inputs.decided.run
-    parts = len(inputs.by_rank) if run.head == "shared" else 1
-    return model_size.memory(inputs.shape, run.device_batch, run.sync, inputs.decided.ours, parts)["total"]
 
 
 def disk_bytes(inputs: Inputs) -> int:

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Sequence
 
-from .._contract.plan import Controller, ControllerQuestion, Given, HostQuestion
+from .._contract.plan import ControllerQuestion, Given
 from .._contract.settings import Asked, resolve
 from .._contract.settings_table import RunSettings
 from . import command, source_checks, stages
@@ -22,7 +22,7 @@ def read(hosts: Sequence[Given]) -> Asked:
     return resolve([(host["name"], host["settings"]) for host in hosts])
 
 
-def questions(hosts: Sequence[Given]) -> dict[str, HostQuestion]:
+def questions(hosts: Sequence[Given]) -> dict[str, dict[str, object]]:
     """host_info options for each host: {host: options}. Rejects invalid settings before any host is contacted.
 
     Hosts have the form {name, settings, reach}; reach is how others would address the host, None for this machine.
@@ -63,12 +63,7 @@ def controller_questions(hosts: Sequence[Given]) -> ControllerQuestion:
     }
 
 
-def controller_settings(hosts: Sequence[Given]) -> Controller:
-    """Settings of the controller's own work, for plays without a plan. Rejects invalid settings; hosts as for `questions`."""
-    return of_controller(read(hosts).run)
-
-
-def of_controller(run: RunSettings) -> Controller:
+def controller_settings(run: RunSettings) -> dict[str, object]:
     """Settings of the controller's own work, which are not part of the document."""
     return {"watch": run.watch, "results_dir": run.results_dir, "fresh": run.fresh}
 

@@ -12,11 +12,12 @@ from typing import Iterator, Sequence
 from .._contract import politeness
 from .._contract.findings import Finding, finding
 from .._contract.settings import Asked
-from .._contract.settings_table import AUTO, LAST_SHARD, REMOVED_VARIABLES, RunSettings
+from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABLES, RunSettings, find
 from .._kit import env_file
+from .._kit.words import named
 from .._rules.model_size import SMEAR_CHANNELS, Shape
 from .._rules.ways import JOINED, LEAST_BLOCK, fits
-from . import polite, stages
+from . import stages
 from .command import flag_names, flags_in
 from .decided import Decided
 from .hosts import Host
@@ -27,6 +28,7 @@ TORCHRUN_ENV = (
 PLAN_ENV = (
     "NANOCHAT_BASE_DIR", "NANOCHAT_DATA_DIR", "NANOCHAT_DTYPE", "NANOCHAT_DDP_SESSION", politeness.VARIABLE, "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
+GUEST_LIMITS = ("hours", "battery_limit", "away_if")
 
 
 def refused(problem: str) -> Finding:
@@ -41,7 +43,7 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, decided: Decided
     yield from stages.problems(run, decided.ours)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
-    yield from polite.problems(asked, hosts, decided)
+    yield from guest_problems(asked, hosts, decided)
     yield from data_problems(run)
     yield from source_problems(run, decided)
     yield from compute_problems(run, shape, hosts)
@@ -87,6 +89,26 @@ def keeper_problems(run: RunSettings, hosts: Sequence[Host], decided: Decided) -
         yield "ddp_restarts needs the trainer of this collection (ddp_trainer_source: ours); others cannot continue with fewer hosts."
     if restarts and not run.resume:
         yield "ddp_restarts needs ddp_resume, or each restart would begin at step 0."
+
+
+def guest_problems(asked: Asked, hosts: Sequence[Host], decided: Decided) -> Iterator[str]:
+    """Settings with which a guest could not leave or return, and limits set for a host that is not a guest."""
+    guests = [host for host in hosts if host.settings.polite == politeness.GUEST]
+    for host in hosts:
+        changed = [name for name in GUEST_LIMITS if getattr(host.settings, name) != find(PREFIX + name).default]
+        if changed and host not in guests:
+            yield f"ddp_{changed[0]} is set on {host.name}, but only a guest leaves by it; set ddp_polite to guest there, or take it out."
+    if not guests:
+        return
+    who = f"ddp_polite is guest on {named([host.name for host in guests])}"
+    if not decided.ours:
+        yield f"{who}, which needs the trainer of this collection (ddp_trainer_source: ours); use low."
+    elif not asked.run.resume:
+        yield f"{who}, which needs ddp_resume, or the run would begin at the first step each time; use low."
+    elif not decided.run.restarts:
+        yield f"{who}, which needs keepers to leave and come back by; set ddp_restarts, 3 for instance, or use low."
+    elif len(hosts) > 1 and not 0 < (decided.run.min_hosts or 0) < len(hosts):
+        yield f"{who}, but all {len(hosts)} hosts are needed to train; set ddp_min_hosts to {max(1, len(hosts) - len(guests))}, or use low."
 
 
 def data_problems(run: RunSettings) -> Iterator[str]:

@@ -12,7 +12,6 @@ from .._contract.settings import Asked
 from .._contract.settings_table import AUTO
 from .._rules.shares import head_weights, share_rows
 from .hosts import Host, neighbours, same_machine
-from .step_model import speed_in
 
 # Values of ddp_batch_split for which shares follow the speeds.
 FOLLOWING = (AUTO, "speed")
@@ -41,28 +40,16 @@ def plan_batch(asked: Asked, weights: Sequence[float], equal: bool = False, kept
 
     `equal` forbids different shares. `kept` are the resumed run's shares, which stay if they fit.
     """
-    rows = total_rows(asked, len(weights), equal)
+    rows, most = total_rows(asked, len(weights), equal), asked.run.device_batch
     shares = list(kept) if kept and sum(kept) == rows else share_rows(rows, weights)
-    return SharedBatch(shares, pass_rows(asked, shares), rows * asked.run.sequence)
-
-
-def pass_rows(asked: Asked, shares: Sequence[int]) -> int:
-    """Maximum rows per pass: within the user's limit, and a divisor of equal shares.
-
-    Unequal hosts wait for each other in each pass, so without a user limit they make as few as memory allows.
-    """
-    most = asked.run.device_batch
     if len(set(shares)) == 1:
-        return max(size for size in range(1, most + 1) if shares[0] % size == 0)
-    if "ddp_device_batch" not in asked.given:
-        most = max(most, MOST_PASS_TOKENS // asked.run.sequence)
-    return min(max(shares), most)
-
-
-def multiples_near(value: int, unit: int) -> str:
-    """The nearest valid values, in words."""
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else str(unit)
+        of_pass = max(size for size in range(1, most + 1) if shares[0] % size == 0)
+    else:
+        # Unequal hosts wait for each other in each pass, so without a user's limit they make as few as memory allows.
+        if "ddp_device_batch" not in asked.given:
+            most = max(most, MOST_PASS_TOKENS // asked.run.sequence)
+        of_pass = min(max(shares), most)
+    return SharedBatch(shares, of_pass, rows * asked.run.sequence)
 
 
 def total_rows(asked: Asked, world: int, equal: bool) -> int:
@@ -78,9 +65,9 @@ def total_rows(asked: Asked, world: int, equal: bool) -> int:
     unit, least = math.prod(factors.values()), asked.run.sequence * world
     if total % unit or total < unit:
         product = " x ".join(map(str, factors.values())) + (f" = {unit}" if len(factors) > 1 else "")
+        near = [str(count * unit) for count in (total // unit, total // unit + 1) if count]
         raise BatchError(
-            f"ddp_total_batch {total} is not a multiple of {' x '.join(factors)} = {product}; "
-            f"use {multiples_near(total, unit)}."
+            f"ddp_total_batch {total} is not a multiple of {' x '.join(factors)} = {product}; use {' or '.join(near)}."
         )
     if total < least:
         raise BatchError(f"ddp_total_batch {total} has too few rows for {world} hosts; use {least} or more.")
@@ -120,7 +107,7 @@ def threads_of(host: Host, hosts: Sequence[Host]) -> int:
     pinned = cores_of(host, hosts)
     if pinned:
         return len(pinned)
-    physical = int(host.fact("cpu", "available_physical") or host.fact("cpu", "physical") or 1)
+    physical = int(host.fact("cpu", "available_physical") or 1)
     fast = len(host.fact("cpu", "fast") or []) or physical
     return max(1, min(fast, physical) // neighbours(host, hosts))
 
@@ -131,28 +118,32 @@ def cores_of(host: Host, hosts: Sequence[Host]) -> list[int] | None:
     if host.settings.threads or neighbours(host, hosts) > 1:
         return None
     allowed, fast = host.fact("cpu", "allowed") or [], host.fact("cpu", "fast") or []
-    if host.has_begun:
-        kept = host.kept_fact("cores")
+    if host.kept_share:
+        kept = host.kept_share.get("cores")
         return list(kept) if kept and set(kept) <= set(allowed) else None
     # A quota gives some time of any processors.
     limited = len(fast) > (host.fact("cpu", "available_physical") or 0)
     return list(fast) if len(fast) < len(allowed) and not limited else None
 
 
-def weights_of(split: str, hosts: Sequence[Host]) -> list[float]:
-    """The hosts' weights according to `ddp_batch_split`; by threads where no speed or not every one is known."""
+def weights_of(split: str, hosts: Sequence[Host]) -> tuple[list[float], list[str]]:
+    """(the hosts' weights according to `ddp_batch_split`, problems); by threads where no speed or not every one is known."""
     equal, threads = [1.0] * len(hosts), [float(threads_of(host, hosts)) for host in hosts]
-    known = [speed for speed in speeds_of(hosts) if speed]
+    speeds = speeds_of(hosts)
+    known = [speed for speed in speeds if speed]
     if len(known) < len(hosts):
-        return threads if split in ("threads", "speed") else equal
-    if split == "auto":
-        return equal if max(known) <= min(known) * SAME_SPEED else known
-    return {"equal": equal, "threads": threads}.get(split, known)
+        missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
+        how = "run preflight to measure it, or set ddp_speed for every host"
+        problem = f"ddp_batch_split is speed, but the speed of {missing} is unknown; {how}"
+        return threads if split in ("threads", "speed") else equal, [problem] if split == "speed" and known else []
+    if split == AUTO:
+        return equal if max(known) <= min(known) * SAME_SPEED else known, []
+    return {"equal": equal, "threads": threads}.get(split, known), []
 
 
 def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
     """Each host's speed, if known. Nodes of one machine were measured beside each other and count the same."""
-    measured = {host.name: speed_in(host.measured) for host in hosts}
+    measured = {host.name: float(host.measured.get("tokens_per_second") or 0.0) for host in hosts}
     found: list[float | None] = []
     for host in hosts:
         beside = [measured[other.name] for other in hosts if same_machine(host, other)] or [measured[host.name]]
@@ -160,34 +151,30 @@ def speeds_of(hosts: Sequence[Host]) -> list[float | None]:
     return found
 
 
-def unknown_speeds(split: str, hosts: Sequence[Host]) -> list[str]:
-    """A sentence if only some speeds are known that the shares should follow."""
-    speeds = speeds_of(hosts)
-    if split != "speed" or all(speeds) or not any(speeds):
-        return []
-    missing = " and ".join(host.name for host, speed in zip(hosts, speeds) if not speed)
-    how = "run preflight to measure it, or set ddp_speed for every host"
-    return [f"ddp_batch_split is speed, but the speed of {missing} is unknown; {how}"]
+def kept_shares(hosts: Sequence[Host]) -> tuple[Sequence[int], Sequence[int]]:
+    """The resumed run's (rows, parts of the head), if it has these hosts; otherwise each new measurement would start it over."""
+    found = [
+        {name: (share["rows"], share["head_share"]) for name, share in (host.kept.get("shares") or {}).items()}
+        for host in hosts
+    ]
+    is_same = set(found[0]) == {host.name for host in hosts} and all(other == found[0] for other in found)
+    if not is_same or any(host.settings.speed for host in hosts):
+        return (), ()
+    rows, parts = zip(*(found[0][host.name] for host in hosts))
+    return rows if min(rows) > 0 else (), parts if min(parts) > 0 else ()
 
 
-def kept_shares(hosts: Sequence[Host], name: str) -> dict[str, int]:
-    """The resumed run's shares (rows, or head_shares); otherwise each new measurement would start it over."""
-    found = [host.kept.get(name) or {} for host in hosts]
-    rows: dict[str, int] = found[0]
-    if any(host.settings.speed for host in hosts) or set(rows) != {host.name for host in hosts}:
-        return {}
-    return rows if all(other == rows for other in found) and all(share > 0 for share in rows.values()) else {}
-
-
-def shared_out(asked: Asked, split: str, hosts: Sequence[Host]) -> HostShares:
+def shared_out(asked: Asked, hosts: Sequence[Host]) -> HostShares:
     """Split the rows of a step and a shared head among the hosts, in their order."""
-    run, weights, problems = asked.run, weights_of(split, hosts), unknown_speeds(split, hosts)
-    rows, parts = (kept_shares(hosts, name) if split in FOLLOWING else {} for name in ("rows", "head_shares"))
-    kept = [rows[host.name] for host in hosts] if rows else []
+    run = asked.run
+    # Only our own trainer supports unequal shares.
+    split = "equal" if run.batch_split == AUTO and run.trainer_source != "ours" else run.batch_split
+    weights, problems = weights_of(split, hosts)
+    rows, parts = kept_shares(hosts) if split in FOLLOWING else ((), ())
     try:
-        batch = plan_batch(asked, weights, split == "equal", kept)
+        batch = plan_batch(asked, weights, split == "equal", rows)
     except BatchError as error:
         return HostShares(SharedBatch([], run.device_batch, run.total_batch), {}, [*problems, str(error)])
     # Parts of the head are finer than rows.
-    parts = parts or {host.name: part for host, part in zip(hosts, head_weights(weights))}
-    return HostShares(batch, parts, problems)
+    of_head = zip(hosts, parts or head_weights(weights))
+    return HostShares(batch, {host.name: part for host, part in of_head}, problems)

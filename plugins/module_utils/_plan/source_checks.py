@@ -24,9 +24,14 @@ def folders_of(run: RunSettings, hosts: Sequence[Host], name: str) -> list[str]:
     return list(run.data_paths) if run.data_source in ON_A_HOST and maker == name else []
 
 
-def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Here) -> list[Finding]:
+def obstacles(run: RunSettings, plan: Plan, hosts: Sequence[Host], here: Here) -> Iterator[Finding]:
     """Problems that a start would meet only later, after changing other hosts."""
-    return [*trainer(run, plan["trainer"], here), *data(run, plan["data"], hosts, here), *results(run, here)]
+    yield from trainer(run, plan["trainer"], here)
+    yield from data(run, plan["data"], hosts, here)
+    facts = here.get("results")
+    if facts and not facts["writable"]:
+        where = f"which is not writable on the controller ({facts['path']})"
+        yield finding("results-read-only", "", f"ddp_results_dir is {run.results_dir}, {where}")
 
 
 def trainer(run: RunSettings, planned: Trainer, here: Here) -> Iterator[Finding]:
@@ -97,10 +102,3 @@ def folder(planned: Data, path: str, facts: Folder, host: str, is_tokenizer: boo
         remedy = "Lower ddp_data_shards, add shards there, or choose another folder."
     if problem:
         yield finding("source-missing", host, f"ddp_data_paths names {path}, which {problem}", remedy=remedy)
-
-
-def results(run: RunSettings, here: Here) -> Iterator[Finding]:
-    facts = here.get("results")
-    if facts and not facts["writable"]:
-        where = f"which is not writable on the controller ({facts['path']})"
-        yield finding("results-read-only", "", f"ddp_results_dir is {run.results_dir}, {where}")

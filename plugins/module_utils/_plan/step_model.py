@@ -14,7 +14,6 @@ import functools
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .._contract.document import section
 from .._contract.plan import Model, Plan
 from .._contract.settings_table import AUTO
 from .._rules.ways import WAYS, choose_head, fits, most_bytes
@@ -45,16 +44,13 @@ class Speed(NamedTuple):
     muon_seconds: float
     muon_half_seconds: float = 0.0  # 0: not measured
 
-    def compute(self, passes: float) -> float:
-        return self.pass_seconds * passes
-
     def optimizer(self, share: float) -> float:
         """Optimizer seconds with this fraction of Muon's matrices."""
         half = max(self.muon_half_seconds, self.muon_seconds / 2)
         return self.adamw_seconds + self.muon_seconds - 2 * (1 - share) * (self.muon_seconds - half)
 
     def alone(self, passes: float) -> float:
-        return self.compute(passes) + self.optimizer(1.0)
+        return self.pass_seconds * passes + self.optimizer(1.0)
 
 
 class Link(NamedTuple):
@@ -106,7 +102,9 @@ class StepJob:
 
     def with_sync(self, sync: str, head: str) -> StepJob:
         """The same job with another sync method; head is whole, shared, or auto for fewer bytes."""
-        chosen = _choose_head(self, sync, head)
+        width, vocabulary = self.model["n_embd"], self.model["parameters"]["lm_head"] // self.model["n_embd"]
+        tokens = [rows * self.model["sequence"] for rows in self.rows]
+        chosen = choose_head(head, vocabulary, width, tokens, sync)
         return dataclasses.replace(self, sync=sync, head=chosen, head_open=head == AUTO)
 
 
@@ -178,41 +176,23 @@ def messages_sent(job: StepJob) -> float:
 def head_of(job: StepJob, kind: str) -> str:
     """The head with this sync method: if the plan chooses, it depends on the bytes."""
     fixed = kind == job.sync or not job.head_open or job.world < 2
-    return job.head if fixed else _choose_head(job, kind, AUTO)
+    return job.head if fixed else job.with_sync(kind, AUTO).head
 
 
-def _choose_head(job: StepJob, kind: str, wanted: str) -> str:
-    width = job.model["n_embd"]
-    tokens = [rows * job.model["sequence"] for rows in job.rows]
-    vocabulary = job.model["parameters"]["lm_head"] // width
-    return choose_head(wanted, vocabulary, width, tokens, kind)
-
-
-def passes_of(job: StepJob, rows: Sequence[int]) -> List[float]:
-    """Each rank's work in passes of device_batch rows; parts of the head are finer than rows."""
-    passes = [share / job.device_batch for share in rows]
-    parts = job.head_shares
-    if not parts or tuple(rows) != job.rows:
-        return passes
-    of_head = head_work(job.model)
-    return [(1 - of_head) * own + of_head * sum(passes) * part / sum(parts) for own, part in zip(passes, parts)]
-
-
-def predict(
-    job: StepJob,
-    speeds: Sequence[Speed],
-    link: Optional[Link],
-    rows: Sequence[int],
-    sync: Optional[str] = None,
-) -> PredictedStep:
-    """A step of all hosts, with rows in the order of the speeds."""
+def predict(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], sync: Optional[str] = None) -> PredictedStep:
+    """A step of all hosts; speeds in their order."""
     kind = sync or job.sync
-    computing = [speed.compute(count) for speed, count in zip(speeds, passes_of(job, rows))]
+    work = [rows / job.device_batch for rows in job.rows]
+    if job.head_shares:
+        # Parts of the head are finer than rows.
+        of_head, parts = head_work(job.model), job.head_shares
+        work = [(1 - of_head) * own + of_head * sum(work) * part / sum(parts) for own, part in zip(work, parts)]
+    computing = [speed.pass_seconds * count for speed, count in zip(speeds, work)]
     slowest, sent, waiting, late = max(computing), bytes_sent(job, kind), 0.0, 0.0
     updates = [speed.optimizer(largest_matrix_share(job)) for speed in speeds]
     if link is not None and job.world > 1:
         # The rank with most rows is the last to begin its last pass.
-        passes = max(1, math.ceil(max(rows) / job.device_batch))
+        passes = max(1, math.ceil(max(job.rows) / job.device_batch))
         of_pass, head = slowest / passes, sent.head / passes
         waiting = (passes - 1) * unhidden_seconds(link, head, of_pass)
         waiting += unhidden_seconds(link, sent.gradients + head, of_pass + max(updates))
@@ -243,31 +223,23 @@ def speeds_of(hosts: Sequence[str], measured: Mapping[str, Any]) -> List[Speed]:
 NEARLY_AS_FAST = 0.95
 
 
-def eligible(job: StepJob) -> List[str]:
-    """The methods that auto may choose for this model."""
-    return [kind for kind in WAYS if fits(kind, job.model["n_embd"])]
-
-
-def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]) -> Optional[str]:
-    """The most precise method that is nearly as fast as the fastest: exact if the link hides all transfers. None if there is
-    nothing to choose, or the link is unknown."""
+def choose_sync(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Optional[str]:
+    """The most precise method for this model that is nearly as fast as the fastest: exact if the link hides all transfers. None if
+    there is nothing to choose, or the link is unknown."""
     if job.world < 2 or link is None or not job.sync_open:
         return None
-    steps = {kind: predict(job, speeds, link, rows, kind).seconds for kind in eligible(job)}
+    steps = {kind: predict(job, speeds, link, kind).seconds for kind in WAYS if fits(kind, job.model["n_embd"])}
     fastest = min(steps.values())
     return next(kind for kind, seconds in steps.items() if NEARLY_AS_FAST * seconds <= fastest)
 
 
 def links_of(measured: Sequence[Mapping[str, Any]]) -> Optional[Link]:
     """The slowest link measured by each host; None unless every host measured."""
-    found = [one.get("link") for one in measured]
-    links = [one for one in found if isinstance(one, dict) and one.get("mbit")]
+    links = [one["link"] for one in measured if one.get("link") and one["link"].get("mbit")]
     if not links or len(links) < len(measured):
         return None
-    return Link(
-        min(float(one["mbit"]) for one in links),
-        *(max(float(one.get(name) or 0.0) for one in links) for name in ("latency_ms", "message_ms")),
-    )
+    worst = (max(one.get(name, 0.0) for one in links) for name in ("latency_ms", "message_ms"))
+    return Link(min(one["mbit"] for one in links), *worst)
 
 
 # The precision of matrix products if the rehearsal chooses, which times a step with each
@@ -282,22 +254,15 @@ def with_precision(measured: Mapping[str, Any], matmul: str) -> Mapping[str, Any
     """A host's measurements with only this precision; empty if it measured only others."""
     if measured.get("matmul", matmul) == matmul:
         return measured
-    found = section(section(measured, "products"), matmul)
+    found = (measured.get("products") or {}).get(matmul)
     return {**measured, **found} if found else {}
 
 
-def speeds_together(measured: Sequence[Optional[Mapping[str, Any]]]) -> Dict[str, float]:
+def speeds_together(measured: Sequence[Mapping[str, Any]]) -> Dict[str, float]:
     """Combined tokens per second of all hosts, for each precision that every host tried."""
-    speeds = {
-        matmul: [speed_in(section(section(one, "products"), matmul)) for one in measured] for matmul in PRECISIONS
-    }
+    tried = [one.get("products") or {} for one in measured]
+    speeds = {matmul: [one.get(matmul, {}).get("tokens_per_second") or 0.0 for one in tried] for matmul in PRECISIONS}
     return {matmul: sum(of_all) for matmul, of_all in speeds.items() if of_all and all(of_all)}
-
-
-def speed_in(measured: Mapping[str, Any]) -> float:
-    """Tokens per second; 0 if unknown: the file may contain anything."""
-    found = measured.get("tokens_per_second")
-    return float(found) if isinstance(found, (int, float)) and found > 0 else 0.0
 
 
 def fastest_precision(speeds: Mapping[str, float]) -> str:

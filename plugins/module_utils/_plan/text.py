@@ -38,7 +38,9 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
         "model": [f"depth {model['depth']}, width {model['n_embd']}, {human(model['parameters']['total'])} parameters"],
         "stage": [stages.in_words(plan["stage"])] if "stage" in plan else [],
         "training": [*training_lines(plan, text_bytes), *absence_lines(plan), *polite_lines(plan)],
-        "trainer": trainer_lines(plan),
+        "trainer": []
+        if plan["trainer"]["source"] == "ours"
+        else [f"nanochat of {plan['trainer']['url']}, unchanged; join.py makes its ranks train one model"],
         "data": [data_line(plan)],
         "details": list(details(plan)) if whole else [],
         "": [""],
@@ -48,14 +50,14 @@ def render(plan: Plan, text_bytes: Optional[int] = None, whole: bool = True) -> 
     }
     lines = [f"Run {plan['run']} on {plural(len(plan['nodes']), 'host')} (plan {plan['digest']})"]
     for name, own in sections.items():
-        wrapped = own if whole or name == "hosts" else [part for line in own for part in wrap(line)]
+        wrapped = own
+        if not whole and name != "hosts":
+            wrapped = [
+                part for line in own for part in textwrap.wrap(line, COLUMNS - 10, break_long_words=False) or [""]
+            ]
         label = "" if name == "hosts" else name.ljust(10)
         lines += [f"{' ' * len(label) if at else label}{line}".rstrip() for at, line in enumerate(wrapped)]
     return "\n".join(lines if whole else [*lines, "The whole plan: ansible-playbook nanochat.ddp.plan -i INVENTORY"])
-
-
-def wrap(line: str) -> list[str]:
-    return textwrap.wrap(line, COLUMNS - 10, break_long_words=False) or [""]
 
 
 def training_lines(plan: Plan, text_bytes: Optional[int]) -> Iterator[str]:
@@ -109,14 +111,6 @@ def polite_lines(plan: Plan) -> list[str]:
     ]
     hosts = {"yields to other programs on": low, "leaves while the machine is needed:": guests}
     return [f"{what} {named(names)}" for what, names in hosts.items() if names]
-
-
-def trainer_lines(plan: Plan) -> list[str]:
-    """Empty for this collection's own trainer."""
-    trainer = plan["trainer"]
-    if trainer["source"] == "ours":
-        return []
-    return [f"nanochat of {trainer['url']}, unchanged; join.py makes its ranks train one model"]
 
 
 def data_line(plan: Plan) -> str:

@@ -83,18 +83,16 @@ def launched(
     """The training for every host's run folder; the caller draws id and time of a new one."""
     of_base = (base.taken.id or None) if base.taken else None
     taken = choice.taken
-    if taken is None or fresh or begins_again(hosts, plan, taken):
+    # The plan may be unable to resume from these checkpoints, or not want to.
+    differs = (taken and taken.step is not None and not lineage.resumes(plan)) or any(
+        lineage.differences(host.fact("run", "lineage") or {}, plan)
+        for host in hosts
+        if taken and host.name in taken.folders
+    )
+    if taken is None or fresh or differs:
         number = taken.number + 1 if taken else 1
         return {"id": UNKNOWN, "number": number, "begun": 0, "goes_on": None, "base": of_base}
     return {"id": taken.id, "number": taken.number or 1, "begun": taken.begun, "goes_on": taken.id, "base": of_base}
-
-
-def begins_again(hosts: Sequence[Host], plan: Mapping[str, object], taken: HeldTraining) -> bool:
-    """Whether the plan cannot or may not resume from these checkpoints."""
-    if taken.step is not None and not lineage.resumes(plan):
-        return True
-    mine = [host for host in hosts if host.name in taken.folders]
-    return any(lineage.differences(host.fact("run", "lineage") or {}, plan) for host in mine)
 
 
 def so_far(digest: str, probes: Mapping[str, Any], fresh: bool, tools: str) -> dict[str, bool]:

@@ -65,7 +65,7 @@ def outlook(
     passes = sum(rows) / job.device_batch
     best = min(speeds, key=lambda speed: speed.alone(passes))
     alone = training["total_batch"] / best.alone(passes)
-    together = predict(job, speeds, link, rows)
+    together = predict(job, speeds, link)
     return {
         "one_host": best.host,
         "one_host_tokens_per_second": round(alone, 1),
@@ -83,8 +83,8 @@ def outlook(
             for speed, share in zip(speeds, rows)
         },
         "without": without_each(plan, speeds, link_of, rows),
-        "ways": ways(job, speeds, link, rows),
-        "auto_sync": choose_sync(job, speeds, link, rows),
+        "ways": ways(job, speeds, link),
+        "auto_sync": choose_sync(job, speeds, link),
         "busy": list(busy),
         "began": began,
         "products": products or {},
@@ -105,20 +105,17 @@ def without_each(plan: Plan, speeds: Sequence[Speed], link_of: LinkOf, rows: Seq
         is_known = places.count(place) < 2 and (link or len(stay) == 1)
         if is_known and all(weight > 0 for weight in weights):
             shares = share_rows(sum(rows), weights)
-            of_hosts = {speed.host: share for speed, share in zip(stay, shares)}
-            hosts = tuple(host for host in job.hosts if host in of_hosts)
-            part = dataclasses.replace(job, hosts=hosts, rows=tuple(map(of_hosts.__getitem__, hosts)), head_shares=())
-            found[gone.host] = round(predict(part, list(stay), link, shares).tokens_per_second, 1)
+            hosts = tuple(speed.host for speed in stay)
+            part = dataclasses.replace(job, hosts=hosts, rows=tuple(shares), head_shares=())
+            found[gone.host] = round(predict(part, list(stay), link).tokens_per_second, 1)
     return found
 
 
-def ways(
-    job: StepJob, speeds: Sequence[Speed], link: Optional[Link], rows: Sequence[int]
-) -> Dict[str, Dict[str, float]]:
+def ways(job: StepJob, speeds: Sequence[Speed], link: Optional[Link]) -> Dict[str, Dict[str, float]]:
     """The speed of each ddp_sync method over this link; empty if there is no choice."""
     if job.world < 2 or link is None:
         return {}
-    steps = {kind: predict(job, speeds, link, rows, kind) for kind in WAYS}
+    steps = {kind: predict(job, speeds, link, kind) for kind in WAYS}
     return {
         kind: {"bytes_sent": step.bytes_sent, "tokens_per_second": round(step.tokens_per_second, 1)}
         for kind, step in steps.items()

@@ -12,7 +12,7 @@ from typing import Sequence, cast
 
 from .._contract import lineage, politeness
 from .._contract.document import Document, digest_of, items, number, section, text
-from .._contract.probe import DataSet, PastRun, PastSession, PortHolder, TrainingProcess
+from .._contract.probe import DataSet, PastRun, PastSession, PastShare, PortHolder, TrainingProcess
 from .._contract.run_folder import TRAINING_FILE, checkpoint_steps
 from .._contract.training import training_of
 from .._kit import bare, processes
@@ -82,14 +82,11 @@ def run_facts(folder: str) -> PastRun:
     return {
         "path": folder,
         "plan_digest": text(plan, "digest"),
-        "rows": shares_of(plan, "rows"),
-        "head_shares": shares_of(plan, "head_share"),
-        "cores": cores_of(plan),
+        "shares": {str(node.get("host")): share_of(node) for node in items(plan, "nodes")},
         "sync": text(training, "sync"),
         "matmul": text(training, "matmul"),
         "total_batch": number(training, "total_batch"),
         "iterations": number(training, "iterations"),
-        "polite": in_env(plan, politeness.VARIABLE, politeness.OFF),
         "lineage": lineage.of_plan(plan),
         "session": cast(PastSession, read_object(os.path.join(folder, "session.json"))) or None,
         "training": training_of(read_object(os.path.join(folder, TRAINING_FILE))),
@@ -97,24 +94,15 @@ def run_facts(folder: str) -> PastRun:
     }
 
 
-def shares_of(plan: Document, what: str) -> dict[str, int]:
-    """The rows of each host, or its part of the head, in the run folder's plan."""
-    return {str(node.get("host")): number(node, what) for node in items(plan, "nodes")}
-
-
-def cores_of(plan: Document) -> dict[str, list[int]]:
-    """The processors that this plan pins each host to; unpinned hosts are omitted."""
-    pinned = [(str(node.get("host")), node.get("cores")) for node in items(plan, "nodes")]
+def share_of(node: Document) -> PastShare:
+    """A host's share in the run folder's plan."""
+    cores = node.get("cores")
     return {
-        host: [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
-        for host, cores in pinned
-        if isinstance(cores, list)
+        "rows": number(node, "rows"),
+        "head_share": number(node, "head_share"),
+        "cores": [core for core in cores if type(core) is int] if isinstance(cores, list) else None,
+        "polite": text(section(node, "env"), politeness.VARIABLE) or politeness.OFF,
     }
-
-
-def in_env(plan: Document, name: str, default: str) -> dict[str, str]:
-    """This variable of each host's environment in that plan."""
-    return {str(node.get("host")): text(section(node, "env"), name) or default for node in items(plan, "nodes")}
 
 
 def data_sets(base: str) -> list[DataSet]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
 
-from ...filter.run_tables import why_no_answer
+from ...filter.values import why_no_answer
 from ...module_utils._contract.settings import convert
 from ...module_utils._contract.settings_table import find
 from ...module_utils._run.state import RUNNING, RunState

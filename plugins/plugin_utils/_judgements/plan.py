@@ -22,7 +22,7 @@ from ...module_utils._contract.settings import is_unset
 from ...module_utils._contract.settings_table import ALIASES, NOT_SETTINGS, rows
 from ...module_utils._kit.printable import printable
 from ...module_utils._plan import budget, planner
-from ...module_utils._plan.questions import controller_questions, controller_settings, questions
+from ...module_utils._plan.questions import controller_questions, controller_settings, questions, read
 from ...module_utils._plan.text import by_hand, render
 from ...module_utils._plan.trainings import so_far
 from ...module_utils._probe.sources import look
@@ -37,7 +37,7 @@ display = Display()
 
 def read_settings(call: Call, hosts: Sequence[str]) -> dict[str, object]:
     """The controller's settings."""
-    return {"controller": controller_settings(settings_of(call, hosts))}
+    return {"controller": controller_settings(read(settings_of(call, hosts)).run)}
 
 
 def read_questions(call: Call, hosts: Sequence[str], tolerant: bool = False) -> dict[str, object]:
@@ -87,7 +87,7 @@ def make_plan(
         "ranks": {node["host"]: node["rank"] for node in plan["nodes"]},
         "controller": outcome.controller,
         "training": {**training, **drawn},
-        "so_far": so_far(plan["digest"], probes, outcome.controller["fresh"], tools),
+        "so_far": so_far(plan["digest"], probes, bool(outcome.controller["fresh"]), tools),
         "text": whole,
     }
 

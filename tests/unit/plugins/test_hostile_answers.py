@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.nanochat.ddp.plugins.action.agent import ActionModule
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
-from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule as ValueFilters
+from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor.judge import diagnose
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.planner import make_plan
@@ -251,7 +250,7 @@ def test_whatever_plan_a_host_sends_back_the_doctor_goes_by_one_that_can_be():
     ports = {"data_ports": {"low": 32768, "high": 60999}, "timeout_seconds": 300, "master": MASTER, "run": "d4"}
     deployed = {"nodes": [{**node, "nic": "eth0", "peers": ["10.0.0.9"]} for node in NODES], **ports}
     evidence = {node["host"]: {"evidence": evidence_of(run)} for node, run in zip(NODES, (GOOD, RUNS[0]), strict=True)}
-    believed_plans = ValueFilters().filters()["believed_plans"]
+    believed_plans = FilterModule().filters()["believed_plans"]
     believed = 0
     for plan in cases(deployed):
         results = {"evil": {"run": GOOD, "plan": json.loads(json.dumps(plan))}}

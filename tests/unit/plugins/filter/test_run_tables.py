@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import by_hand
+from ansible_collections.nanochat.ddp.plugins.filter.values import by_hand
 
 LOG = "/srv/my runs/rank1.log"
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import seen_of
-from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, plain_name, setting
+from ansible_collections.nanochat.ddp.plugins.filter.values import of_hosts, one_run, plain_name, seen_of, setting
 
 
 def test_a_host_without_the_variable_is_not_left_out():

@@ -48,7 +48,7 @@ UNTRUE = [
     ("run", "lineage", {"data": {"id": "../../../home/user/.ssh"}}), ("base_run", "lineage", {"data": {"id": "/etc"}}),
     ("data", [{"id": 7, "shards": 1, "bytes": 1}]),
     ("cpu", "fast", [0, "1,2"]), ("cpu", "fast", [10**9]),
-    ("run", "rows", {"a": "2"}), ("run", "checkpoints", [10, float("inf")]), ("measured", {"tokens_per_second": float("nan")}),
+    ("run", "shares", {"a": {"rows": "2"}}), ("run", "checkpoints", [10, float("inf")]), ("measured", {"tokens_per_second": float("nan")}),
     ("measured", {"products": {"fp32": {"tokens_per_second": 10**40}}}), ("sudo", "password"), ("sudo", True), ("nics", {}),
     ("cpu", "load1", "now"), ("memory", 7), ("disk", "free", 1e400),
 ]  # fmt: skip

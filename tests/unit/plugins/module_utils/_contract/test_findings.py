@@ -9,7 +9,7 @@ import ast
 import re
 from pathlib import Path
 
-from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import finding, refusal_text, sentence
+from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings import PlanError, finding, sentence
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.findings_table import CATALOGUE
 
 PLUGINS = Path(__file__).resolve().parents[5] / "plugins"
@@ -51,4 +51,4 @@ def test_a_refusal_says_what_was_seen_and_what_to_do():
     # The sentence about a setting already says what it must be.
     setting = finding("setting-refused", "", "ddp_depth is x; it must be a whole number")
     assert sentence(setting) == "ddp_depth is x; it must be a whole number."
-    assert refusal_text([own, setting]).splitlines()[1:] == ["- " + sentence(own), "- " + sentence(setting)]
+    assert str(PlanError([own, setting])).splitlines()[1:] == ["- " + sentence(own), "- " + sentence(setting)]

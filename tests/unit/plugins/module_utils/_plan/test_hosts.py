@@ -22,22 +22,6 @@ from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan
     route,
 )
 
-CARDS = [
-    nic("enp4s0", "wired", "192.168.1.10/24"),
-    nic("enp5s0", "wired", "192.168.2.10/24"),
-    nic("enp6s0", "wired", None, up=False),
-]
-
-
-def alone_at(address):
-    """A machine with one address, at which its peers reach it."""
-    return {"nics": [nic("eth0", "wired", address)], "routes": [route("x", "eth0", address.partition("/")[0])]}
-
-
-def test_field_03_an_interface_that_is_named_wins():
-    outcome = make_plan(hosts(one={"nics": CARDS, "ddp_nic": "enp5s0"}))
-    assert (node(outcome, "desktop")["nic"], node(outcome, "desktop")["address"]) == ("enp5s0", "192.168.2.10")
-
 
 def test_field_05_an_overlay_on_the_route_is_gone_around_or_refused():
     overlay = nic("tailscale0", "overlay", "100.64.0.7/32")
@@ -72,21 +56,6 @@ def test_containers_of_one_kernel_are_hosts_of_their_own():
     assert [entry["address"] for entry in outcome.plan["nodes"]] == ["192.168.1.10", "192.168.1.11"]
     # But they share the cores of the machine.
     assert [entry["threads"] for entry in outcome.plan["nodes"]] == [4, 2]
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "sentence"),
-    [
-        ({"nics": CARDS, "ddp_nic": "enp6s0"}, {}, "ddp_nic is enp6s0 on desktop, but that interface is down"),
-        (alone_at("fd00::5/64"), alone_at("fd00::5/64"), "different machines with the same address fd00::5"),
-        # Addresses that no single machine has.
-        ({}, alone_at("0.0.0.0/0"), "laptop reaches its peers over eth0"),
-        ({}, alone_at("255.255.255.255/32"), "laptop reaches its peers over eth0"),
-    ],
-)
-def test_field_03_and_04_a_rank_interface_or_address_that_cannot_be_used_is_refused(one, two, sentence):
-    problems = refusal(hosts({}, one, two))
-    assert any(sentence in problem for problem in problems), problems
 
 
 # Pythons

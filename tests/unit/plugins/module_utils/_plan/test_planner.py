@@ -16,17 +16,10 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._run.folder import pl
 from ansible_collections.nanochat.ddp.tests.unit.plugins.module_utils._plan.plan_probes import (
     GIGA,
     hosts,
-    node,
     one_machine,
     planned,
     refusal,
 )
-
-
-def test_field_10_a_gpu_does_not_change_a_run_on_the_cpu():
-    outcome = make_plan(hosts())
-    assert node(outcome, "desktop")["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert node(outcome, "desktop")["env"]["NANOCHAT_DTYPE"] == "float32"
 
 
 def test_the_digest_is_of_everything_else_and_stays_the_same():
@@ -50,6 +43,24 @@ def test_a_wrong_setting_does_not_hide_what_is_wrong_with_a_host():
     problems = refusal(hosts({"ddp_total_batch": 3000}, two={"tmux": {"path": None}}), tolerant=True)
     assert [problem.split()[0] for problem in problems] == ["ddp_total_batch"]
     assert refusal(hosts({"ddp_depth": "x"}), tolerant=True)
+
+
+def test_a_login_does_not_change_a_run_that_goes_on():
+    seen = {"usage": {"graphical": ["xiaoxin"], "blind": []}}
+    for kept, polite in (("off", "off"), (None, "low")):
+        run = {"checkpoints": [], "shares": {"laptop": {"rows": 2, "head_share": 1, "cores": None, "polite": kept}}}
+        assert planned(two={**seen, "run": run})["nodes"][1]["env"]["NANOCHAT_POLITE"] == polite
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({}, "which needs keepers to leave and come back by; set ddp_restarts"),
+        ({"ddp_restarts": 3, "ddp_resume": False}, "which needs ddp_resume"),
+    ],
+)
+def test_a_guest_that_could_not_leave_is_refused(run, words):
+    assert f"ddp_polite is guest on laptop, {words}" in " ".join(refusal(hosts(run, two={"ddp_polite": "guest"})))
 
 
 def test_no_host_widens_what_the_others_open():

@@ -97,15 +97,19 @@ def test_field_33_the_fast_cores_are_taken():
 
 
 def test_field_33_a_run_keeps_its_processors():
-    rows = {"h0": 2, "h1": 2}
-    run = {"exists": True, "session": None, "checkpoints": [5], "rows": rows}
-    for cores, kept in (({"h0": [0, 2, 4, 5]}, [0, 2, 4, 5]), ({}, None), ({"h0": [0, 7]}, None)):
-        assert make_plan(on_hybrid(run={**run, "cores": cores})).plan["nodes"][0]["cores"] == kept
+    for cores, kept in (([0, 2, 4, 5], [0, 2, 4, 5]), (None, None), ([0, 7], None)):
+        run = {"checkpoints": [5], "shares": {"h0": share(2, cores=cores), "h1": share(2)}}
+        assert make_plan(on_hybrid(run=run)).plan["nodes"][0]["cores"] == kept
+
+
+def share(rows: int, head_share: int = 0, **more: Any) -> dict[str, Any]:
+    """A host's share of an earlier start."""
+    return {"rows": rows, "head_share": head_share, "cores": None, "polite": None, **more}
 
 
 def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
     split = {"ddp_total_batch": 8192, "ddp_batch_split": "speed"}
-    before = {"exists": True, "session": None, "checkpoints": [5], "rows": {"desktop": 10, "laptop": 6}}
+    before = {"checkpoints": [5], "shares": {"desktop": share(10), "laptop": share(6)}}
     fast = {"run": before, "measured": {"tokens_per_second": 900}}
     slow = {"run": before, "measured": {"tokens_per_second": 300}}
     assert planned(split, fast, slow)["training"]["rows"] == [10, 6]
@@ -114,13 +118,12 @@ def test_field_17_a_run_keeps_its_shares_whatever_is_measured_later():
         assert planned({**split, **change}, fast, slow)["training"]["rows"] not in ([10, 6], [6, 10])
     told = planned(split, {**fast, "ddp_speed": 1}, {**slow, "ddp_speed": 1})
     assert told["training"]["rows"] == [8, 8]
-    torn = {**fast, "run": {**before, "rows": {}}}
+    torn = {**fast, "run": {**before, "shares": {}}}
     assert planned(split, torn, slow)["training"]["rows"] == [12, 4]
 
 
 def test_a_run_keeps_its_parts_of_the_head_and_equal_shares_stay_equal():
-    shares = {"rows": {"desktop": 10, "laptop": 6}, "head_shares": {"desktop": 600, "laptop": 400}}
-    before = {"exists": True, "session": None, "checkpoints": [5], **shares}
+    before = {"checkpoints": [5], "shares": {"desktop": share(10, 600), "laptop": share(6, 400)}}
     each = [{"run": before, "measured": {"tokens_per_second": speed}} for speed in (900, 300)]
     split = {"ddp_total_batch": 8192, "ddp_head": "shared"}
     assert planned(split, *each)["training"]["head_shares"] == [600, 400]

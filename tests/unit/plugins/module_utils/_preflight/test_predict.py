@@ -52,7 +52,7 @@ def speeds(*pass_seconds: float) -> list[Speed]:
 
 def step_of(document: dict[str, Any], each: list[Speed], link: Link | None, kind: str | None = None) -> PredictedStep:
     """A step with the plan's rows."""
-    return step_model.predict(job_of(document), each, link, [node["rows"] for node in document["nodes"]], kind)
+    return step_model.predict(job_of(document), each, link, kind)
 
 
 def megabytes_sent(document: dict[str, Any]) -> float:
@@ -123,8 +123,6 @@ def test_parts_of_the_head_make_up_for_rows_that_are_coarser_than_the_speeds():
     step = step_of(document, each, None)
     # Four rows in passes of two at two passes a second and one: two thirds of a second, by rows alone three quarters.
     assert rows_alone.seconds - step.seconds == pytest.approx(0.75 - 2 / 3, abs=0.01)
-    # Of other rows than the plan's nothing is known of the head.
-    assert step_model.passes_of(job_of(document), (2, 2)) == [1.0, 1.0]
 
 
 def advised(document: dict[str, Any], each: list[Speed], link: Link) -> dict[str, dict[str, Any]]:
@@ -197,10 +195,7 @@ def auto(document: dict[str, Any], taken: str = "exact") -> dict[str, Any]:
 
 def test_auto_takes_what_rounds_least_of_what_the_link_hides():
     both = speeds(1.0, 1.0)
-    taken = [
-        step_model.choose_sync(job_of(auto(plan())), both, Link(mbit, 0.2), (2, 2))
-        for mbit in (9400.0, 940.0, 30.0, 3.0)
-    ]
+    taken = [step_model.choose_sync(job_of(auto(plan())), both, Link(mbit, 0.2)) for mbit in (9400.0, 940.0, 30.0, 3.0)]
     order = [list(WAYS).index(way) for way in taken]
     assert order[0] == 0
     assert order == sorted(order)

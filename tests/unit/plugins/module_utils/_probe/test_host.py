@@ -125,14 +125,18 @@ def test_what_an_earlier_run_left(tmp_path):
     assert not any(value for name, value in none.items() if name not in ("path", "lineage"))
     assert none["lineage"] == {"model": {}, "stage": {}, "data": {}}
     (tmp_path / "plan.json").write_text(
-        '{"digest": "abcd", "training": {"sync": "int8"}, "nodes": [{"host": "a", "rows": 4}, {"host": "b", "rows": 2}]}'
+        '{"digest": "abcd", "training": {"sync":"int8"}, "nodes": [{"host": "a", "rows": 4, "cores": [0]}, {"host": "b", "cores": "x"}, 7]}'
     )
     (tmp_path / "session.json").write_text('{"id": "x1"}')
     (tmp_path / "base_checkpoints/d4").mkdir(parents=True)
     for step in (10, 5):
         (tmp_path / f"base_checkpoints/d4/meta_{step:06d}.json").write_text("{}")
     facts = leftovers.run_facts(str(tmp_path))
-    assert (facts["rows"], facts["sync"]) == ({"a": 4, "b": 2}, "int8")
+    assert facts["sync"] == "int8"
+    assert facts["shares"] == {
+        "a": {"rows": 4, "head_share": 0, "cores": [0], "polite": "off"},
+        "b": {"rows": 0, "head_share": 0, "cores": None, "polite": "off"},
+    }
     assert (facts["plan_digest"], facts["session"], facts["checkpoints"]) == ("abcd", {"id": "x1"}, [5, 10])
     # Torn files are as good as none.
     (tmp_path / "plan.json").write_text('{"digest": ')
@@ -211,9 +215,3 @@ def test_everything_of_this_host_within_a_second(tmp_path, monkeypatch):
     assert any(nic["name"] == "lo" and nic["kind"] == "loopback" for nic in facts["nics"])
     assert facts["run"]["plan_digest"] is None and facts["base_dir"] == str(tmp_path / "base")
     assert 1024 <= facts["ephemeral"]["low"] < facts["ephemeral"]["high"] <= 65535
-
-
-def test_the_processors_of_an_earlier_plan_are_those_of_hosts_that_were_pinned():
-    nodes = [{"host": "desktop", "cores": [0, 2]}, {"host": "laptop", "cores": None}, {"host": "odd", "cores": "x"}, 7]
-    assert leftovers.cores_of({"nodes": nodes}) == {"desktop": [0, 2]}
-    assert leftovers.cores_of({"nodes": 3}) == {}

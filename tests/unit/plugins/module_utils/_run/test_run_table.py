@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import FilterModule
+from ansible_collections.nanochat.ddp.plugins.filter.values import FilterModule
 from ansible_collections.nanochat.ddp.plugins.module_utils._run import table as run_table
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.health import Seen
 from ansible_collections.nanochat.ddp.plugins.module_utils._run.live_line import live_line, regrouped

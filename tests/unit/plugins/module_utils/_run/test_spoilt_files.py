@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.nanochat.ddp.plugins.filter.run_tables import closing_table, seen_of
+from ansible_collections.nanochat.ddp.plugins.filter.values import closing_table, seen_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.decode import decode
 from ansible_collections.nanochat.ddp.plugins.module_utils._contract.document import signed
 from ansible_collections.nanochat.ddp.plugins.module_utils._doctor import evidence
