@@ -22,7 +22,7 @@ from nanochat.parallel.comm import Comm, _beat, _farewell
 from nanochat.rules.causes import Cause
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore, resume, saving
-from nanochat.run.resume import ChosenStep, ResumedTraining
+from nanochat.run.resume import ChosenStep
 
 ENDLESS = "[" * 10**5
 
@@ -53,7 +53,6 @@ def saves(comm: Comm) -> Any:
     return SimpleNamespace(comm=comm, sync=SimpleNamespace(whole_state=dict))
 
 
-NO_STEPS = ResumedTraining("", [[], []])
 SHA = "0" * 64
 WEIGHTS = {"a": torch.zeros(2)}
 FILES: list[list[Any]] = [[name, 3, SHA] for name in checkpoints.files_of(5, 1)]
@@ -107,7 +106,7 @@ CROSSINGS: list[tuple[str, Callable[[Comm, Path], Any], list[Any]]] = [
     ),
     (
         "whether step",
-        lambda comm, folder: resume.choose_step(comm, folder, 5, NO_STEPS),
+        lambda comm, folder: resume.choose_step(comm, folder, 5, [[], []]),
         [None, [], [True], [1, 0], {"0": True}],
     ),
     (

@@ -29,7 +29,7 @@ from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
 from nanochat.run.optim_file import MUON, SHARE, OptimizerLayout, Unusable, muon_shapes
-from nanochat.run.resume import Obtained, folder_leader, name_training, obtain, set_aside
+from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
 from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
 
@@ -47,7 +47,9 @@ def restore(run: Run) -> None:
         got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
-        set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
+        checkpoints.set_aside(
+            folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say
+        )
     run.training_id = name_training(comm, got.training)
     if got.step is None:
         if run.stage.base is not None:
@@ -103,8 +105,12 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, step)
-    if not run.plan.timed:
-        check_not_over(folder, step, run.plan.num_iterations)
+    steps = run.plan.num_iterations
+    if step > steps and not run.plan.timed:
+        raise BadCheckpoint(
+            f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
+            "use a larger --num-iterations, or --resume-from-step."
+        )
     check_same_model(run.model.config, meta, folder, step)
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, step)
@@ -245,15 +251,6 @@ def schedule_place(meta: Mapping[str, Any], step: int) -> int:
         steps = (meta.get("user_config") or {}).get("num_iterations") or 0
         return min(WHOLE * step // steps, WHOLE) if steps > 0 else 0
     return min(max(int(kept), 0), WHOLE)
-
-
-def check_not_over(folder: Path, step: int, steps: int) -> None:
-    """Refuse a run that would be over before it resumes."""
-    if step > steps:
-        raise BadCheckpoint(
-            f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
-            "use a larger --num-iterations, or --resume-from-step."
-        )
 
 
 def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, step: int) -> None:
