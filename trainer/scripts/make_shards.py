@@ -96,11 +96,8 @@ def prose(program: str) -> str:
         return ""
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     texts = [inspect.cleandoc(text) for text in constants if isinstance(text, str) and len(text) >= LEAST_PROSE]
-    return "\n\n".join(text for text in texts if is_prose(text))
-
-
-def is_prose(text: str) -> bool:
-    return sum(character.isalpha() or character.isspace() for character in text) > PROSE_LETTERS * len(text)
+    letters = {text: sum(character.isalpha() or character.isspace() for character in text) for text in texts}
+    return "\n\n".join(text for text in texts if letters[text] > PROSE_LETTERS * len(text))
 
 
 def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> ReadTexts:

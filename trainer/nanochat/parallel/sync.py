@@ -32,7 +32,7 @@ from torch import Tensor
 from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
-from nanochat.model.optim import ALL_ROWS, Optimizer
+from nanochat.model.optim import ALL_ROWS, Optimizer, muon_shapes
 from nanochat.parallel.comm import Comm, Pending
 from nanochat.parallel.wire import WIRES, Wire, Wires
 from nanochat.rules.causes import Cause
@@ -150,13 +150,9 @@ class Sync:
     def whole_state(self) -> dict[str, Any]:
         """The optimizer's state with all ranks' parts, so that any rank's checkpoint suffices to resume."""
         state = self.optimizer.state_dict()
-        shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
         for name, owner in self.owners.items():
-            rows, columns = shapes[name]
-            empty = {
-                "momentum_buffer": torch.empty(rows, columns),
-                "second_momentum_buffer": torch.empty((rows, 1) if rows >= columns else (1, columns)),
-            }
+            shapes = muon_shapes(self.optimizer.parameters[name].shape)
+            empty = {part: torch.empty(shape) for part, shape in shapes.items()}
             mine = state["muon"].get(name, empty) if owner == self.comm.rank else empty
             for part in empty:
                 self.comm.broadcast(mine[part], owner, f"the optimizer state of {name}")

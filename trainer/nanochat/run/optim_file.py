@@ -25,13 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.model.optim import Optimizer
+from nanochat.model.optim import ADAMW, MUON, Optimizer, muon_shapes
 
 # Keys that upstream's loader skips: "others" in it has other ranks' parts, in files of earlier versions; SHARE names the matrices of a
 # rank that saved alone.
 OURS_KEY, SHARE = "nanochat_ddp_state", "share"
 SPLIT = 1024
-ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
 Json = dict[str, Any]
 Shard = dict[int, dict[str, Any]]
 
@@ -135,12 +134,6 @@ class OptimizerLayout:
             if momentum.shape != self.shapes[name]:
                 raise TypeError(name)
         return {name: {key: stacked[key][place] for key in MUON} for place, name in enumerate(names)}
-
-
-def muon_shapes(matrix: torch.Size) -> dict[str, torch.Size]:
-    """The shapes of what Muon keeps of a matrix."""
-    rows, columns = matrix
-    return {MUON[0]: matrix, MUON[1]: torch.Size((rows, 1) if rows >= columns else (1, columns))}
 
 
 def last_multiplier(groups: Sequence[Mapping[str, Any]]) -> float:

@@ -19,6 +19,7 @@ from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import anything, count, flag, listed, maybe, named, row, text
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
+from nanochat.model.optim import MUON, muon_shapes
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.sync import Sync
@@ -28,7 +29,7 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
-from nanochat.run.optim_file import MUON, SHARE, OptimizerLayout, Unusable, muon_shapes
+from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
 from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
 from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
