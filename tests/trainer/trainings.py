@@ -114,3 +114,21 @@ class Job:
         """Damage the weights of a checkpoint of these ranks, by default of all."""
         for path in {self.checkpoints(rank) / f"model_{step:06d}.pt" for rank in ranks or range(self.world)}:
             flip(path)
+
+
+class Told(Job):
+    """A job whose ranks write their phases into files (told_phases.py)."""
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        return ["-m", "told_phases", *super().argv(flags)[2:]]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {**super().environment(rank), "TOLD_PHASE": str(self.told(rank))}
+
+    def told(self, rank: int) -> Path:
+        return self.folder / f"phase{rank}"
+
+    def phase(self, rank: int) -> str:
+        """The phase of a rank; empty before its first."""
+        words = self.told(rank).read_text(encoding="ascii").split() if self.told(rank).exists() else []
+        return words[0] if words else ""
