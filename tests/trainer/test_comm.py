@@ -71,8 +71,12 @@ def test_the_store_does_not_grow_with_what_is_exchanged() -> None:
 
 
 def test_a_missing_address_and_a_taken_port_are_named() -> None:
-    with pytest.raises(UserError, match="MASTER_ADDR"):
-        connect(Ranks(0, 0, 2), "cpu", 1.0, {})
+    for environ in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, {"MASTER_ADDR": "x", "MASTER_PORT": "٣"}):
+        with pytest.raises(UserError, match="MASTER_ADDR"):
+            connect(Ranks(0, 0, 2), "cpu", 1.0, environ)
+    for environ in ({"RANK": "x"}, {"RANK": "2", "WORLD_SIZE": "2"}):
+        with pytest.raises(UserError, match="RANK"):
+            read_ranks(environ)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
