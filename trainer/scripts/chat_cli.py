@@ -68,12 +68,6 @@ def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
     return name, place
 
 
-def is_fine_tuned(folder: Path, step: int) -> bool:
-    """Whether the checkpoint's metadata says it was trained on conversations."""
-    settings = checkpoint_manager.load_meta(folder, step).get("user_config")
-    return isinstance(settings, dict) and bool(settings.get("conversations"))
-
-
 COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 
 
@@ -149,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
     model = engine.load_model(folder, step, tokens)
-    talk = Dialogue(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
+    settings = checkpoint_manager.load_meta(folder, step).get("user_config")
+    was_fine_tuned = isinstance(settings, dict) and bool(settings.get("conversations"))
+    talk = Dialogue(model, tokens, args, source == SFT.name or was_fine_tuned)
     if args.prompt:
         talk.show(args.prompt)
         return

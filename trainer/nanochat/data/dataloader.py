@@ -99,10 +99,6 @@ class WaitingDocuments:
         dummy, number = self.order.pop(at)
         return self.tokens.pop(number)
 
-    def oldest_first(self) -> list[Tokens]:
-        """All waiting documents, in order of arrival."""
-        return list(self.tokens.values())
-
 
 class Packer:
     """Reads, tokenizes and packs one batch at a time, without a thread."""
@@ -159,8 +155,8 @@ class Packer:
         return LoadedBatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.left())
 
     def left(self) -> list[Tokens]:
-        """What was read and is not in a batch yet."""
-        return self.waiting.oldest_first()
+        """What was read and is not in a batch yet, in order of arrival."""
+        return list(self.waiting.tokens.values())
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0

@@ -158,22 +158,17 @@ def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) ->
         raise UserError(
             f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
         )
-    link_folder(folder, base_dir() / folder.parent.name / folder.name)
+    link = base_dir() / folder.parent.name / folder.name
+    if link.resolve() != folder.resolve():
+        if link.exists() and not link.is_symlink():
+            raise UserError(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.resolve())
     script.base = (folder, step)
     script.journal.say(f"{options.script} continues from step {step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
     return [] if is_given(options, "--model-step") else [f"--model-step={step}"]
-
-
-def link_folder(folder: Path, link: Path) -> None:
-    """Make a folder of checkpoints available under another name."""
-    if link.resolve() == folder.resolve():
-        return
-    if link.exists() and not link.is_symlink():
-        raise UserError(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.resolve())
 
 
 def call(name: str, arguments: list[str]) -> None:

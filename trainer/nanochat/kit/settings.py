@@ -341,8 +341,13 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     given = f"--total-batch-size {total_batch_size}"
     if rest or rows < world:
         raise UserError(f"{given}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
-    if settings.rank_rows:
-        return _given_shares(settings, rows, world)
+    if shares := list(settings.rank_rows):
+        if len(shares) != world:
+            refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
+        if sum(shares) != rows:
+            want = f"a step of {total_batch_size} tokens has {rows} row(s)"
+            refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
+        return shares
     if rows % (world * micro):
         step = world * micro * length
         raise UserError(
@@ -350,16 +355,6 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
             f"the nearest valid value is {max(1, round(total_batch_size / step)) * step}."
         )
     return [rows // world] * world
-
-
-def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
-    shares = list(settings.rank_rows)
-    if len(shares) != world:
-        refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
-    if sum(shares) != rows:
-        want = f"a step of {rows * settings.max_seq_len} tokens has {rows} row(s)"
-        refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
-    return shares
 
 
 def user_config(settings: Settings) -> dict[str, Any]:

@@ -110,7 +110,11 @@ def save(
         new[-1].close()
         for file in new:
             file.appear()
-        _force_folder(folder)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     except BaseException as error:
         # Without a list nothing would ever prune these.
         for file in new:
@@ -199,14 +203,6 @@ class NewFile:
                 remove()
 
 
-def _force_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # -- finding
 
 
@@ -261,7 +257,13 @@ def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
     files = listed_files(folder, step, rank)
     if files is None:
         return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
-    return bool(files) and all(_is_as_listed(folder, file, deep) for file in files)
+    try:
+        sizes = [(folder / file.name).stat().st_size == file.bytes for file in files]
+        return (
+            bool(files) and all(sizes) and not (deep and any(file_digest(folder / f.name) != f.sha256 for f in files))
+        )
+    except NOT_OURS:
+        return False
 
 
 def has_model(folder: Path, step: int, deep: bool = True) -> bool:
@@ -277,14 +279,6 @@ def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry] | None:
         return None
     except NOT_OURS:
         return []
-
-
-def _is_as_listed(folder: Path, file: FileEntry, deep: bool) -> bool:
-    try:
-        path = folder / file.name
-        return path.stat().st_size == file.bytes and (not deep or file_digest(path) == file.sha256)
-    except NOT_OURS:
-        return False
 
 
 def is_sound(path: Path, deep: bool) -> bool:

@@ -16,7 +16,7 @@ from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import flag
 from nanochat.parallel.balance import Shares
-from nanochat.parallel.sync import UNKNOWN, Notice, Sync
+from nanochat.parallel.sync import UNKNOWN, Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
@@ -125,7 +125,13 @@ def change_shares(run: Run, shares: Shares) -> None:
     run.optimizer.schedule = schedule
     # As announced in the last step, after which nothing has been saved yet.
     run.sync.save_asked = sync.save_asked
-    keep_feedback(sync, run.sync)
+    rank = run.comm.rank
+    for name, values in run.sync.feedback.items():
+        # Rounding errors of what this rank still sends: a gradient, or the update of a matrix that it owns. Those of a matrix that
+        # changed owners are dropped.
+        kept = sync.feedback.get(name)
+        if kept is not None and (sync.owners.get(name) == rank) == (run.sync.owners.get(name) == rank):
+            values.copy_(kept)
     seconds = time.perf_counter() - begun
     run.journal.say(
         f"Rows per step are now {listing(shares.rows)} (before: {listing(before.rows)}), because the ranks have these speeds: "
@@ -139,16 +145,6 @@ def change_shares(run: Run, shares: Shares) -> None:
 
 def listing(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def keep_feedback(old: Sync, new: Sync) -> None:
-    """Keep rounding errors of what this rank still sends: a gradient, or the update
-    of a matrix that it owns. Those of a matrix that changed owners are dropped."""
-    rank = new.comm.rank
-    for name, values in new.feedback.items():
-        kept = old.feedback.get(name)
-        if kept is not None and (old.owners.get(name) == rank) == (new.owners.get(name) == rank):
-            values.copy_(kept)
 
 
 def offer(run: Run, ahead: bool = False) -> None:
@@ -233,7 +229,7 @@ def evaluate(run: Run) -> bool:
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run) as (batches, number):
-        totals = nats_and_bytes(run.model, watched_batches(run, batches, number), run.token_bytes)
+        totals = nats_and_bytes(run.model.losses, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")

@@ -61,15 +61,11 @@ def restore(run: Run) -> None:
         run.note(got.notice)
     with refusing_bad_content(folder, got.step):
         load_checkpoint(run, got.step, got.files)
-    run.saved = common_steps(comm, folder, got.step)
-    say(f"Resuming from step {got.step} of {folder}")
-
-
-def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
-    """The steps up to this one that every rank's folder has, so that older ones may go."""
-    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= last]
+    # The steps up to this one that every rank's folder has, so that older ones may go.
+    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= got.step]
     from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
-    return sorted(set(mine).intersection(*from_ranks))
+    run.saved = sorted(set(mine).intersection(*from_ranks))
+    say(f"Resuming from step {got.step} of {folder}")
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
@@ -118,8 +114,6 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     restore_shares(run, meta)
     loaders = restore_optimizer(run, folder, step, files)
     restore_progress(run.progress, meta, step)
-    if run.plan.timed:
-        run.progress.place = schedule_place(meta, step)
     # Earlier versions wrote a rank's own state under "mine" when it saved alone.
     states = [loaders["mine"]] * comm.world if "mine" in loaders else loaders.get("ranks") or [{}]
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
@@ -243,15 +237,10 @@ def restore_progress(progress: TrainingProgress, meta: dict[str, Any], step: int
     lowest, last = loop.get("min_val_bpb"), meta.get("val_bpb")
     progress.min_val_bpb = math.inf if lowest is None else float(lowest)
     progress.val_bpb = None if last is None else float(last)
-
-
-def schedule_place(meta: Mapping[str, Any], step: int) -> int:
-    """The place of a timed run; for one with a number of steps, from the steps made."""
-    kept = (meta.get("loop_state") or {}).get("place")
-    if kept is None:
-        steps = (meta.get("user_config") or {}).get("num_iterations") or 0
-        return min(WHOLE * step // steps, WHOLE) if steps > 0 else 0
-    return min(max(int(kept), 0), WHOLE)
+    # For a timed run; after one with a number of steps, from the steps made.
+    steps = (meta.get("user_config") or {}).get("num_iterations") or 0
+    place = loop.get("place", WHOLE * step // steps if steps > 0 else 0)
+    progress.place = min(max(int(place), 0), WHOLE)
 
 
 def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, step: int) -> None:

@@ -135,25 +135,21 @@ def save_alone(run: Run) -> str | None:
     if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
         # Lost during a save, after this rank's part of it.
         return None
-    try:
-        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **checkpoint_alone(run))
-    except NotSaved as error:
-        return str(error)
-    # A run that often loses ranks has no other time to do this.
-    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
-    run.journal.record("checkpoint", step, **saved, alone=True)
-    return f"saved step {step} to {run.checkpoints} without the lost rank."
-
-
-def checkpoint_alone(run: Run) -> dict[str, Any]:
-    """The last finished step, for checkpoint_manager.save."""
     run.optimizer.catch_up()
     state = run.optimizer.state_dict()
     owners, rank = run.sync.owners, run.comm.rank
     # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
     file = OptimizerLayout.of(run.optimizer).file({**state, SHARE: sorted(state["muon"])})
-    return whole_contents(run, file, [numerics.route()] * run.comm.world)
+    contents = whole_contents(run, file, [numerics.route()] * run.comm.world)
+    try:
+        saved = checkpoint_manager.save(run.checkpoints, step, rank, **contents)
+    except NotSaved as error:
+        return str(error)
+    # A run that often loses ranks has no other time to do this.
+    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
+    run.journal.record("checkpoint", step, **saved, alone=True)
+    return f"saved step {step} to {run.checkpoints} without the lost rank."
 
 
 def unsavable(run: Run) -> str | None:
