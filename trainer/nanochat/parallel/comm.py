@@ -81,20 +81,11 @@ class RankStatus(NamedTuple):
     """A rank's last position, and whether it is alive."""
 
     rank: int
-    host: str
-    phase: str
-    step: int
+    name: str
+    last: str
     collective: int
     alive: bool
     left: Failure | None  # its own message, if it failed
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} ({self.host})"
-
-    @property
-    def last(self) -> str:
-        return position(self.phase, self.step)
 
 
 def position(phase: str, step: int) -> str:
@@ -447,7 +438,8 @@ class Comm:
         for rank in others:
             dummy, host, phase, step, collective = _beat(last[rank])
             farewell = _farewell(left[rank]) if left[rank] else None
-            rows.append(RankStatus(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
+            name, at = f"rank {rank} ({host})", position(phase, step)
+            rows.append(RankStatus(rank, name, at, collective, last[rank] != first[rank], farewell))
         return rows
 
     def _failure(self, seen: Sequence[RankStatus]) -> Failure:
