@@ -224,7 +224,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""
-        shared = sync.training.shared_head
+        shared = sync.head
         return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
     def draw() -> torch.Tensor:

@@ -117,8 +117,8 @@ def change_shares(run: Run, shares: Shares) -> None:
     speeds = run.balancer.speeds
     run.comm.enter("share", run.progress.step)
     run.make_whole()
-    if run.training.shared_head is not None:
-        run.training.shared_head.wait_until_sent()
+    if sync.head is not None:
+        sync.head.wait_until_sent()
     optimizer, schedule = sync.whole_state(), run.optimizer.schedule
     run.rebuild(shares)
     run.optimizer.load_state_dict(optimizer)
@@ -183,7 +183,7 @@ def forward_backward(run: Run, batches: Sequence[Pair], token_ids: Tensor) -> Te
         on_ready = run.sync.on_ready if number == len(batches) else None
         loss += run.training.forward_backward(ids, targets, scale, on_ready)
     for dummy in range(len(batches), len(run.passes)):
-        run.training.join_pass(scale)
+        run.sync.join_pass(scale)
     return loss
 
 

@@ -154,7 +154,7 @@ def save_alone(run: Run) -> str | None:
 
 def unsavable(run: Run) -> str | None:
     """Why this rank cannot save the last finished step alone, if it cannot."""
-    if run.training.shared_head is not None:
+    if run.sync.head is not None:
         return "the head is split, and a part of it was lost with the rank"
     if run.sync.changing and run.optimizer.undo is None:
         return "its successor had begun to change the weights when a rank was lost"

@@ -157,9 +157,8 @@ def say_setup(run: Run, products: str) -> None:
     if settings.core_metric_every > 0:
         say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
-    if run.training.shared_head is not None:
-        parts = run.training.shared_head.sizes
-        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
+    if run.sync.head is not None:
+        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, run.sync.head.sizes))}")
 
 
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:

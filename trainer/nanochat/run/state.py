@@ -125,8 +125,8 @@ class Run:
     def make_whole(self) -> None:
         """Bring all weights up to date on every rank; all ranks must call it together."""
         self.optimizer.catch_up()
-        if self.training.shared_head is not None:
-            self.training.shared_head.gather()
+        if self.sync.head is not None:
+            self.sync.head.gather()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -135,8 +135,7 @@ class Run:
     @property
     def passes(self) -> list[int]:
         """This rank's rows in each pass of a step."""
-        together = self.training.shared_head is not None
-        return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
+        return passes_of(self.shares.rows, self.settings.device_batch_size, self.sync.head is not None)[self.comm.rank]
 
     def configured_shares(self) -> list[list[int]]:
         """The shares according to the settings."""
