@@ -98,7 +98,10 @@ class TrainingPass:
             if layer is backout_layer:
                 d.add_(dbackout)
             layer.backward(d, dstart)
-        self._lambdas_ready()
+        dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
+        for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
+            self.gradients[name].copy_(dlambdas[:, column])
+            self.context.ready(name)
         self._embed_backward(dstart.add_(d))
         return loss
 
@@ -126,12 +129,6 @@ class TrainingPass:
         dh_BTC[:, 1:, :SMEAR_CHANNELS].addcmul_(dgate, model.smear_gate.weight)
         gradients.add_rows(WTE, self.context.positions, norm_backward_(dh, h, self.h_factor))
         self.context.ready(WTE)
-
-    def _lambdas_ready(self) -> None:
-        dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
-        for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
-            self.gradients[name].copy_(dlambdas[:, column])
-            self.context.ready(name)
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x and the backout."""

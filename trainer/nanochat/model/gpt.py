@@ -141,9 +141,6 @@ class GPT(nn.Module):
             if gate is not None:
                 uniform(gate.weight, 0.0, 0.02)
         uniform(self.smear_gate.weight, 0.0, 0.02)
-        self._init_scalars()
-
-    def _init_scalars(self) -> None:
         layers = self.config.n_layer
         self.resid_lambdas.copy_(torch.linspace(1.15, 1.05, layers))
         self.x0_lambdas.copy_(torch.linspace(0.20, 0.05, layers))
