@@ -57,7 +57,7 @@ class Job:
         if not (base / "tokenizer").exists():
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
         folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
-        # All jobs use one library of matrix products, so that they can be compared bit for bit (routes.py).
+        # All jobs use one library of matrix products, so that they can be compared bit for bit (forked.always).
         return {**folders, "TEST_ROUTE": "mkl", **self.more.get(rank, {})}
 
     def start(
