@@ -11,6 +11,7 @@ with the list that makes them count, from one that has it.
 from __future__ import annotations
 
 import contextlib
+import io
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -199,7 +200,10 @@ def _take_files(comm: Comm, folder: Path, source: int, files: Sequence[FileEntry
         for file in files:
             if lacks:
                 received.append(NewFile(folder, file.name, comm.rank))
-            with (folder / file.name).open("rb") if comm.rank == source else contextlib.nullcontext() as sent:
+            ours: contextlib.AbstractContextManager[io.BufferedReader | None] = contextlib.nullcontext()
+            if comm.rank == source:
+                ours = (folder / file.name).open("rb")
+            with ours as sent:
                 for begin in range(0, file.bytes, CHUNK_BYTES):
                     chunk = torch.empty(min(CHUNK_BYTES, file.bytes - begin), dtype=torch.uint8)
                     if sent is not None:
