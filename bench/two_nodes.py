@@ -224,7 +224,7 @@ def work(model: Model, modes: Sequence[str], cycles: int, passes: int) -> dict[s
 
     def head_state(sync: Sync) -> DenseAdamW:
         """State of the whole head, or of this rank's part."""
-        shared = sync.training.shared_head
+        shared = sync.head
         return DenseAdamW(gpt.lm_head.weight.detach(), whole.group, shared.rows) if shared else whole
 
     def draw() -> torch.Tensor:
@@ -332,12 +332,12 @@ def add_expected(
     """Add the rehearsal's prediction for each way, and the choice of auto."""
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_model
     from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe
-    from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+    from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
 
-    shape = Shape(model.depth, 64, model.head_dim, model.length, "SSSL", VOCABULARY)
+    shape = ModelConfig.from_depth(model.depth, 64, model.head_dim, model.length, VOCABULARY)
     hosts, rows_of_node = ("one", "two"), passes * model.rows
     batch = 2 * rows_of_node * model.length, model.rows
-    job = step_model.StepJob(hosts, (rows_of_node,) * 2, describe(shape), *batch, sync_open=True).with_sync(
+    job = step_model.StepJob(hosts, (rows_of_node,) * 2, describe(shape, 64), *batch, sync_open=True).with_sync(
         "exact", "auto"
     )
     each = step_model.speeds_of(hosts, dict(zip(hosts, speeds, strict=True)))

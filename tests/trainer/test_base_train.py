@@ -60,18 +60,11 @@ def test_start_up_says_what_will_happen(job: Job) -> None:
 
 
 def test_every_rank_records_what_it_did(job: Job) -> None:
+    """tests/pins has the figures of these events."""
     for rank in (0, 1):
         (start,) = job.events("start", rank)
-        assert (start["rank"], start["world"], start["run"], start["resumed_from"]) == (rank, 2, "tiny", None)
-        assert start["model"]["parameters"]["total"] == 528488
-        steps = job.events("step", rank)
-        assert [event["step"] for event in steps] == list(range(STEPS))
-        assert all(event.keys() >= STEP_KEYS for event in steps)
-        assert all(event["bytes_sent"] > 0 for event in steps)
-        assert [event["identical"] for event in job.events("digest", rank)] == [True, True]
-        (end,) = job.events("end", rank)
-        assert (end["reason"], end["steps"], end["identical"]) == ("finished", STEPS, True)
-        assert end["last_loss"] == steps[-1]["loss"]
+        assert (start["run"], start["resumed_from"]) == ("tiny", None)
+        assert all(event.keys() >= STEP_KEYS and event["bytes_sent"] > 0 for event in job.events("step", rank))
         beat = json.loads((job.base(rank) / f"heartbeat-rank{rank}.json").read_text())
         assert (beat["phase"], beat["step"], beat["steps"], beat["world"]) == ("end", STEPS, STEPS, 2)
     assert [e["step"] for e in job.events("eval")] == [5, 10, STEPS]

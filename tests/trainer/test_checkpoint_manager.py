@@ -27,9 +27,9 @@ OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(4), "step": 3}}, "param_groups"
 LOADER = {"cursor": [0, 1, 2, 3], "tokens": torch.arange(5, dtype=torch.int32)}
 
 
-def save(folder: Path, step: int, rank: int = 0) -> checkpoints.Saved:
+def save(folder: Path, step: int, rank: int = 0) -> None:
     whole: dict[str, Any] = {"model": MODEL, "meta": META} if rank == 0 else {}
-    return checkpoints.save(folder, step, rank, OPTIMIZER, LOADER, **whole)
+    checkpoints.save(folder, step, rank, OPTIMIZER, LOADER, **whole)
 
 
 def names(folder: Path) -> list[str]:

@@ -97,7 +97,7 @@ class Hosts:
     def choose(self, wanted: int = -1, training: str = "") -> list[ChosenStep | None]:
         def one(comm: ThreadComm) -> ChosenStep | None:
             folder = self.folders[comm.rank]
-            return resume.choose_step(comm, folder, wanted, resume.find_training(comm, folder, training))
+            return resume.choose_step(comm, folder, wanted, resume.find_training(comm, folder, training)[1])
 
         return together(len(self.folders), one)
 
@@ -208,7 +208,7 @@ def test_a_step_of_another_training_is_set_aside_before_its_number_is_received(h
 
 def test_nothing_is_sent_if_all_ranks_have_the_same_files(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.save(10, 0, 1)
-    monkeypatch.setattr(ThreadComm, "broadcast_bytes", None)
+    monkeypatch.setattr(ThreadComm, "broadcast", None)
     assert hosts.obtain() == [0, 1]
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import forked
 import pytest
 import ranks
-from trainings import Job
+from trainings import Told
 
 AT_ONCE = 4
 # Longer than any wait may take, and shorter than a test would like to wait.
@@ -38,18 +38,14 @@ CASES = [
 ]
 
 
-class Freezing(Job):
+class Freezing(Told):
     """A run of two ranks of which one is frozen (SIGSTOP)."""
 
     def __init__(self, folder: Path, case: str) -> None:
         super().__init__(folder / case.replace(":", "-"), 2)
         phase, rank = case.split(":")
         self.frozen = int(rank)
-        self.more = {one: {"TOLD_PHASE": str(self.folder / f"phase{one}")} for one in range(2)}
-        self.more[self.frozen]["FREEZE_IN"] = " ".join(map(str, PHASES[phase]))
-
-    def argv(self, flags: Sequence[str]) -> list[str]:
-        return ["-m", "told_phases", *super().argv(flags)[2:]]
+        self.more[self.frozen] = {"FREEZE_IN": " ".join(map(str, PHASES[phase]))}
 
 
 class Ended(NamedTuple):

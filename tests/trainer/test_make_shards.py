@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -28,20 +29,18 @@ class Done(NamedTuple):
     err: str
 
 
-class Run:
-    """Runs a script's main as the command line would, without a new process and its import of torch."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-
-    def __call__(self, script: ModuleType, *arguments: object) -> Done:
-        code = exit_code(lambda: script.main([str(argument) for argument in arguments]))
-        return Done(code, *self.capsys.readouterr())
+Run = Callable[..., Done]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
+    """Runs a script's main as the command line would, without a new process and its import of torch."""
+
+    def called(script: ModuleType, *arguments: object) -> Done:
+        code = exit_code(lambda: script.main([str(argument) for argument in arguments]))
+        return Done(code, *capsys.readouterr())
+
+    return called
 
 
 def digests(folder: Path) -> dict[str, str]:

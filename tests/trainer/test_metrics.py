@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from ranks import wait_until
 
-from nanochat.record.dump import memory_bytes
+from nanochat.record.dump import answer_request, memory_bytes
 from nanochat.record.metrics import Heartbeat, Metrics
 
 
@@ -87,3 +88,24 @@ def test_memory_is_what_this_process_holds() -> None:
     before = memory_bytes()
     block = bytearray(os.urandom(1024)) * (64 * 1024)
     assert memory_bytes() - before > len(block) // 2
+
+
+def test_field_19_a_request_is_answered_with_the_stack_of_a_waiting_thread(tmp_path: Path) -> None:
+    release, waiting = threading.Event(), threading.Event()
+
+    def stands_still() -> None:
+        waiting.set()
+        release.wait()
+
+    thread = threading.Thread(target=stands_still, name="stuck")
+    thread.start()
+    try:
+        waiting.wait()
+        (tmp_path / "dump-request-rank3").touch()
+        assert answer_request(tmp_path, 3)
+        answer = json.loads((tmp_path / "dump-rank3.json").read_text())
+    finally:
+        release.set()
+        thread.join()
+    assert any("in stands_still: release.wait()" in frame for frame in answer["stacks"]["stuck"])
+    assert [path.name for path in tmp_path.iterdir()] == ["dump-rank3.json"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from routes import always
+from forked import always
 
 from nanochat.model import kernels, numerics
 from nanochat.model.fused import kernel_shape

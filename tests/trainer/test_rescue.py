@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 import ranks
 import torch
+from forked import always
 from kill_and_resume import same
-from routes import always
 from test_chat_sft import Chat
 from test_faults import enter_folder, ready
 from trainings import STEPS, Job

@@ -20,8 +20,7 @@ from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import Notice
 from nanochat.rules.schedule import StepSchedule
 from nanochat.run.feed import Feed
-from nanochat.run.loop import train, train_step
-from nanochat.run.reshare import change_shares
+from nanochat.run.loop import change_shares, train, train_step
 from nanochat.run.setup import start_event
 
 if TYPE_CHECKING:

@@ -145,14 +145,14 @@ def train_step(sync: Sync, step: int, batches: list[Tensor], passes: int, scale:
         on_ready = sync.on_ready if number == len(batches) else None
         loss += sync.training.forward_backward(ids, targets, scale, on_ready)
     for dummy in range(len(batches), passes):
-        sync.training.join_pass(scale)
+        sync.join_pass(scale)
     return sync.step(loss, StepSchedule(0.5, 0.9, 0.01))
 
 
 def finished(sync: Sync, losses: list[float], sent: int) -> Trained:
     sync.optimizer.catch_up()
-    if sync.training.shared_head is not None:
-        sync.training.shared_head.gather()
+    if sync.head is not None:
+        sync.head.gather()
     state = sync.whole_state()
     states = {**state["muon"], HEAD: state["adamw"][HEAD]}
     parts = {f"{name} {part}": tensor for name, one in states.items() for part, tensor in one.items()}

@@ -1,8 +1,8 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""scripts.base_train, with the process and its phase in a file from the first moment on, for who waits to kill it; or which stops
-itself in the phase and step of FREEZE_IN."""
+"""scripts.base_train, with its phase in a file from the first moment on, for who waits to kill it; or which stops itself in the
+phase and step of FREEZE_IN."""
 
 from __future__ import annotations
 
@@ -14,26 +14,20 @@ FREEZE = os.environ.get("FREEZE_IN", "never 0").split()
 HANDLE = os.open(os.environ["TOLD_PHASE"], os.O_WRONLY | os.O_CREAT)
 
 
-def tell(phase: str, step: int) -> None:
+def tell(phase: str) -> None:
     """One short write at the start of the file, so that nobody reads half of it."""
-    os.pwrite(HANDLE, f"{os.getpid()} {phase} {step}".ljust(64).encode(), 0)
+    os.pwrite(HANDLE, phase.ljust(64).encode(), 0)
 
 
 def main() -> int:
-    from routes import always
-
-    from nanochat.model import numerics
     from nanochat.record import metrics
     from scripts import base_train
-
-    # A run that resumes must get the same result with any choice.
-    numerics.choose = always(os.environ["TEST_ROUTE"])  # type: ignore[assignment]
 
     enter = metrics.Heartbeat.enter
 
     def told(self: metrics.Heartbeat, phase: str, step: int, collective: int = 0) -> None:
         enter(self, phase, step, collective)
-        tell(phase, step)
+        tell(phase)
         if phase == FREEZE[0] and step >= int(FREEZE[1]):
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -42,7 +36,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    tell("import", 0)
+    tell("import")
     from nanochat.kit.common import exit_code
 
     sys.exit(exit_code(main))

@@ -57,7 +57,7 @@ class Job:
         if not (base / "tokenizer").exists():
             (base / "tokenizer").symlink_to(self.data / "tokenizer")
         folders = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_DATA_DIR": str(self.data / "base_data_climbmix")}
-        # All jobs use one library of matrix products, so that they can be compared bit for bit (routes.py).
+        # All jobs use one library of matrix products, so that they can be compared bit for bit (forked.always).
         return {**folders, "TEST_ROUTE": "mkl", **self.more.get(rank, {})}
 
     def start(
@@ -114,3 +114,21 @@ class Job:
         """Damage the weights of a checkpoint of these ranks, by default of all."""
         for path in {self.checkpoints(rank) / f"model_{step:06d}.pt" for rank in ranks or range(self.world)}:
             flip(path)
+
+
+class Told(Job):
+    """A job whose ranks write their phases into files (told_phases.py)."""
+
+    def argv(self, flags: Sequence[str]) -> list[str]:
+        return ["-m", "told_phases", *super().argv(flags)[2:]]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {**super().environment(rank), "TOLD_PHASE": str(self.told(rank))}
+
+    def told(self, rank: int) -> Path:
+        return self.folder / f"phase{rank}"
+
+    def phase(self, rank: int) -> str:
+        """The phase of a rank; empty before its first."""
+        words = self.told(rank).read_text(encoding="ascii").split() if self.told(rank).exists() else []
+        return words[0] if words else ""

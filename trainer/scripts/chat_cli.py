@@ -16,7 +16,7 @@ import codecs
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from nanochat.data import conversation, tokenizer
@@ -68,12 +68,6 @@ def choose_folder(source: str, tag: str | None) -> tuple[str, Path]:
     return name, place
 
 
-def is_fine_tuned(folder: Path, step: int) -> bool:
-    """Whether the checkpoint's metadata says it was trained on conversations."""
-    settings = checkpoint_manager.load_meta(folder, step).get("user_config")
-    return isinstance(settings, dict) and bool(settings.get("conversations"))
-
-
 COMMANDS = "Ctrl-C interrupts an answer, Ctrl-D or /quit exits, /clear starts a new conversation."
 
 
@@ -97,34 +91,26 @@ class Dialogue:
             self.messages = self.messages[2:]
         return ids if len(ids) <= self.room else [self.tokens.bos, *ids[1 - self.room :]]
 
-    def say(self, text: str) -> Iterator[str]:
-        """Stream the answer."""
-        ids, said = self.prompt(text), []
+    def show(self, text: str) -> None:
+        """Print the answer as it is generated; Ctrl-C stops it."""
+        ids, said = self.prompt(text), list[int]()
         stops = engine.stops(self.tokens)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.turn += 1
         seed, top_k = self.args.seed + self.turn - 1, self.args.top_k or None
+        if not self.answers:
+            print(text, end="", flush=True)
         try:
             for token in engine.generate(self.model, ids, self.most, self.args.temperature, top_k, seed, stops):
                 said.append(token)
-                yield decoder.decode(self.tokens.encoding.decode_single_token_bytes(token))
-            yield decoder.decode(b"", final=True)
-        finally:
-            # Also after an interrupted answer.
-            if self.answers:
-                self.messages.append({"role": "assistant", "content": self.tokens.decode(said)})
-
-    def show(self, text: str) -> None:
-        """Print the answer as it is generated; Ctrl-C stops it."""
-        if not self.answers:
-            print(text, end="", flush=True)
-        with contextlib.closing(self.say(text)) as pieces:  # type: ignore[type-var]
-            try:
-                for piece in pieces:
-                    print(UNSEEN.sub("", piece), end="", flush=True)
-            except KeyboardInterrupt:
-                print(" [stopped]", end="")
+                piece = decoder.decode(self.tokens.encoding.decode_single_token_bytes(token))
+                print(UNSEEN.sub("", piece), end="", flush=True)
+            print(UNSEEN.sub("", decoder.decode(b"", final=True)), end="")
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
         print(flush=True)
+        if self.answers:
+            self.messages.append({"role": "assistant", "content": self.tokens.decode(said)})
 
     def run(self) -> None:
         """Read and answer until end of input."""
@@ -157,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, folder = choose_folder(args.source, args.model_tag)
     step = engine.newest_model(folder) if args.step is None else args.step
     model = engine.load_model(folder, step, tokens)
-    talk = Dialogue(model, tokens, args, source == SFT.name or is_fine_tuned(folder, step))
+    settings = checkpoint_manager.load_meta(folder, step).get("user_config")
+    was_fine_tuned = isinstance(settings, dict) and bool(settings.get("conversations"))
+    talk = Dialogue(model, tokens, args, source == SFT.name or was_fine_tuned)
     if args.prompt:
         talk.show(args.prompt)
         return

@@ -53,14 +53,6 @@ def meet(environ: Mapping[str, str], timeout: float) -> Comm:
     return comm
 
 
-def check_sums(comm: Comm) -> None:
-    """Check sums whose every element is known."""
-    one = torch.arange(4096, dtype=torch.float32)
-    total = comm.all_reduce(one * (comm.rank + 1), "a known sum")
-    if not torch.equal(total, one * (comm.world * (comm.world + 1) // 2)):
-        raise UserError("the sum is wrong: ranks of different runs may have mixed.")
-
-
 def measure(comm: Comm, size: int, rounds: int) -> dict[str, float]:
     """Milliseconds of a small all-reduce and of a small message, and Mbit/s sent per rank during large all-reduces."""
     small = statistics.median(timed(comm, lambda: sum_up(comm, torch.zeros(1))) for dummy in range(SMALL_ROUNDS))
@@ -119,7 +111,10 @@ def check(environ: Mapping[str, str], timeout: float, size: int, rounds: int) ->
     try:
         comm = meet(environ, timeout)
         result.update(phase="all-reduce", rank=comm.rank, world=comm.world)
-        check_sums(comm)
+        one = torch.arange(4096, dtype=torch.float32)
+        total = comm.all_reduce(one * (comm.rank + 1), "a known sum")
+        if not torch.equal(total, one * (comm.world * (comm.world + 1) // 2)):
+            raise UserError("the sum is wrong: ranks of different runs may have mixed.")
         result.update(measure(comm, size, rounds), ok=True, phase="done")
     except UserError as error:
         result["error"] = str(error).rstrip(".")

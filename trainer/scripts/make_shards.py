@@ -22,7 +22,7 @@ import inspect
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,24 +57,22 @@ class ReadTexts(NamedTuple):
 def list_files(sources: Sequence[Path], suffixes: Sequence[str], left_out: Sequence[str] = PACKAGES) -> list[Path]:
     """Every regular file under the sources, without hidden files and outside links."""
     files: list[Path] = []
+
+    def stop(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}.") from None
+
     for source in sources:
         if source.is_file():
             files.append(source)
             continue
         if not source.is_dir():
             raise UserError(f"--from {source}: neither a file nor a folder.")
-        files.extend(path for path in _walk(source, left_out) if not suffixes or path.suffix in suffixes)
+        for root, folders, names in os.walk(source, onerror=stop):
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
+            paths = (Path(root, name) for name in sorted(names) if not name.startswith("."))
+            regular = (path for path in paths if path.is_file() and not path.is_symlink())
+            files.extend(path for path in regular if not suffixes or path.suffix in suffixes)
     return files
-
-
-def _walk(folder: Path, left_out: Sequence[str]) -> Iterator[Path]:
-    def stop(error: OSError) -> None:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}.") from None
-
-    for root, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
-        paths = (Path(root, name) for name in sorted(names) if not name.startswith("."))
-        yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def cut(text: str, longest: int) -> list[str]:
@@ -96,11 +94,8 @@ def prose(program: str) -> str:
         return ""
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     texts = [inspect.cleandoc(text) for text in constants if isinstance(text, str) and len(text) >= LEAST_PROSE]
-    return "\n\n".join(text for text in texts if is_prose(text))
-
-
-def is_prose(text: str) -> bool:
-    return sum(character.isalpha() or character.isspace() for character in text) > PROSE_LETTERS * len(text)
+    letters = {text: sum(character.isalpha() or character.isspace() for character in text) for text in texts}
+    return "\n\n".join(text for text in texts if letters[text] > PROSE_LETTERS * len(text))
 
 
 def read_documents(files: Sequence[Path], longest: int, only_prose: bool = False) -> ReadTexts:

@@ -55,35 +55,34 @@ class Replay:
             "token_bytes_sum": int(self.token_bytes.sum()),
         }
 
-    def loader(self, case: Json, position: Json | None = None) -> Loader:
+    def batches(self, case: Json, last: int, position: Json | None = None) -> list[Json]:
+        """The batches of one loader up to this number, each with the position after it."""
         split, rows, length, rank, world = (case[name] for name in ("split", "B", "T", "rank", "world"))
-        return Loader(self.tokenizer, self.shards, split, rows, length, rank, world, position=position)
+        loader = Loader(self.tokenizer, self.shards, split, rows, length, rank, world, position=position)
+        with contextlib.closing(loader):
+            drawn = (loader.next_batch() for dummy in range(last + 1))
+            return [{"x": digest(x), "y": digest(y), "state": loader.position()} for x, y in drawn]
 
     def case(self, case: Json) -> Json:
-        """The requested batches of one loader, each with the position after it."""
-        wanted = {int(batch["i"]) for batch in case["batches"]}
-        found: dict[int, Json] = {}
-        with contextlib.closing(self.loader(case)) as loader:
-            for number in range(max(wanted, default=-1) + 1):
-                x, y = loader.next_batch()
-                if number in wanted:
-                    found[number] = {"i": number, "x": digest(x), "y": digest(y), "state": loader.position()}
-        where = {name: case[name] for name in WHERE}
-        return {**where, "batches": [found[int(batch["i"])] for batch in case["batches"]]}
+        """The requested batches of one loader."""
+        wanted = [int(batch["i"]) for batch in case["batches"]]
+        found = self.batches(case, max(wanted, default=-1))
+        return {
+            **{name: case[name] for name in WHERE},
+            "batches": [{"i": number, **found[number]} for number in wanted],
+        }
 
     def resume(self, case: Json, like: Json) -> Json:
         """The first batch after a position."""
-        with contextlib.closing(self.loader({**like, **case}, case["state_in"])) as loader:
-            x, y = loader.next_batch()
-            kept = {name: case[name] for name in (*WHERE, "state_in") if name in case}
-            return {**kept, "x": digest(x), "y": digest(y), "state_out": loader.position()}
+        [found] = self.batches({**like, **case}, 0, case["state_in"])
+        kept = {name: case[name] for name in (*WHERE, "state_in") if name in case}
+        return {**kept, "x": found["x"], "y": found["y"], "state_out": found["state"]}
 
 
 def replay(cases: Json, data: Path) -> Json:
     """Recompute the whole file."""
     run = Replay(data)
-    out = run.summary()
-    out["loader"] = [run.case(case) for case in cases.get("loader", [])]
+    out = {**run.summary(), "loader": [run.case(case) for case in cases.get("loader", [])]}
     if "resume" in cases:
         # The golden file's resume case omits these three, which all cases share.
         first: Json = next(iter(out["loader"]), {"B": 2, "T": 64})

@@ -54,12 +54,11 @@ class System(TypedDict):
 
 
 class Dump(TypedDict, total=False):
-    """The trainer's answer: the stacks of its threads, and Gloo's flight record for people."""
+    """The trainer's answer: the stacks of its threads."""
 
     time: object
     pid: object
     stacks: Dict[str, List[str]]
-    flight: object
 
 
 class RankEvidence(TypedDict):

@@ -28,7 +28,7 @@ from .evidence import Dump, OtherProcess, RankEvidence, RankProcess, System
 
 Run = Callable[[List[str]], Tuple[int, str, str]]
 
-# The trainer's heartbeat thread checks for this file every second and answers with its stacks and flight record.
+# The trainer's heartbeat thread checks for this file every second and answers with its stacks.
 REQUEST = "dump-request-rank%d"
 ANSWER = "dump-rank%d.json"
 ANSWER_SECONDS = 4.0
@@ -146,7 +146,7 @@ def _status_bytes(status: str, name: str) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
-# -- stacks and flight record, from the trainer -------------------------------------------------------------------------
+# -- stacks, from the trainer -------------------------------------------------------------------------------------------
 
 
 def ask(run_dir: str, rank: int, pid: Optional[int]) -> None:

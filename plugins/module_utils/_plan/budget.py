@@ -184,7 +184,7 @@ def settings_by_laws(asked: Asked, depth: int, hosts: int, most: float = math.in
     """The settings with this depth, and nanochat's laws for it: TARGET_RATIO tokens per parameter, but no more than `most`, and
     the batch for them."""
     run = dataclasses.replace(asked.run, depth=depth)
-    counts = [parameters(shape_of(run)._replace(depth=one)) for one in (depth, REFERENCE_DEPTH)]
+    counts = [parameters(shape_of(dataclasses.replace(run, depth=one))) for one in (depth, REFERENCE_DEPTH)]
     own, reference = (TARGET_RATIO * (count["transformer_matrices"] + count["lm_head"]) for count in counts)
     tokens, batch = int(min(most, own)), run.total_batch
     if "ddp_total_batch" not in asked.given:
@@ -200,7 +200,7 @@ def settings_by_laws(asked: Asked, depth: int, hosts: int, most: float = math.in
 
 def row_of(run: RunSettings, hosts: Sequence[Host]) -> Row:
     """Time and memory of a depth on these hosts."""
-    model = describe(shape_of(run))
+    model = describe(shape_of(run), run.aspect_ratio)
     speeds = {host.name: speed_at(host, model, run.device_batch) for host in hosts}
     needed = memory(shape_of(run), run.device_batch)["total"]
     room = [

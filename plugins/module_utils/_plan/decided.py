@@ -13,7 +13,7 @@ from typing import Sequence, Tuple
 
 from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, PREFIX, RunSettings, find
-from .._rules.model_size import Shape
+from .._rules.model_size import ModelConfig
 from .._rules.ways import WAYS, fits
 from . import stages
 from .hosts import Host
@@ -86,7 +86,7 @@ def decide(
     asked: Asked,
     matmul: str,
     tried: Tuple[str, ...],
-    shape: Shape,
+    shape: ModelConfig,
     by_rank: Sequence[Host],
     hosts: Sequence[Host],
     shared: HostShares,
@@ -96,7 +96,7 @@ def decide(
     ours, restarts = run.trainer_source == "ours", decide_restarts(asked)
     share_of = {host.name: share for host, share in zip(hosts, batch.rows)}
     rows = tuple(share_of.get(host.name, batch.device_batch) for host in by_rank)
-    names, model = tuple(host.name for host in by_rank), describe(shape)
+    names, model = tuple(host.name for host in by_rank), describe(shape, run.aspect_ratio)
     job = StepJob(names, rows, model, batch.total_batch, batch.device_batch, run.sync == AUTO)
     # The profile's number of hosts does not make steps slower.
     chose_hosts = is_set(asked, "min_hosts")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .._contract.plan import Model
 from .._contract.settings_table import RunSettings
-from .._rules.model_size import Shape, flops_per_token, parameters
+from .._rules.model_size import ModelConfig, flops_per_token, parameters, value_layers
 from .._rules.ways import packs
 
 FLOAT = 4
@@ -21,9 +21,11 @@ LOGIT_BYTES = 2**27 + 2**25
 LOGIT_COPIES = 3
 
 
-def shape_of(run: RunSettings) -> Shape:
+def shape_of(run: RunSettings) -> ModelConfig:
     """The sizes from the settings."""
-    return Shape(run.depth, run.aspect_ratio, run.head_dim, run.sequence, run.window_pattern, run.vocab_size)
+    return ModelConfig.from_depth(
+        run.depth, run.aspect_ratio, run.head_dim, run.sequence, run.vocab_size, run.window_pattern
+    )
 
 
 def head_work(model: Model) -> float:
@@ -32,25 +34,25 @@ def head_work(model: Model) -> float:
 
 
 def memory(
-    shape: Shape, device_batch: int, sync: str = "exact", ours: bool = True, parts_of_head: int = 1
+    shape: ModelConfig, device_batch: int, sync: str = "exact", ours: bool = True, parts_of_head: int = 1
 ) -> dict[str, int]:
     """Bytes of one rank by purpose, an estimate for float32. A head in parts has only that of this rank trained here; its
     weights, and its whole optimizer state during a save, are here anyway."""
     counts = parameters(shape)
     tables = counts["wte"] + counts["value_embeds"]
-    tokens = device_batch * shape.sequence
+    tokens = device_batch * shape.sequence_len
     dense = counts["total"] - (tables if ours else 0)
     apart = counts["lm_head"] if parts_of_head > 1 else 0
     hidden = 4 * tokens * parts_of_head * shape.n_embd if apart else 0
-    logits = FLOAT * tokens * shape.padded_vocab
+    logits = FLOAT * tokens * shape.padded_vocab_size
     parts = {
         "weights": FLOAT * counts["total"],
         # Send buffers for the other ranks; only the used rows of the embeddings.
         "gradients": FLOAT * ((dense - apart) * 2 + apart // parts_of_head + hidden)
-        + (FLOAT * tokens * shape.n_embd * (1 + len(shape.value_layers)) if ours else 0),
+        + (FLOAT * tokens * shape.n_embd * (1 + len(value_layers(shape))) if ours else 0),
         "adamw": FLOAT * 2 * (tables + counts["lm_head"] + counts["scalars"]),
         "muon": FLOAT * 2 * counts["transformer_matrices"],
-        "activations": FLOAT * tokens * shape.n_embd * shape.depth * ACTIVATIONS_PER_LAYER,
+        "activations": FLOAT * tokens * shape.n_embd * shape.n_layer * ACTIVATIONS_PER_LAYER,
         "logits": min(2 * logits, LOGIT_BYTES) if ours else LOGIT_COPIES * logits,
         # Rounding errors of each matrix gradient.
         "feedback": FLOAT * (counts["lm_head"] - apart + counts["transformer_matrices"]) if packs(sync) else 0,
@@ -60,20 +62,20 @@ def memory(
     return parts
 
 
-def checkpoint_bytes(shape: Shape, sync: str = "exact") -> int:
+def checkpoint_bytes(shape: ModelConfig, sync: str = "exact") -> int:
     """A checkpoint's size on one host: the weights, twice as much optimizer state, and the rounding errors."""
     counts = parameters(shape)
     feedback = counts["lm_head"] + counts["transformer_matrices"] if packs(sync) else 0
     return FLOAT * (3 * counts["total"] + feedback)
 
 
-def describe(shape: Shape) -> Model:
+def describe(shape: ModelConfig, aspect_ratio: int) -> Model:
     """The plan's `model`."""
     return {
-        "depth": shape.depth,
-        "aspect_ratio": shape.aspect_ratio,
+        "depth": shape.n_layer,
+        "aspect_ratio": aspect_ratio,
         "head_dim": shape.head_dim,
-        "sequence": shape.sequence,
+        "sequence": shape.sequence_len,
         "window_pattern": shape.window_pattern.upper(),
         "vocab_size": shape.vocab_size,
         "n_embd": shape.n_embd,

@@ -20,7 +20,7 @@ from .._contract.politeness import GUEST
 from .._contract.settings import Asked
 from .._contract.training import Launched
 from .._contract.validate import HIGHEST_PORT, LOWEST_PORT
-from .._rules.model_size import Shape
+from .._rules.model_size import ModelConfig
 from . import (
     budget,
     command,
@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
 
     asked: Asked
     decided: Decided
-    shape: Shape
+    shape: ModelConfig
     hosts: Sequence[Host]  # in the order of the inventory
     by_rank: Sequence[Host]
     endpoints: Mapping[str, Endpoint]
@@ -143,7 +143,7 @@ def document(inputs: Inputs) -> Plan:
         "data_ports": data_ports(by_rank),
         "manage_firewall": run.manage_firewall,
         "timeout_seconds": run.timeout,
-        "model": model_size.describe(inputs.shape),
+        "model": model_size.describe(inputs.shape, run.aspect_ratio),
         "training": training_of(inputs),
         "data": data_set.document(run, by_rank, inputs.here),
         "trainer": trainer_of(inputs),
@@ -176,7 +176,7 @@ def data_ports(hosts: Sequence[Host]) -> Ports:
 
 def training_of(inputs: Inputs) -> Training:
     asked, decided = inputs.asked.run, inputs.decided
-    run, model = decided.run, model_size.describe(inputs.shape)
+    run, model = decided.run, model_size.describe(inputs.shape, asked.aspect_ratio)
     tokens = run.total_batch * run.iterations
     training: Training = {
         "profile": run.profile,

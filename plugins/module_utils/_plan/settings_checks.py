@@ -15,7 +15,7 @@ from .._contract.settings import Asked
 from .._contract.settings_table import AUTO, LAST_SHARD, PREFIX, REMOVED_VARIABLES, RunSettings, find
 from .._kit import env_file
 from .._kit.words import named
-from .._rules.model_size import SMEAR_CHANNELS, Shape
+from .._rules.model_size import SMEAR_CHANNELS, ModelConfig
 from .._rules.ways import JOINED, LEAST_BLOCK, fits
 from . import stages
 from .command import flag_names, flags_in
@@ -36,10 +36,10 @@ def refused(problem: str) -> Finding:
     return finding("setting-refused", "", problem.rstrip("."))
 
 
-def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, decided: Decided) -> Iterator[str]:
+def problems(asked: Asked, hosts: Sequence[Host], shape: ModelConfig, decided: Decided) -> Iterator[str]:
     """All conflicts in the settings."""
     run = asked.run
-    yield from model_problems(shape)
+    yield from model_problems(run, shape)
     yield from stages.problems(run, decided.ours)
     yield from schedule_problems(run, decided)
     yield from keeper_problems(run, hosts, decided)
@@ -50,12 +50,12 @@ def problems(asked: Asked, hosts: Sequence[Host], shape: Shape, decided: Decided
     yield from extra_problems(run, decided)
 
 
-def model_problems(shape: Shape) -> Iterator[str]:
+def model_problems(run: RunSettings, shape: ModelConfig) -> Iterator[str]:
     if shape.head_dim % 2:
         yield f"ddp_head_dim is {shape.head_dim}; it must be even, because rotary embeddings rotate pairs: use {shape.head_dim + 1}."
     if shape.n_embd < SMEAR_CHANNELS:
         yield (
-            f"ddp_depth {shape.depth} x ddp_aspect_ratio {shape.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
+            f"ddp_depth {run.depth} x ddp_aspect_ratio {run.aspect_ratio} with ddp_head_dim {shape.head_dim} makes a model "
             f"{shape.n_embd} wide; it must be at least {SMEAR_CHANNELS}: use ddp_aspect_ratio 64."
         )
 
@@ -146,7 +146,7 @@ def source_problems(run: RunSettings, decided: Decided) -> Iterator[str]:
             )
 
 
-def compute_problems(run: RunSettings, shape: Shape, hosts: Sequence[Host]) -> Iterator[str]:
+def compute_problems(run: RunSettings, shape: ModelConfig, hosts: Sequence[Host]) -> Iterator[str]:
     """A ddp_sync that this model cannot have, and a ddp_matmul that these CPUs cannot."""
     if run.sync != AUTO and not fits(run.sync, shape.n_embd):
         yield f"ddp_sync is {run.sync}, but a model {shape.n_embd} wide cannot be divided into blocks of {LEAST_BLOCK}; use exact or bf16."

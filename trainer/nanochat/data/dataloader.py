@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import math
 import operator
 import os
@@ -77,43 +78,6 @@ class LoadedBatch(NamedTuple):
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class DocumentReader:
-    """This rank's documents, a slice of at most 128 at a time, epoch after epoch."""
-
-    def __init__(self, shards: Sequence[dataset.Shard], rank: int, world: int) -> None:
-        self.shards, self.rank, self.world = shards, rank, world
-
-    def groups(self, start: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-        """(file, row group, epoch) from just after the given position, forever."""
-        first, epoch = start["pq_idx"], start["epoch"]
-        # The position may be another rank's: this rank's first group of the next round.
-        group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
-        while True:
-            for index in range(first, len(self.shards)):
-                for one in range(group, len(self.shards[index].group_rows), self.world):
-                    yield index, one, epoch
-                group = self.rank
-            first, epoch = 0, epoch + 1
-
-    def slices(self, start: Mapping[str, int], within: Cursor | None = None) -> Iterator[tuple[list[str], Cursor]]:
-        """Texts and the cursor after them; with a cursor, first the rest of its row group."""
-        if within is not None:
-            yield from self._cut(within)
-        for index, group, epoch in self.groups(start):
-            yield from self._cut(Cursor(index, group, epoch, 0))
-
-    def _cut(self, begin: Cursor) -> Iterator[tuple[list[str], Cursor]]:
-        texts = self._read(begin.pq_idx, begin.rg_idx)
-        for number in range(begin.next_slice, -(-len(texts) // DOCUMENTS_AT_ONCE)):
-            first = number * DOCUMENTS_AT_ONCE
-            yield texts[first : first + DOCUMENTS_AT_ONCE], begin._replace(next_slice=number + 1)
-
-    def _read(self, index: int, group: int) -> list[str]:
-        path = self.shards[index].path
-        with dataset.open_shard(path) as file:
-            return dataset.read_group(file, path, group)
-
-
 class WaitingDocuments:
     """Documents waiting for a row, by length and then by age."""
 
@@ -135,31 +99,52 @@ class WaitingDocuments:
         dummy, number = self.order.pop(at)
         return self.tokens.pop(number)
 
-    def oldest_first(self) -> list[Tokens]:
-        """All waiting documents, in order of arrival."""
-        return list(self.tokens.values())
-
 
 class Packer:
     """Reads, tokenizes and packs one batch at a time, without a thread."""
 
-    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int) -> None:
-        self.tokenizer, self.reader, self.rows, self.length = tokenizer, reader, rows, length
+    def __init__(
+        self, tokenizer: Tokenizer, shards: Sequence[dataset.Shard], rows: int, length: int, rank: int, world: int
+    ) -> None:
+        self.tokenizer, self.shards, self.rows, self.length = tokenizer, shards, rows, length
+        self.rank, self.world = rank, world
         self.threads = min(MOST_THREADS, os.cpu_count() or 1)
         self.waiting = WaitingDocuments()
         self.cursor = Cursor(0, 0, 1, 0)
-        self.slices = reader.slices(START)
+        self.slices = self._slices(START)
 
     def resume_near(self, position: Mapping[str, int]) -> None:
         """Resume like upstream: at the next row group, with nothing waiting."""
-        self.slices = self.reader.slices(position)
+        self.slices = self._slices(position)
 
     def resume_exactly(self, cursor: Cursor, waiting: Sequence[Tokens]) -> None:
         """Resume as if nothing had been interrupted."""
         self.cursor = cursor
-        self.slices = self.reader.slices(cursor.position(), within=cursor)
+        self.slices = itertools.chain(self._cut(cursor), self._slices(cursor.position()))
         for tokens in waiting:
             self.waiting.add(tokens)
+
+    def _slices(self, start: Mapping[str, int]) -> Iterator[tuple[list[str], Cursor]]:
+        """This rank's documents from just after the given position, a slice of at most 128 at a time, epoch after epoch, and the
+        cursor after each."""
+        first, epoch = start["pq_idx"], start["epoch"]
+        # The position may be another rank's: this rank's first group of the next round.
+        group = (start["rg_idx"] // self.world + 1) * self.world + self.rank if start["rg_idx"] >= 0 else self.rank
+        while True:
+            for index in range(first, len(self.shards)):
+                for one in range(group, len(self.shards[index].group_rows), self.world):
+                    yield from self._cut(Cursor(index, one, epoch, 0))
+                group = self.rank
+            first, epoch = 0, epoch + 1
+
+    def _cut(self, begin: Cursor) -> Iterator[tuple[list[str], Cursor]]:
+        """The rest of a row group."""
+        path = self.shards[begin.pq_idx].path
+        with dataset.open_shard(path) as file:
+            texts = dataset.read_group(file, path, begin.rg_idx)
+        for number in range(begin.next_slice, -(-len(texts) // DOCUMENTS_AT_ONCE)):
+            first = number * DOCUMENTS_AT_ONCE
+            yield texts[first : first + DOCUMENTS_AT_ONCE], begin._replace(next_slice=number + 1)
 
     def batch(self) -> LoadedBatch:
         """The next batch: every row filled to the last token."""
@@ -170,8 +155,8 @@ class Packer:
         return LoadedBatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), self.cursor, self.left())
 
     def left(self) -> list[Tokens]:
-        """What was read and is not in a batch yet."""
-        return self.waiting.oldest_first()
+        """What was read and is not in a batch yet, in order of arrival."""
+        return list(self.waiting.tokens.values())
 
     def _fill(self, row: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         filled = 0
@@ -196,15 +181,15 @@ class Packer:
 
     def place(self) -> str:
         """The current reading position."""
-        return f"row group {self.cursor.rg_idx} of {self.reader.shards[self.cursor.pq_idx].path}"
+        return f"row group {self.cursor.rg_idx} of {self.shards[self.cursor.pq_idx].path}"
 
 
 class TextPacker(Packer):
     """Cuts our own shards into rows, so that an epoch has each token once as a target. Rows of a part of the shards, or of all that
     is left of an epoch, are mixed; no row of an epoch comes before the last one of the epoch before."""
 
-    def __init__(self, tokenizer: Tokenizer, reader: DocumentReader, rows: int, length: int) -> None:
-        super().__init__(tokenizer, reader, rows, length)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.ready: deque[Tokens] = deque()
         self.rest: Tokens = np.empty(0, dtype=np.int32)  # too short for a row
         self._ahead: tuple[list[str], Cursor] | None = None  # of the next epoch
@@ -272,7 +257,7 @@ class Loader:
         interrupted: whether to stop waiting; ahead: number of batches to prepare."""
         self.shards = shards = dataset.inspect_split(folder, split)
         kind = TextPacker if shards[0].every_token else Packer
-        self.packer = kind(tokenizer, DocumentReader(shards, rank, world), rows, length)
+        self.packer = kind(tokenizer, shards, rows, length, rank, world)
         if state is not None:
             cursor = Cursor(*map(operator.index, state["cursor"]))
             _checked(cursor.position(), len(shards), folder)
@@ -366,24 +351,16 @@ def why_not_exact(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> 
     """Why training cannot continue exactly at this state; empty if it can."""
     if "cursor" not in state:
         return "it does not say which documents were read, so some may be read twice or left out"
-    if names := changed(state, shards):
-        return f"the data have changed since ({some_of(names)}), and training continues with what is there now"
+    names, now = list(state.get("files", ())), {shard.path.name: shard.digest for shard in shards}
+    # Older states have no digests.
+    before = dict(zip(names, state.get("digests") or [now.get(name) for name in names], strict=True))
+    if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        more = f" and {len(changed) - SHOWN_NAMES} more" if len(changed) > SHOWN_NAMES else ""
+        shown = ", ".join(changed[:SHOWN_NAMES]) + more
+        return f"the data have changed since ({shown}), and training continues with what is there now"
     if state.get("world") != 1 or len(state["cursor"]) != len(Cursor._fields):
         return "in the version that made it each rank read documents of its own, so some may be read twice or left out"
     return ""
-
-
-def changed(state: Mapping[str, Any], shards: Sequence[dataset.Shard]) -> list[str]:
-    """Names of the files that were added, removed or changed since this state; older states have no digests."""
-    names, now = list(state.get("files", ())), {shard.path.name: shard.digest for shard in shards}
-    before = dict(zip(names, state.get("digests") or [now.get(name) for name in names], strict=True))
-    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are."""
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
@@ -394,9 +371,7 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
-    missing = START.keys() - position.keys()
-    whole = not missing and all(isinstance(position[key], int) and not isinstance(position[key], bool) for key in START)
-    if not whole or not 0 <= position["pq_idx"] < files:
+    if any(type(position.get(key)) is not int for key in START) or not 0 <= position["pq_idx"] < files:
         at = dict(position)
         raise DataError(
             f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."

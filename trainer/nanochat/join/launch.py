@@ -36,19 +36,14 @@ OURS: list[ModuleType] = []  # keeps our modules alive after make_room
 
 def flags(description: str) -> argparse.ArgumentParser:
     """Our command line, before the script's name."""
-    result = argparse.ArgumentParser(prog="join.py", description=description)
-    result.add_argument("--timeout-seconds", type=float, default=300.0, help="timeout when waiting for another rank")
-    result.add_argument("--run-dir", default="", help="folder of metrics and heartbeat (default: $NANOCHAT_BASE_DIR)")
-    result.add_argument("--tracker", default="none", choices=("none", "mlflow", "wandb"))
-    result.add_argument("--tracker-uri", default="")
+    result = make_parser(only=("timeout_seconds", "run_dir", "tracker", "tracker_uri", "resume", "keep_checkpoints"))
+    result.prog, result.description = "join.py", description
     result.add_argument("--sync", default="exact", choices=JOINED, help="see base_train --help")
-    result.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint on any rank")
     result.add_argument(
         "--base-checkpoints",
         metavar="FOLDER",
         help="for chat_sft: .../base_checkpoints/TAG of another run, whose newest model it continues; every rank gets it",
     )
-    result.add_argument("--keep-checkpoints", type=int, default=2, help="number of checkpoints to keep; -1: all")
     result.add_argument("script", help="a module of the checkout: scripts.base_train")
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags")
     return result
@@ -72,18 +67,14 @@ def launch(description: str) -> int:
     except KeyboardInterrupt:
         return program.fail(journal, comm, UserError("interrupted before its end.", Cause.STOPPED))
     except BaseException as error:
+        # In the checkout's code.
         traceback.print_exc()
-        return program.fail(journal, comm, error_of_script(options.script, error))
+        line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in line
+        text = f"{options.script}: {type(error).__name__}: {line}; its stack is in the log of this rank."
+        return program.fail(journal, comm, UserError(text, Cause.OOM if out_of_memory else Cause.BUG))
     journal.end(reason)
     return 0
-
-
-def error_of_script(script: str, error: BaseException) -> UserError:
-    """A sentence for an error in the checkout's code; the log has the stack above it."""
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in line
-    text = f"{script}: {type(error).__name__}: {line}; its stack is in the log of this rank."
-    return UserError(text, Cause.OOM if out_of_memory else Cause.BUG)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -167,22 +158,17 @@ def base_model_flags(options: argparse.Namespace, comm: Comm, script: Script) ->
         raise UserError(
             f"no rank has a checkpoint in {folder}, which {options.script} needs; train a base model first."
         )
-    link_folder(folder, base_dir() / folder.parent.name / folder.name)
+    link = base_dir() / folder.parent.name / folder.name
+    if link.resolve() != folder.resolve():
+        if link.exists() and not link.is_symlink():
+            raise UserError(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.resolve())
     script.base = (folder, step)
     script.journal.say(f"{options.script} continues from step {step} in {folder}")
     # Without it each rank would load its own newest checkpoint, whole or not.
     return [] if is_given(options, "--model-step") else [f"--model-step={step}"]
-
-
-def link_folder(folder: Path, link: Path) -> None:
-    """Make a folder of checkpoints available under another name."""
-    if link.resolve() == folder.resolve():
-        return
-    if link.exists() and not link.is_symlink():
-        raise UserError(f"{link} has its own checkpoints, so those of {folder} cannot be put there; move it away.")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.resolve())
 
 
 def call(name: str, arguments: list[str]) -> None:

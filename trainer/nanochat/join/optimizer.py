@@ -18,7 +18,8 @@ from torch import Tensor
 from nanochat.join.exchange import Exchange
 from nanochat.join.world import World
 from nanochat.kit.common import UserError
-from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable, muon_shapes
+from nanochat.model.optim import muon_shapes
+from nanochat.run.optim_file import OURS_KEY, OptimizerLayout, Unusable
 
 SMALL = 1024
 FILES_KEY = "nanochat_ddp_files"

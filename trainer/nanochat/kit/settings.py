@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -206,8 +206,8 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} ({self.prog} --help lists every flag).")
 
 
-def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
-    """The command line, one flag for each field."""
+def make_parser(kind: type[Settings] = Settings, only: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The command line, one flag for each field, or only these."""
     parser = _Parser(
         prog=f"python -m {kind.script}",
         description=f"{kind.purpose}, alone or under torchrun.",
@@ -221,7 +221,7 @@ def make_parser(kind: type[Settings] = Settings) -> argparse.ArgumentParser:
         "str | None": str,
         "tuple[int, ...]": _by_rank,
     }
-    for field in dataclasses.fields(kind):
+    for field in [field for field in dataclasses.fields(kind) if not only or field.name in only]:
         flag, text = flag_of(field.name), field.metadata["help"].replace("%", "%%")
         if field.type == "bool":
             parser.add_argument(flag, action="store_true", help=text)
@@ -341,8 +341,13 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
     given = f"--total-batch-size {total_batch_size}"
     if rest or rows < world:
         raise UserError(f"{given}: not a whole number of rows of --max-seq-len {length} for {world} rank(s).")
-    if settings.rank_rows:
-        return _given_shares(settings, rows, world)
+    if shares := list(settings.rank_rows):
+        if len(shares) != world:
+            refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
+        if sum(shares) != rows:
+            want = f"a step of {total_batch_size} tokens has {rows} row(s)"
+            refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
+        return shares
     if rows % (world * micro):
         step = world * micro * length
         raise UserError(
@@ -350,16 +355,6 @@ def rank_shares(settings: Settings, total_batch_size: int, world: int) -> list[i
             f"the nearest valid value is {max(1, round(total_batch_size / step)) * step}."
         )
     return [rows // world] * world
-
-
-def _given_shares(settings: Settings, rows: int, world: int) -> list[int]:
-    shares = list(settings.rank_rows)
-    if len(shares) != world:
-        refuse(settings, "rank_rows", f"names {len(shares)} rank(s), but this job has {world}")
-    if sum(shares) != rows:
-        want = f"a step of {rows * settings.max_seq_len} tokens has {rows} row(s)"
-        refuse(settings, "rank_rows", f"adds up to {sum(shares)} row(s), but {want}")
-    return shares
 
 
 def user_config(settings: Settings) -> dict[str, Any]:

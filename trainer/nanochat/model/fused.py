@@ -29,7 +29,7 @@ from torch import Tensor
 from nanochat.kit.common import UserError
 from nanochat.model.gpt import GPT
 from nanochat.model.gradients import HEAD, MATMUL_TYPES, WTE, is_table, unique_ids
-from nanochat.model.head import Head, HeadPart, WholeHead
+from nanochat.model.head import Head, WholeHead
 from nanochat.model.kernels import KernelShape, norm_backward_
 from nanochat.model.layers import LayerPass, OnReady, PassContext, norm_into
 from nanochat.rules.causes import Cause
@@ -58,8 +58,8 @@ def kernel_shape(config: ModelConfig, batch: int, matmul: str) -> KernelShape:
 class TrainingPass:
     """Buffers and gradients for training one model."""
 
-    def __init__(self, model: GPT, matmul: str = "fp32", shared_head: HeadPart | None = None) -> None:
-        self.model, self.shared_head = model, shared_head
+    def __init__(self, model: GPT, matmul: str = "fp32", shared_head: Head | None = None) -> None:
+        self.model = model
         self.context = PassContext(model, MATMUL_TYPES[matmul], without=(HEAD,) if shared_head else ())
         self.step_gradients = self.context.gradients
         self.gradients, self.ready_order = self.step_gradients.tensors, self.step_gradients.ready_order
@@ -98,16 +98,12 @@ class TrainingPass:
             if layer is backout_layer:
                 d.add_(dbackout)
             layer.backward(d, dstart)
-        self._lambdas_ready()
+        dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
+        for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
+            self.gradients[name].copy_(dlambdas[:, column])
+            self.context.ready(name)
         self._embed_backward(dstart.add_(d))
         return loss
-
-    @torch.no_grad()
-    def join_pass(self, scale: float) -> None:
-        """Take part with this rank's part of a shared head in a pass for which it has no rows."""
-        if self.shared_head is not None:
-            self.shared_head.start_pass()
-            self.shared_head.take_part(scale)
 
     def _embed(self) -> Tensor:
         """Normed embeddings, each smeared with its predecessor."""
@@ -133,12 +129,6 @@ class TrainingPass:
         dh_BTC[:, 1:, :SMEAR_CHANNELS].addcmul_(dgate, model.smear_gate.weight)
         gradients.add_rows(WTE, self.context.positions, norm_backward_(dh, h, self.h_factor))
         self.context.ready(WTE)
-
-    def _lambdas_ready(self) -> None:
-        dlambdas = torch.stack([layer.dlambdas for layer in self.layers])
-        for column, name in enumerate(("resid_lambdas", "x0_lambdas")):
-            self.gradients[name].copy_(dlambdas[:, column])
-            self.context.ready(name)
 
     def _head(self, x: Tensor, backout: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x and the backout."""

@@ -73,15 +73,12 @@ class KVCache:
         config = model.config
         shape = (config.n_layer, rows, capacity, config.n_head, config.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
-        self.capacity = capacity
         self.length = 0
         self.last_embedding: Tensor | None = None  # of the last token, before smearing
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v [B, T, H, D] of the new tokens; returns those of all tokens."""
         end = self.length + k.size(1)
-        if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens, but {end} are needed")
         self.keys[layer, :, self.length : end] = k
         self.values[layer, :, self.length : end] = v
         return self.keys[layer, :, :end], self.values[layer, :, :end]
@@ -144,9 +141,6 @@ class GPT(nn.Module):
             if gate is not None:
                 uniform(gate.weight, 0.0, 0.02)
         uniform(self.smear_gate.weight, 0.0, 0.02)
-        self._init_scalars()
-
-    def _init_scalars(self) -> None:
         layers = self.config.n_layer
         self.resid_lambdas.copy_(torch.linspace(1.15, 1.05, layers))
         self.x0_lambdas.copy_(torch.linspace(0.20, 0.05, layers))

@@ -18,7 +18,6 @@ from nanochat.model import kernels
 from nanochat.model.gradients import HEAD
 from nanochat.model.layers import PassContext
 from nanochat.model.ops import IGNORED, SOFTCAP, tanh_product
-from nanochat.model.optim import Optimizer
 
 # Size of a chunk's logit gradients. The weight's gradient is complete only with the last chunk, whose softmax must be done
 # before the first block can be sent; larger chunks send it sooner.
@@ -34,7 +33,7 @@ def row_slices(rows: int, row_bytes: int, limit: int) -> list[slice]:
 
 
 class Head(Protocol):
-    """The training pass's interface to WholeHead or one rank's part of a shared head."""
+    """The training pass's interface to WholeHead or one rank's part of a shared head (parallel/shared_head.py)."""
 
     def start_step(self) -> None:
         """Read the current weights."""
@@ -44,27 +43,6 @@ class Head(Protocol):
 
     def loss_and_gradient(self, y: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Returns the loss times scale and the gradient of y, which may be overwritten; adds to the weight's gradient."""
-
-
-class HeadPart(Head, Protocol):
-    """One rank's part of a shared head, implemented in parallel/shared_head.py."""
-
-    sizes: list[int]
-
-    def take_part(self, scale: float) -> Tensor:
-        """Do this rank's part of a pass; returns the loss of its rows, if any."""
-
-    def finish(self, optimizer: Optimizer, piece: int, pieces: int) -> None:
-        """Do one piece of the work postponed to the end of a step."""
-
-    def gather(self) -> None:
-        """Update the weights of all parts on every rank."""
-
-    def wait_until_sent(self) -> None:
-        """Wait until everything has been sent."""
-
-    def whole_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """AdamW's state of all parts."""
 
 
 class WholeHead:

@@ -85,20 +85,14 @@ def keep(wanted: str) -> bool:
     return kept and accurate
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system, because fresh pages cost a fault each.
-
-    GLIBC_TUNABLES could do the same before the start. Without glibc this does nothing.
-    """
+def setup() -> Trial:
+    """Keep freed memory; measure both routes and use the better one from now on."""
+    # glibc would return freed memory to the system, and fresh pages cost a fault each. (GLIBC_TUNABLES could do the same before the
+    # start.)
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MALLOPT_MMAP_MAX, 0)
         mallopt(MALLOPT_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def setup() -> Trial:
-    """Keep freed memory; measure both routes and use the better one from now on."""
-    keep_freed_memory()
     if not torch.backends.mkldnn.is_available():
         return Trial("mkl", 0.0, 0.0)
     best = choose([try_route(route) for route in ROUTES])

@@ -47,6 +47,7 @@ ALL_ROWS = slice(None)
 ELONGATED = 2  # at this ratio of the sides or more, Gram matrices are cheaper
 BATCH_ELEMENTS = 2**23  # of matrices that Muon processes at once
 PolarCoefficients = Sequence[tuple[float, float, float]]
+ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
 POLAR_COEFFICIENTS: PolarCoefficients = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -254,6 +255,12 @@ class Muon:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.momentum = {n: s["momentum_buffer"].clone() for n, s in state.items()}
         self.second = {n: s["second_momentum_buffer"].clone() for n, s in state.items()}
+
+
+def muon_shapes(matrix: torch.Size) -> dict[str, torch.Size]:
+    """The shapes of what Muon keeps of a matrix."""
+    rows, columns = matrix
+    return {MUON[0]: matrix, MUON[1]: torch.Size((rows, 1) if rows >= columns else (1, columns))}
 
 
 def batches_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:

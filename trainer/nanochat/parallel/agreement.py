@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanochat.kit.common import UserError
-from nanochat.kit.expected import anything, named, text
+from nanochat.kit.expected import named, row, text
 from nanochat.parallel.comm import Comm
 from nanochat.rules.causes import Cause
 
@@ -60,27 +60,21 @@ def flattened(facts: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
-def is_introduction(value: Any) -> bool:
-    """A host with flattened facts."""
-    return named(anything, ("host", "facts"))(value) and text(value["host"]) and named(text)(value["facts"])
-
-
 def agree(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Fail unless every rank has the same facts."""
-    mine = {"host": comm.host, "facts": flattened(facts)}
-    answers = comm.exchange("the comparison of settings", mine, fits=is_introduction)
-    keys = list(dict.fromkeys(key for one in answers for key in one["facts"]))
-    differing = [key for key in keys if len({one["facts"].get(key, MISSING) for one in answers}) > 1]
+    mine, fits = [comm.host, flattened(facts)], row(text, named(text))
+    answers = comm.exchange("the comparison of settings", mine, fits=fits)
+    keys = list(dict.fromkeys(key for dummy, theirs in answers for key in theirs))
+    differing = [key for key in keys if len({theirs.get(key, MISSING) for dummy, theirs in answers}) > 1]
     if not differing:
         return
-    values = ", ".join(
-        f"rank {rank} ({one['host']}) has {one['facts'].get(differing[0], MISSING) or 'an empty value'}"
-        for rank, one in enumerate(answers)
-    )
+    found = [theirs.get(differing[0], MISSING) for dummy, theirs in answers]
+    hosts = enumerate(zip(answers, found, strict=True))
+    values = ", ".join(f"rank {rank} ({host}) has {one or 'an empty value'}" for rank, ((host, dummy), one) in hosts)
     more = f" (and {len(differing) - 1} more: {', '.join(differing[1:4])})" if differing[1:] else ""
-    text = f"the ranks differ in {differing[0]}: {values}{more}; start all ranks with the same settings."
+    said = f"the ranks differ in {differing[0]}: {values}{more}; start all ranks with the same settings."
     cause = DIFFERENCES.get(differing[0].partition(" ")[0], Cause.SETTINGS_DIFFER)
-    raise UserError(text, cause, minority([one["facts"].get(differing[0], MISSING) for one in answers]))
+    raise UserError(said, cause, minority(found))
 
 
 def minority(values: Sequence[str]) -> list[int]:

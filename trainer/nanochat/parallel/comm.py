@@ -51,7 +51,6 @@ GLANCE_SECONDS = 1.0
 PATIENCE = 20
 # A caller that was suspended finds its time over, and an answer of the store a moment later.
 GRACE_SECONDS = 0.5
-CHUNK_BYTES = 16 * 2**20
 
 T = TypeVar("T")
 
@@ -82,20 +81,11 @@ class RankStatus(NamedTuple):
     """A rank's last position, and whether it is alive."""
 
     rank: int
-    host: str
-    phase: str
-    step: int
+    name: str
+    last: str
     collective: int
     alive: bool
     left: Failure | None  # its own message, if it failed
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} ({self.host})"
-
-    @property
-    def last(self) -> str:
-        return position(self.phase, self.step)
 
 
 def position(phase: str, step: int) -> str:
@@ -333,18 +323,6 @@ class Comm:
         except RuntimeError as error:
             raise self._explain(what, error, 0.0) from None
 
-    def broadcast_bytes(
-        self, data: bytes | None, size: int, source: int, sink: Callable[[bytes], Any], what: str
-    ) -> None:
-        """Send the source's bytes to every other rank in chunks, passed to that rank's sink."""
-        for begin in range(0, size, CHUNK_BYTES):
-            chunk = torch.empty(min(CHUNK_BYTES, size - begin), dtype=torch.uint8)
-            if data is not None:
-                chunk.copy_(torch.frombuffer(bytearray(data[begin : begin + CHUNK_BYTES]), dtype=torch.uint8))
-            self.broadcast(chunk, source, what)
-            if self.rank != source:
-                sink(chunk.numpy().tobytes())
-
     # -- small facts
 
     def exchange(self, what: str, value: Any, patient: bool = False, fits: Fits = anything) -> list[Any]:
@@ -362,7 +340,7 @@ class Comm:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         self.collective += 1
         begun = time.perf_counter()
-        self._tell(f"x/{number}/{self.rank}", mine, what)
+        self._ask_or_explain(lambda store: store.set(f"x/{number}/{self.rank}", mine), what)
         found: list[str | bytes] = [
             self._await(f"x/{number}/{rank}", rank, what, patient) for rank in range(self.world)
         ]
@@ -390,9 +368,6 @@ class Comm:
         with contextlib.suppress(RuntimeError, dist.DistError):
             return self.ask(lambda store: store.check([key]), GLANCE_SECONDS)
         return False
-
-    def _tell(self, key: str, value: str, what: str) -> None:
-        self._ask_or_explain(lambda store: store.set(key, value), what)
 
     def _ask_or_explain(self, call: Callable[[Store], T], what: str) -> T:
         begun = time.monotonic()
@@ -463,7 +438,8 @@ class Comm:
         for rank in others:
             dummy, host, phase, step, collective = _beat(last[rank])
             farewell = _farewell(left[rank]) if left[rank] else None
-            rows.append(RankStatus(rank, host, phase, step, collective, last[rank] != first[rank], farewell))
+            name, at = f"rank {rank} ({host})", position(phase, step)
+            rows.append(RankStatus(rank, name, at, collective, last[rank] != first[rank], farewell))
         return rows
 
     def _failure(self, seen: Sequence[RankStatus]) -> Failure:
@@ -513,7 +489,7 @@ class Comm:
             for rank in range(1, self.world):
                 self._await(f"bye/{rank}", rank, what, patient=False)
         else:
-            self._tell(f"bye/{self.rank}", "1", what)
+            self._ask_or_explain(lambda store: store.set(f"bye/{self.rank}", "1"), what)
 
 
 def _value(store: Store, key: str) -> bytes | None:

@@ -32,8 +32,9 @@ from torch import Tensor
 from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
 from nanochat.model.gradients import HEAD, GradientPart, is_table, unique_ids
-from nanochat.model.optim import ALL_ROWS, Optimizer
+from nanochat.model.optim import ALL_ROWS, Optimizer, muon_shapes
 from nanochat.parallel.comm import Comm, Pending
+from nanochat.parallel.shared_head import SharedHead
 from nanochat.parallel.wire import WIRES, Wire, Wires
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import StepSchedule
@@ -108,7 +109,8 @@ class Sync:
         # Whether an update has begun to change weights and is unfinished, so that they belong to no step.
         self.changing = False
         # Whether a step that other ranks interrupt can be taken back: a part of a shared head is lost with its rank.
-        self.undoable = comm.world > 1 and training.shared_head is None
+        self.head = training.head if isinstance(training.head, SharedHead) else None
+        self.undoable = comm.world > 1 and self.head is None
 
     @property
     def on_ready(self) -> Any:
@@ -139,6 +141,13 @@ class Sync:
         """Prepare for the gradients of a step over these token ids."""
 
     @torch.no_grad()
+    def join_pass(self, scale: float) -> None:
+        """Take part with this rank's part of a shared head in a pass for which it has no rows."""
+        if self.head is not None:
+            self.head.start_pass()
+            self.head.take_part(scale)
+
+    @torch.no_grad()
     def step(self, loss: Tensor, schedule: StepSchedule) -> float:
         """Sum gradients and loss over the ranks and update; returns the loss of the whole step."""
         self.comm.enter("optimizer")
@@ -150,20 +159,16 @@ class Sync:
     def whole_state(self) -> dict[str, Any]:
         """The optimizer's state with all ranks' parts, so that any rank's checkpoint suffices to resume."""
         state = self.optimizer.state_dict()
-        shapes = {name: p.shape for name, p in self.training.model.named_parameters()}
         for name, owner in self.owners.items():
-            rows, columns = shapes[name]
-            empty = {
-                "momentum_buffer": torch.empty(rows, columns),
-                "second_momentum_buffer": torch.empty((rows, 1) if rows >= columns else (1, columns)),
-            }
+            shapes = muon_shapes(self.optimizer.parameters[name].shape)
+            empty = {part: torch.empty(shape) for part, shape in shapes.items()}
             mine = state["muon"].get(name, empty) if owner == self.comm.rank else empty
             for part in empty:
                 self.comm.broadcast(mine[part], owner, f"the optimizer state of {name}")
             state["muon"][name] = mine
-        if self.training.shared_head is not None:
+        if self.head is not None:
             del state["adamw"][HEAD]
-            state["adamw"][HEAD] = self.training.shared_head.whole_state(self.optimizer)
+            state["adamw"][HEAD] = self.head.whole_state(self.optimizer)
         return state
 
 
@@ -395,7 +400,7 @@ class OverlappedSync(Sync):
 
     def _update_owned(self, schedule: StepSchedule) -> None:
         """Muon of this rank's matrices; finished ones are sent while the rest is computed."""
-        if self.training.shared_head is not None:
+        if self.head is not None:
             # Its part of the head is the first thing that a rank changes.
             self._begin_update(schedule)
         for number, names in enumerate(self.portions):
@@ -412,8 +417,8 @@ class OverlappedSync(Sync):
 
     def _finish_head(self, piece: int) -> None:
         """A piece of the shared head's local work, while gradients arrive and updates are sent."""
-        if self.training.shared_head is not None:
-            self.training.shared_head.finish(self.optimizer, piece, len(self.portions) + 1)
+        if self.head is not None:
+            self.head.finish(self.optimizer, piece, len(self.portions) + 1)
 
     def _apply(self, name: str, direction: Tensor) -> Tensor:
         """Update a matrix; the result is what is sent, its direction. Every rank applies it as sent, with the same bits."""

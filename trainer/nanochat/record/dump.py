@@ -1,8 +1,8 @@
 """Reports where a process is that seems to be stuck.
 
 To ask, create a file dump-request-rankN in the run folder. The heartbeat's thread finds it within a second and writes
-dump-rankN.json, with the Python stack of every thread and the newest entries of Gloo's flight record, then removes the
-request. It works while the main thread waits in a collective, and needs no signal and no debugger.
+dump-rankN.json, with the Python stack of every thread, then removes the request. It works while the main thread waits in a
+collective, and needs no signal and no debugger.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from nanochat.kit.connections import connections
 from nanochat.kit.expected import MOST_CHARACTERS
 
-ENTRIES = 20
 HANG_UP = "hang-up-rank"
 
 
@@ -35,25 +33,6 @@ def stacks() -> dict[str, list[str]]:
             f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames
         ]
     return found
-
-
-def flight() -> dict[str, Any]:
-    """The number of the last collective and the newest entries; empty if torch keeps no record."""
-    # Do not import torch for this: a process that has not imported it has no record either.
-    distributed = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(distributed, "_dump_fr_trace_json", None)
-    if dump is None:
-        return {}
-    try:
-        entries = json.loads(dump()).get("entries", [])
-    except (RuntimeError, ValueError):
-        return {}
-    numbers = [entry["collective_seq_id"] for entry in entries if isinstance(entry.get("collective_seq_id"), int)]
-    kept = ("collective_seq_id", "profiling_name", "input_sizes", "state", "time_created_ns")
-    return {
-        "last_seq": max(numbers, default=None),
-        "entries": [{key: entry.get(key) for key in kept} for entry in entries[-ENTRIES:]],
-    }
 
 
 def oom_kills() -> int | None:
@@ -94,7 +73,7 @@ def answer_request(run_dir: Path, rank: int) -> bool:
     request = run_dir / f"dump-request-rank{rank}"
     if not request.exists():
         return False
-    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks(), "flight": flight()}
+    answer = {"time": time.time(), "pid": os.getpid(), "stacks": stacks()}
     part = run_dir / f"dump-rank{rank}.json.part"
     part.write_text(json.dumps(answer), encoding="utf-8")
     part.replace(run_dir / f"dump-rank{rank}.json")

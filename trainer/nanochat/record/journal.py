@@ -67,20 +67,17 @@ class Journal:
         self._step = step
         if kind == "step":
             values["memory_bytes"] = memory_bytes()
-            self._count(values)
+            first = self.known["first_loss"]
+            self.known |= {"first_loss": values["loss"] if first is None else first, "last_loss": values["loss"]}
+            self.steps += 1
+            self.waited += values["wait_seconds"]
+            self._tokens += values["tokens_per_second"] * values["seconds"]
+            self._seconds += values["seconds"]
         elif kind == "eval":
             self.known["val_bpb"] = values["val_bpb"]
         elif kind == "digest":
             self.identical = values["identical"]
         self.tracker.take(self.metrics.write(kind, step, **values))
-
-    def _count(self, values: dict[str, Any]) -> None:
-        first = self.known["first_loss"]
-        self.known |= {"first_loss": values["loss"] if first is None else first, "last_loss": values["loss"]}
-        self.steps += 1
-        self.waited += values["wait_seconds"]
-        self._tokens += values["tokens_per_second"] * values["seconds"]
-        self._seconds += values["seconds"]
 
     def seconds_per_step(self, last: float) -> float:
         """The mean step time of this process."""

@@ -21,7 +21,7 @@ import netrc
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ class Tracker:
         # Bounded: if a server never answers, the oldest points are dropped instead of filling memory.
         self._waiting: collections.deque[Point] = collections.deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
-        self._open = self._warned = False
+        self._warned = False
         self._status = "finished"
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         if client is not None:
@@ -101,42 +101,35 @@ class Tracker:
             self._warn(f"{len(self._waiting)} steps were not sent")
 
     def _run(self) -> None:
-        assert self._client is not None
-        while not self._closing.wait(self._pause):
-            if not self._works(self._send, self._client):
-                self._closing.wait(SECONDS_AFTER_FAILURE * self._pause)
-        if self._works(self._send, self._client):
-            self._works(self._client.close, self._status)
-
-    def _send(self, client: Mlflow | Wandb) -> None:
-        """Send what waits; any call to the client may fail."""
-        if not self._open:
-            number = client.open(self._config, self._previous())
-            with contextlib.suppress(OSError):
-                self._id_path.write_text(json.dumps({"tracker": self._name, "id": number}), encoding="utf-8")
-            self._open = True
-        points = list(self._waiting)
-        if points:
-            client.send(points)
-        for point in points:
-            # New ones may have arrived meanwhile and pushed out what was just sent.
-            if self._waiting and self._waiting[0] is point:
-                self._waiting.popleft()
+        client, pause, is_open, over = self._client, self._pause, False, False
+        assert client is not None
+        while not over:
+            over = self._closing.wait(pause)
+            try:
+                if not is_open:
+                    number = client.open(self._config, self._previous())
+                    with contextlib.suppress(OSError):
+                        self._id_path.write_text(json.dumps({"tracker": self._name, "id": number}), encoding="utf-8")
+                    is_open = True
+                if points := list(self._waiting):
+                    client.send(points)
+                for point in points:
+                    # New ones may have arrived meanwhile and pushed out what was just sent.
+                    if self._waiting and self._waiting[0] is point:
+                        self._waiting.popleft()
+                if over:
+                    client.close(self._status)
+                pause = self._pause
+            # Whatever a tracking package raises must not affect training.
+            except Exception as error:
+                self._warn(first_line(error)[:200])
+                pause = SECONDS_AFTER_FAILURE * self._pause
 
     def _previous(self) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._id_path.read_text(encoding="utf-8"))
             return str(kept["id"]) if kept["tracker"] == self._name else None
         return None
-
-    def _works(self, call: Callable[[Any], None], value: Any) -> bool:
-        try:
-            call(value)
-        # Whatever a tracking package raises must not affect training.
-        except Exception as error:
-            self._warn(first_line(error)[:200])
-            return False
-        return True
 
     def _warn(self, why: str) -> None:
         if not self._warned:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Union
 
 VOCAB_MULTIPLE = 64
 # Input columns of the value embeddings' gates and of the smear's.
@@ -61,50 +60,12 @@ class ModelConfig:
         return self.n_layer // 2
 
 
-class Shape(NamedTuple):
-    """The settings that determine all sizes."""
-
-    depth: int
-    aspect_ratio: int
-    head_dim: int
-    sequence: int
-    window_pattern: str
-    vocab_size: int
-
-    @property
-    def n_layer(self) -> int:
-        return self.depth
-
-    @property
-    def sequence_len(self) -> int:
-        return self.sequence
-
-    @property
-    def n_embd(self) -> int:
-        return self.n_head * self.head_dim
-
-    @property
-    def n_head(self) -> int:
-        return heads(self.depth, self.aspect_ratio, self.head_dim)
-
-    @property
-    def padded_vocab(self) -> int:
-        return padded(self.vocab_size)
-
-    @property
-    def value_layers(self) -> list[int]:
-        return value_layers(self)
-
-
-Sizes = Union[ModelConfig, Shape]
-
-
-def value_layers(sizes: Sizes) -> list[int]:
+def value_layers(sizes: ModelConfig) -> list[int]:
     """The layers with value embeddings: every other one, including the last."""
     return list(range((sizes.n_layer - 1) % 2, sizes.n_layer, 2))
 
 
-def parameters(sizes: Sizes) -> dict[str, int]:
+def parameters(sizes: ModelConfig) -> dict[str, int]:
     """Number of parameters by group, as the trainer prints them."""
     table, gated = padded(sizes.vocab_size) * sizes.n_embd, len(value_layers(sizes))
     counts = {
@@ -118,7 +79,7 @@ def parameters(sizes: Sizes) -> dict[str, int]:
     return counts
 
 
-def windows(sizes: Sizes) -> list[int]:
+def windows(sizes: ModelConfig) -> list[int]:
     """How far back a query of each layer attends; the last layer sees everything."""
     pattern, sequence = sizes.window_pattern.upper(), sizes.sequence_len
     short = -(-sequence // (4 * 128)) * 128
@@ -126,7 +87,7 @@ def windows(sizes: Sizes) -> list[int]:
     return [sequence if mark == "L" else short for mark in marks] + [sequence]
 
 
-def flops_per_token(sizes: Sizes) -> int:
+def flops_per_token(sizes: ModelConfig) -> int:
     """FLOPs of forward and backward."""
     counts = parameters(sizes)
     linear = counts["transformer_matrices"] + counts["lm_head"] + SMEAR_CHANNELS

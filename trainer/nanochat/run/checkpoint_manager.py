@@ -23,7 +23,7 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
@@ -48,14 +48,6 @@ Json = dict[str, Any]
 
 class NotSaved(UserError):
     """A checkpoint could not be written; earlier ones are intact."""
-
-
-class Saved(NamedTuple):
-    """The cost of a save."""
-
-    path: str
-    bytes: int
-    seconds: float
 
 
 class FileEntry(NamedTuple):
@@ -98,8 +90,9 @@ def save(
     loader: Mapping[str, Any] | None = None,
     model: Mapping[str, torch.Tensor] | None = None,
     meta: Mapping[str, Any] | None = None,
-) -> Saved:
-    """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder."""
+) -> Json:
+    """Write this rank's part of a checkpoint; model and meta are given on the ranks that write for their folder. Returns where, and
+    what it cost."""
     begun = time.perf_counter()
     parts = {model_name(step): model, meta_name(step): meta}
     contents = {name: dict(part) for name, part in parts.items() if part is not None}
@@ -117,7 +110,11 @@ def save(
         new[-1].close()
         for file in new:
             file.appear()
-        _force_folder(folder)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     except BaseException as error:
         # Without a list nothing would ever prune these.
         for file in new:
@@ -126,7 +123,8 @@ def save(
             raise
         why = error.strerror or error
         raise NotSaved(f"rank {rank} could not save step {step} to {folder}: {why}.", disk_cause(error)) from None
-    return Saved(str(new[-1].place), sum(entry.bytes for entry in entries), time.perf_counter() - begun)
+    size, seconds = sum(entry.bytes for entry in entries), time.perf_counter() - begun
+    return {"path": str(new[-1].place), "bytes": size, "seconds": seconds}
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -205,14 +203,6 @@ class NewFile:
                 remove()
 
 
-def _force_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # -- finding
 
 
@@ -267,7 +257,13 @@ def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
     files = listed_files(folder, step, rank)
     if files is None:
         return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
-    return bool(files) and all(_is_as_listed(folder, file, deep) for file in files)
+    try:
+        sizes = [(folder / file.name).stat().st_size == file.bytes for file in files]
+        return (
+            bool(files) and all(sizes) and not (deep and any(file_digest(folder / f.name) != f.sha256 for f in files))
+        )
+    except NOT_OURS:
+        return False
 
 
 def has_model(folder: Path, step: int, deep: bool = True) -> bool:
@@ -283,14 +279,6 @@ def listed_files(folder: Path, step: int, rank: int) -> list[FileEntry] | None:
         return None
     except NOT_OURS:
         return []
-
-
-def _is_as_listed(folder: Path, file: FileEntry, deep: bool) -> bool:
-    try:
-        path = folder / file.name
-        return path.stat().st_size == file.bytes and (not deep or file_digest(path) == file.sha256)
-    except NOT_OURS:
-        return False
 
 
 def is_sound(path: Path, deep: bool) -> bool:
@@ -394,10 +382,11 @@ def _remove_listed(entry: Path) -> None:
     entry.unlink()
 
 
-def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
-    """Move the existing files of these steps into a new subfolder, which is returned."""
+def set_aside(folder: Path, steps: Collection[int], say: Callable[[str], None]) -> None:
+    """Move steps into a new subfolder: they belong to another training, or will be repeated, and a reader that takes the highest
+    step would take one of them."""
     if not set(steps) & set(steps_in(folder)):
-        return None
+        return
     place = next(path for number in itertools.count(1) if not (path := folder / f"earlier-{number}").exists())
     try:
         place.mkdir()
@@ -408,7 +397,7 @@ def set_aside(folder: Path, steps: Collection[int]) -> Path | None:
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"cannot move earlier checkpoints to {place}: {why}.", disk_cause(error)) from None
-    return place
+    say(f"Checkpoints of an earlier run (steps {', '.join(map(str, sorted(steps)))}) are now in {place}")
 
 
 def sweep(folder: Path) -> None:

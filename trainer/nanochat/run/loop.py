@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,13 +15,13 @@ from torch import Tensor
 from nanochat.data.dataloader import Pair
 from nanochat.kit.common import UserError
 from nanochat.kit.expected import flag
+from nanochat.parallel.balance import Shares
 from nanochat.parallel.sync import UNKNOWN, Notice
 from nanochat.rules.causes import Cause
 from nanochat.rules.schedule import WHOLE
 from nanochat.run import checkpoint_manager
 from nanochat.run.deadline import advance
 from nanochat.run.loss_eval import bits_per_byte, nats_and_bytes
-from nanochat.run.reshare import change_shares
 from nanochat.run.saving import prove_checkpoint, prove_identical, save
 from nanochat.run.state import Run
 
@@ -68,20 +67,6 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
 
 
-class Timing(NamedTuple):
-    """The seconds of one step; the rest belongs to the optimizer."""
-
-    total: float
-    data: float
-    forward_backward: float
-    wait: float
-    bytes_sent: int
-
-    @property
-    def optimizer(self) -> float:
-        return max(0.0, self.total - self.data - self.forward_backward - self.wait)
-
-
 def train_step(run: Run) -> bool:
     """One optimizer step over all ranks; returns whether any rank was asked to stop after it."""
     step, began = run.progress.step, time.perf_counter()
@@ -110,11 +95,56 @@ def train_step(run: Run) -> bool:
     if not math.isfinite(total):
         raise non_finite_loss(run, total)
     wait, sent = run.comm.take_counters()
-    finish_step(run, total, Timing(time.perf_counter() - began, run.feed.take_seconds(), passed, wait, sent), position)
+    seconds, data = time.perf_counter() - began, run.feed.take_seconds()
+    each = {
+        "seconds": seconds, "forward_backward_seconds": passed, "wait_seconds": wait, "data_seconds": data, "bytes_sent": sent,
+        "optimizer_seconds": max(0.0, seconds - data - passed - wait),
+    }  # fmt: skip
+    finish_step(run, total, each, position)
     prove_checkpoint(run)
     if shares:
         change_shares(run, shares)
     return stop
+
+
+def change_shares(run: Run, shares: Shares) -> None:
+    """Give every rank its new share between two steps; all ranks do so at the same step.
+
+    It is like saving and resuming, but in memory: weights and optimizer state are put together on every rank, as for a checkpoint;
+    then everything that depends on the shares is rebuilt from them. So a run that continues and one that is resumed here are the same.
+    """
+    begun, before, sync = time.perf_counter(), run.shares, run.sync
+    speeds = run.balancer.speeds
+    run.comm.enter("share", run.progress.step)
+    run.make_whole()
+    if sync.head is not None:
+        sync.head.wait_until_sent()
+    optimizer, schedule = sync.whole_state(), run.optimizer.schedule
+    run.rebuild(shares)
+    run.optimizer.load_state_dict(optimizer)
+    run.optimizer.schedule = schedule
+    # As announced in the last step, after which nothing has been saved yet.
+    run.sync.save_asked = sync.save_asked
+    rank = run.comm.rank
+    for name, values in run.sync.feedback.items():
+        # Rounding errors of what this rank still sends: a gradient, or the update of a matrix that it owns. Those of a matrix that
+        # changed owners are dropped.
+        kept = sync.feedback.get(name)
+        if kept is not None and (sync.owners.get(name) == rank) == (run.sync.owners.get(name) == rank):
+            values.copy_(kept)
+    seconds = time.perf_counter() - begun
+    run.journal.say(
+        f"Rows per step are now {listing(shares.rows)} (before: {listing(before.rows)}), because the ranks have these speeds: "
+        f"{listing(round(100 * speed / sum(speeds)) for speed in speeds)} % of the total; switching took {seconds:.1f} s"
+    )
+    run.journal.record(
+        "shares", run.progress.step, rows=shares.rows, head=shares.head, before=before.rows, before_head=before.head,
+        speeds=[speed / sum(speeds) for speed in speeds], seconds=seconds,
+    )  # fmt: skip
+
+
+def listing(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def offer(run: Run, ahead: bool = False) -> None:
@@ -153,38 +183,36 @@ def forward_backward(run: Run, batches: Sequence[Pair], token_ids: Tensor) -> Te
         on_ready = run.sync.on_ready if number == len(batches) else None
         loss += run.training.forward_backward(ids, targets, scale, on_ready)
     for dummy in range(len(batches), len(run.passes)):
-        run.training.join_pass(scale)
+        run.sync.join_pass(scale)
     return loss
 
 
-def finish_step(run: Run, loss: float, timing: Timing, position: Mapping[str, int]) -> None:
-    """Count, print and record a finished step."""
-    progress, plan, step = run.progress, run.plan, run.progress.step
+def finish_step(run: Run, loss: float, measured: Mapping[str, float], position: Mapping[str, int]) -> None:
+    """Count, print and record a finished step; measured: its seconds and bytes, as its event has them."""
+    progress, plan, step, seconds = run.progress, run.plan, run.progress.step, measured["seconds"]
     smooth = progress.add_loss(loss)
-    speed = plan.total_batch_size / timing.total
+    speed = plan.total_batch_size / seconds
     multiplier, share = run.schedule().lr_multiplier, run.progress.place / WHOLE if plan.timed else None
     if step > STEPS_NOT_TIMED:
-        progress.training_seconds += timing.total
+        progress.training_seconds += seconds
     progress.step = step + 1
     if run.deadline is not None:
-        run.deadline.end_step(timing.total)
+        run.deadline.end_step(seconds)
     if run.sync.last_step != UNKNOWN:
         progress.place = advance(progress.place, run.last_step - step + 1)
     steps = run.journal.heartbeat.steps = run.last_step + 1
-    run.busy_seconds = max(0.0, timing.total - timing.wait - timing.data)
+    run.busy_seconds = max(0.0, seconds - measured["wait_seconds"] - measured["data_seconds"])
     run.feed.finish()
-    typical = run.journal.seconds_per_step(timing.total)
+    typical = run.journal.seconds_per_step(seconds)
     run.journal.heartbeat.step_seconds = typical
     run.journal.say(
         f"step {step:05d}/{steps:05d} ({100 * (step / steps if share is None else share):.2f}%) | loss: {smooth:.6f} | "
-        f"lrm: {multiplier:.2f} | dt: {1000 * timing.total:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
+        f"lrm: {multiplier:.2f} | dt: {1000 * seconds:.2f}ms | tok/sec: {int(speed)} | bf16_mfu: {0:.2f} | "
         f"epoch: {position['epoch']} pq: {position['pq_idx']} rg: {position['rg_idx']} | "
         f"total time: {progress.training_seconds / 60:.2f}m | eta: {(steps - step) * typical / 60:.1f}m"
     )
     run.journal.record(
-        "step", step, loss=loss, loss_smooth=smooth, seconds=timing.total, tokens_per_second=speed,
-        forward_backward_seconds=timing.forward_backward, wait_seconds=timing.wait,
-        optimizer_seconds=timing.optimizer, data_seconds=timing.data, bytes_sent=timing.bytes_sent,
+        "step", step, loss=loss, loss_smooth=smooth, tokens_per_second=speed, **measured,
         lr_multiplier=multiplier, epoch=position["epoch"], rows=run.shares.rows[run.comm.rank],
         **({} if share is None else {"share": share, "steps": steps}),
     )  # fmt: skip
@@ -201,7 +229,7 @@ def evaluate(run: Run) -> bool:
     begun, progress = time.perf_counter(), run.progress
     run.make_whole()
     with run.stage.evaluation(run) as (batches, number):
-        totals = nats_and_bytes(run.model, watched_batches(run, batches, number), run.token_bytes)
+        totals = nats_and_bytes(run.model.losses, watched_batches(run, batches, number), run.token_bytes)
     # One rank may take much longer for its part than another.
     if any(run.comm.exchange("the evaluation on all ranks", run.stop_asked, patient=True, fits=flag)):
         run.journal.say(f"Step {progress.step:05d} | Evaluation interrupted, because the run is stopping")

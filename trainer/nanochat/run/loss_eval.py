@@ -7,20 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from nanochat.data.dataloader import Pair
 from nanochat.rules.shares import spread
-
-
-class TokenLosses(Protocol):
-    """Interface of a model: the nats of every target."""
-
-    def losses(self, ids: Tensor, targets: Tensor) -> Tensor: ...
 
 
 def eval_steps(eval_tokens: int, rows: int, length: int) -> int:
@@ -43,11 +36,13 @@ def deal_out(batches: Iterable[Pair], rank: int, world: int) -> Iterator[Pair]:
 
 
 @torch.no_grad()
-def nats_and_bytes(model: TokenLosses, batches: Iterable[Pair], token_bytes: Tensor) -> Tensor:
+def nats_and_bytes(
+    losses_of: Callable[[Tensor, Tensor], Tensor], batches: Iterable[Pair], token_bytes: Tensor
+) -> Tensor:
     """The nats of all targets that represent bytes, and those bytes; totals that add up over the ranks."""
     totals = torch.zeros(2, dtype=torch.float64)
     for ids, targets in batches:
-        losses = model.losses(ids, targets).flatten()
+        losses = losses_of(ids, targets).flatten()
         flat = targets.flatten()
         # Special tokens have no bytes, and a target of -1 is no token.
         sizes = torch.where(flat >= 0, token_bytes.to(flat.device)[flat.clamp(min=0)], 0)

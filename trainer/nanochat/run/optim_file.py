@@ -25,24 +25,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat.model.optim import Optimizer
+from nanochat.model.optim import ADAMW, MUON, Optimizer, muon_shapes
 
 # Keys that upstream's loader skips: "others" in it has other ranks' parts, in files of earlier versions; SHARE names the matrices of a
 # rank that saved alone.
 OURS_KEY, SHARE = "nanochat_ddp_state", "share"
 SPLIT = 1024
-ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer", "second_momentum_buffer")
 Json = dict[str, Any]
 Shard = dict[int, dict[str, Any]]
 
 
 class Unusable(Exception):
     """Files that do not form a state of this optimizer; the text says why."""
-
-
-def _first_of(others: Mapping[int, Any]) -> int:
-    """The rank whose part is where upstream reads, from the keys of the others."""
-    return next(rank for rank in range(len(others) + 1) if rank not in others)
 
 
 class OptimizerLayout:
@@ -90,8 +84,10 @@ class OptimizerLayout:
         ours = dict(complete[OURS_KEY]) if complete else {}
         shards = {rank: file["state"] for rank, file in files.items()}
         if complete:
+            # The part where upstream reads is that of the rank that is not among the others.
             others = ours.pop("others")
-            shards = {**others, _first_of(others): complete["state"]}
+            first_rank = next(rank for rank in range(len(others) + 1) if rank not in others)
+            shards = {**others, first_rank: complete["state"]}
         try:
             return {**ours, **self._joined(shards, first["param_groups"])}
         except (KeyError, TypeError, RuntimeError, AttributeError):
@@ -117,9 +113,12 @@ class OptimizerLayout:
             raise Unusable(f"the files of ranks {listed} (of {world}) are missing")
         parts = [shards[rank] for rank in range(world)]
         steps = int(known["step"])
+        # The learning-rate multiplier of the last saved step.
+        rates = ((group.get("lr"), group.get("initial_lr")) for group in groups)
+        multiplier = next((rate / initial for rate, initial in rates if initial and rate is not None), 1.0)
         return {
             "steps": steps,
-            "history": {steps: last_multiplier(groups)},
+            "history": {steps: multiplier},
             "adamw": {name: self._join_adamw(name, parts) for name in self.adamw},
             "muon": {name: one for names in self.muon for name, one in self._join_muon(names, parts).items()},
         }
@@ -135,14 +134,3 @@ class OptimizerLayout:
             if momentum.shape != self.shapes[name]:
                 raise TypeError(name)
         return {name: {key: stacked[key][place] for key in MUON} for place, name in enumerate(names)}
-
-
-def muon_shapes(matrix: torch.Size) -> dict[str, torch.Size]:
-    """The shapes of what Muon keeps of a matrix."""
-    rows, columns = matrix
-    return {MUON[0]: matrix, MUON[1]: torch.Size((rows, 1) if rows >= columns else (1, columns))}
-
-
-def last_multiplier(groups: Sequence[Mapping[str, Any]]) -> float:
-    """The learning-rate multiplier of the last saved step."""
-    return next((g["lr"] / g["initial_lr"] for g in groups if g.get("initial_lr") and g.get("lr") is not None), 1.0)

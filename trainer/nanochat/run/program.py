@@ -68,7 +68,10 @@ def lost(journal: Journal, comm: Comm | None, run: Run | None, error: CommError)
     """Save what can be saved without the other ranks, and report the end."""
     if run is not None and run.settings.save_on_loss and (said := save_alone(run)):
         journal.say(f"A rank was lost: {said}")
-    return fail(journal, comm, explained(journal, error))
+    if journal.heartbeat.hung_up:
+        # The reason given by whoever closed the connections, instead of this rank's error.
+        error = CommError(f"rank {journal.rank} lost the others ({journal.heartbeat.hung_up}).", Cause.PEER_LOST, [])
+    return fail(journal, comm, error)
 
 
 def end_when_cut_off(journal: Journal, comm: Comm, run: Callable[[], Run | None]) -> None:
@@ -105,14 +108,6 @@ def stop_when_asked(run: Run) -> None:
         # If what started it is killed, a rank would continue as an unstoppable orphan: it saves and exits.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, ask)
-
-
-def explained(journal: Journal, error: CommError) -> CommError:
-    """The reason given by whoever closed the connections, instead of this rank's error."""
-    if not journal.heartbeat.hung_up:
-        return error
-    text = f"rank {journal.rank} lost the others ({journal.heartbeat.hung_up})."
-    return CommError(text, Cause.PEER_LOST, [])
 
 
 def unexpected(journal: Journal, error: BaseException) -> UserError:

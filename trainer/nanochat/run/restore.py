@@ -19,6 +19,7 @@ from nanochat.kit.common import BadCheckpoint, first_line
 from nanochat.kit.expected import anything, count, flag, listed, maybe, named, row, text
 from nanochat.model import numerics
 from nanochat.model.gpt import GPT
+from nanochat.model.optim import MUON, muon_shapes
 from nanochat.parallel.balance import Shares
 from nanochat.parallel.comm import Comm
 from nanochat.parallel.sync import Sync
@@ -28,8 +29,8 @@ from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FEEDBACK_KEY, load_meta, load_model, load_optimizer, optimizer_ranks, sweep
 from nanochat.run.lineage import BASE_TRAINING
-from nanochat.run.optim_file import MUON, SHARE, OptimizerLayout, Unusable, muon_shapes
-from nanochat.run.resume import Obtained, folder_leader, name_training, obtain, set_aside
+from nanochat.run.optim_file import SHARE, OptimizerLayout, Unusable
+from nanochat.run.resume import Obtained, folder_leader, name_training, obtain
 from nanochat.run.stage import BaseModel
 from nanochat.run.state import Run, TrainingProgress
 
@@ -47,7 +48,9 @@ def restore(run: Run) -> None:
         got = obtain(comm, folder, run.writer, wanted, settings.resume_from_step, say=say)
     if not settings.resume and run.writer == comm.rank:
         # The run will repeat these steps.
-        set_aside(folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say)
+        checkpoints.set_aside(
+            folder, {step for step in checkpoints.steps_in(folder) if got.step is None or step > got.step}, say
+        )
     run.training_id = name_training(comm, got.training)
     if got.step is None:
         if run.stage.base is not None:
@@ -58,15 +61,11 @@ def restore(run: Run) -> None:
         run.note(got.notice)
     with refusing_bad_content(folder, got.step):
         load_checkpoint(run, got.step, got.files)
-    run.saved = common_steps(comm, folder, got.step)
-    say(f"Resuming from step {got.step} of {folder}")
-
-
-def common_steps(comm: Comm, folder: Path, last: int) -> list[int]:
-    """The steps up to this one that every rank's folder has, so that older ones may go."""
-    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= last]
+    # The steps up to this one that every rank's folder has, so that older ones may go.
+    mine = [step for step in checkpoints.whole_steps(folder, deep=False) if step <= got.step]
     from_ranks = comm.exchange("the checkpoints of all ranks", mine, fits=listed(count()))
-    return sorted(set(mine).intersection(*from_ranks))
+    run.saved = sorted(set(mine).intersection(*from_ranks))
+    say(f"Resuming from step {got.step} of {folder}")
 
 
 def take_base_model(run: Run, base: BaseModel) -> None:
@@ -103,16 +102,18 @@ def load_checkpoint(run: Run, step: int, files: int) -> None:
     """Load weights, optimizer, progress and data position from a local checkpoint."""
     comm, folder = run.comm, run.checkpoints
     meta = load_meta(folder, step)
-    if not run.plan.timed:
-        check_not_over(folder, step, run.plan.num_iterations)
+    steps = run.plan.num_iterations
+    if step > steps and not run.plan.timed:
+        raise BadCheckpoint(
+            f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
+            "use a larger --num-iterations, or --resume-from-step."
+        )
     check_same_model(run.model.config, meta, folder, step)
     run.base = dict(meta.get("base") or {})
     load_weights(run.model, folder, step)
     restore_shares(run, meta)
     loaders = restore_optimizer(run, folder, step, files)
     restore_progress(run.progress, meta, step)
-    if run.plan.timed:
-        run.progress.place = schedule_place(meta, step)
     # Earlier versions wrote a rank's own state under "mine" when it saved alone.
     states = [loaders["mine"]] * comm.world if "mine" in loaders else loaders.get("ranks") or [{}]
     route = states[comm.rank].get("route") if comm.rank < len(states) else None
@@ -236,24 +237,10 @@ def restore_progress(progress: TrainingProgress, meta: dict[str, Any], step: int
     lowest, last = loop.get("min_val_bpb"), meta.get("val_bpb")
     progress.min_val_bpb = math.inf if lowest is None else float(lowest)
     progress.val_bpb = None if last is None else float(last)
-
-
-def schedule_place(meta: Mapping[str, Any], step: int) -> int:
-    """The place of a timed run; for one with a number of steps, from the steps made."""
-    kept = (meta.get("loop_state") or {}).get("place")
-    if kept is None:
-        steps = (meta.get("user_config") or {}).get("num_iterations") or 0
-        return min(WHOLE * step // steps, WHOLE) if steps > 0 else 0
-    return min(max(int(kept), 0), WHOLE)
-
-
-def check_not_over(folder: Path, step: int, steps: int) -> None:
-    """Refuse a run that would be over before it resumes."""
-    if step > steps:
-        raise BadCheckpoint(
-            f"the checkpoint in {folder} has step {step}, but this run ends at step {steps}; "
-            "use a larger --num-iterations, or --resume-from-step."
-        )
+    # For a timed run; after one with a number of steps, from the steps made.
+    steps = (meta.get("user_config") or {}).get("num_iterations") or 0
+    place = loop.get("place", WHOLE * step // steps if steps > 0 else 0)
+    progress.place = min(max(int(place), 0), WHOLE)
 
 
 def check_same_model(config: ModelConfig, meta: dict[str, Any], folder: Path, step: int) -> None:

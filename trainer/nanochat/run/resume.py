@@ -10,17 +10,23 @@ with the list that makes them count, from one that has it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from nanochat.kit.common import BadCheckpoint, UserError, disk_cause, writable_folder
 from nanochat.kit.expected import Fits, count, flag, listed, matching, maybe, nothing, row, text
-from nanochat.parallel.comm import CHUNK_BYTES, Comm
+from nanochat.parallel.comm import Comm
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import lineage
 from nanochat.run.checkpoint_manager import FileEntry, NewFile
+
+CHUNK_BYTES = 16 * 2**20
 
 
 def folder_leader(comm: Comm, folder: Path) -> int:
@@ -58,13 +64,6 @@ class ChosenStep(NamedTuple):
         return f"The checkpoint of step {newer} is damaged on every rank, so the older one of step {self.step} is used"
 
 
-class ResumedTraining(NamedTuple):
-    """The training that the ranks resume (UNSAID: no checkpoint has an id), and its steps in each rank's folder."""
-
-    id: str
-    steps: list[list[int]]
-
-
 class Obtained(NamedTuple):
     """The id of the training to resume; its step whose files are now in this rank's folder, if any, and the rank whose files to read."""
 
@@ -87,34 +86,30 @@ def obtain(
 
     Steps of other trainings are set aside; in another run's folder only one of the same number, which would be overwritten.
     """
-    training = find_training(comm, folder, wanted, variable)
-    found = choose_step(comm, folder, step, training)
-    others = set(checkpoints.steps_in(folder)) - set(training.steps[comm.rank])
+    training, steps = find_training(comm, folder, wanted, variable)
+    found = choose_step(comm, folder, step, steps)
+    others = set(checkpoints.steps_in(folder)) - set(steps[comm.rank])
     if variable != lineage.TRAINING:
         others &= {found.step} if found else set()
     if leader == comm.rank:
-        set_aside(folder, others, say)
+        checkpoints.set_aside(folder, others, say)
     if found is None:
-        return Obtained(training.id)
-    return Obtained(training.id, found.step, fetch(comm, folder, found, leader), found.notice)
+        return Obtained(training)
+    return Obtained(training, found.step, fetch(comm, folder, found, leader), found.notice)
 
 
-def set_aside(folder: Path, steps: set[int], say: Callable[[str], None]) -> None:
-    """Move steps out of this folder: they belong to another training, or will be repeated, and a reader that takes
-    the highest step would take one of them."""
-    if place := checkpoints.set_aside(folder, steps):
-        say(f"Checkpoints of an earlier run (steps {', '.join(map(str, sorted(steps)))}) are now in {place}")
-
-
-def find_training(comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING) -> ResumedTraining:
-    """The training that all ranks resume: the requested one, or the one their checkpoints belong to."""
+def find_training(
+    comm: Comm, folder: Path, wanted: str, variable: str = lineage.TRAINING
+) -> tuple[str, list[list[int]]]:
+    """The training that all ranks resume (UNSAID: no checkpoint has an id): the requested one, or the one their checkpoints
+    belong to; and its steps in each rank's folder."""
     mine: dict[str, list[int]] = {}
     for step in checkpoints.steps_in(folder):
         mine.setdefault(checkpoints.training_of(folder, step), []).append(step)
     from_ranks = comm.exchange("the trainings of all checkpoints", [wanted, mine], fits=lineage.fits_wanted_and_held)
     held = [steps for dummy, steps in from_ranks]
     chosen = lineage.choose([name for name, dummy in from_ranks], held, variable)
-    return ResumedTraining(chosen, [lineage.steps_of(chosen, one, held) for one in held])
+    return chosen, [lineage.steps_of(chosen, one, held) for one in held]
 
 
 def name_training(comm: Comm, known: str) -> str:
@@ -123,11 +118,11 @@ def name_training(comm: Comm, known: str) -> str:
     return lineage.choose([name for name, dummy in from_ranks], []) or str(from_ranks[0][1])
 
 
-def choose_step(comm: Comm, folder: Path, wanted: int, training: ResumedTraining) -> ChosenStep | None:
+def choose_step(comm: Comm, folder: Path, wanted: int, held: Sequence[Sequence[int]]) -> ChosenStep | None:
     """The step to resume from: the requested one, or (-1) the newest of the training that any rank has complete; None if
-    there is none."""
-    mine, damaged = training.steps[comm.rank], list[int]()
-    for step in [wanted] if wanted >= 0 else sorted({one for steps in training.steps for one in steps}, reverse=True):
+    there is none. held: the training's steps in each rank's folder."""
+    mine, damaged = held[comm.rank], list[int]()
+    for step in [wanted] if wanted >= 0 else sorted({one for steps in held for one in steps}, reverse=True):
         writer = checkpoints.writer_of(folder, step) if step in mine else None
         # A list without its files was complete once; files without a list are left by a killed process.
         once = step in mine and any(folder.glob(f"ckpt_{step:06d}_rank*.json"))
@@ -203,11 +198,19 @@ def _take_files(comm: Comm, folder: Path, source: int, files: Sequence[FileEntry
         if lacks:
             checkpoints.check_space(folder, sum(file.bytes for file in files))
         for file in files:
-            sink: Callable[[Any], Any] = lambda data: None  # noqa: E731
             if lacks:
                 received.append(NewFile(folder, file.name, comm.rank))
-                sink = received[-1].write
-            _carry(comm, folder / file.name if comm.rank == source else None, file.bytes, source, sink)
+            ours: contextlib.AbstractContextManager[io.BufferedReader | None] = contextlib.nullcontext()
+            if comm.rank == source:
+                ours = (folder / file.name).open("rb")
+            with ours as sent:
+                for begin in range(0, file.bytes, CHUNK_BYTES):
+                    chunk = torch.empty(min(CHUNK_BYTES, file.bytes - begin), dtype=torch.uint8)
+                    if sent is not None:
+                        sent.readinto(chunk.numpy())
+                    comm.broadcast(chunk, source, "the files of a checkpoint")
+                    if lacks:
+                        received[-1].write(chunk.numpy())
             if lacks:
                 received[-1].finish(file.sha256)
     except BaseException:
@@ -233,15 +236,3 @@ def _held(folder: Path, found: ChosenStep) -> list[FileEntry]:
         checkpoints.entry_of(folder / name)
         for name in (checkpoints.model_name(step), checkpoints.meta_name(step), *sound)
     ]
-
-
-def _carry(comm: Comm, path: Path | None, size: int, source: int, sink: Callable[[Any], Any]) -> None:
-    """Copy one file from the source's disk to the receivers, in chunks."""
-    what = "the files of a checkpoint"
-    if path is None:
-        comm.broadcast_bytes(None, size, source, sink, what)
-        return
-    with path.open("rb") as file:
-        for begin in range(0, size, CHUNK_BYTES):
-            piece = file.read(min(CHUNK_BYTES, size - begin))
-            comm.broadcast_bytes(piece, len(piece), source, sink, what)

@@ -40,18 +40,14 @@ def checkpoint(run: Run) -> dict[str, Any]:
     if run.writer != run.comm.rank:
         # The rank that writes for our folder writes everything else.
         return {"optimizer": feedback}
-    return {
-        "optimizer": {**OptimizerLayout.of(run.optimizer).file(optimizer), **feedback},
-        "loader": loaders(run, routes),
-        "model": run.weights,
-        "meta": run.meta(),
-    }
+    return whole_contents(run, {**OptimizerLayout.of(run.optimizer).file(optimizer), **feedback}, routes)
 
 
-def loaders(run: Run, routes: Sequence[str]) -> dict[str, Any]:
-    """The place in the data after the last finished step, and each rank's matrix library."""
+def whole_contents(run: Run, optimizer: Mapping[str, Any], routes: Sequence[str]) -> dict[str, Any]:
+    """With the place in the data after the last finished step, and each rank's matrix library."""
     state = run.feed.state()
-    return {"ranks": [{**state, "route": route} for route in routes]}
+    loader = {"ranks": [{**state, "route": route} for route in routes]}
+    return {"optimizer": optimizer, "loader": loader, "model": run.weights, "meta": run.meta()}
 
 
 def prove_identical(run: Run, when: str) -> None:
@@ -102,7 +98,7 @@ def write(comm: Comm, journal: Journal, folder: Path, step: int, contents: Mappi
     failed = None
     try:
         saved = checkpoint_manager.save(folder, step, comm.rank, **contents)
-        journal.record("checkpoint", step, **saved._asdict())
+        journal.record("checkpoint", step, **saved)
     except NotSaved as failure:
         failed = [str(failure), failure.cause.value]
     fits = maybe(row(text, one_of([cause.value for cause in Cause])))
@@ -139,34 +135,26 @@ def save_alone(run: Run) -> str | None:
     if checkpoint_manager.is_whole(run.checkpoints, step, run.comm.rank, deep=False):
         # Lost during a save, after this rank's part of it.
         return None
-    try:
-        saved = checkpoint_manager.save(run.checkpoints, step, run.comm.rank, **checkpoint_alone(run))
-    except NotSaved as error:
-        return str(error)
-    # A run that often loses ranks has no other time to do this.
-    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
-    run.journal.record("checkpoint", step, **saved._asdict(), alone=True)
-    return f"saved step {step} to {run.checkpoints} without the lost rank."
-
-
-def checkpoint_alone(run: Run) -> dict[str, Any]:
-    """The last finished step, for checkpoint_manager.save."""
     run.optimizer.catch_up()
     state = run.optimizer.state_dict()
     owners, rank = run.sync.owners, run.comm.rank
     # A rank's copies of other matrices are as old as its last start.
     state["muon"] = {name: one for name, one in state["muon"].items() if owners.get(name, rank) == rank}
-    return {
-        "optimizer": OptimizerLayout.of(run.optimizer).file({**state, SHARE: sorted(state["muon"])}),
-        "loader": loaders(run, [numerics.route()] * run.comm.world),
-        "model": run.weights,
-        "meta": run.meta(),
-    }
+    file = OptimizerLayout.of(run.optimizer).file({**state, SHARE: sorted(state["muon"])})
+    contents = whole_contents(run, file, [numerics.route()] * run.comm.world)
+    try:
+        saved = checkpoint_manager.save(run.checkpoints, step, rank, **contents)
+    except NotSaved as error:
+        return str(error)
+    # A run that often loses ranks has no other time to do this.
+    checkpoint_manager.prune(run.checkpoints, run.settings.keep_checkpoints, run.saved)
+    run.journal.record("checkpoint", step, **saved, alone=True)
+    return f"saved step {step} to {run.checkpoints} without the lost rank."
 
 
 def unsavable(run: Run) -> str | None:
     """Why this rank cannot save the last finished step alone, if it cannot."""
-    if run.training.shared_head is not None:
+    if run.sync.head is not None:
         return "the head is split, and a part of it was lost with the rank"
     if run.sync.changing and run.optimizer.undo is None:
         return "its successor had begun to change the weights when a rank was lost"

@@ -110,21 +110,16 @@ def facts(settings: Settings, stage: RunStage, matmul: str, data_dir: Path) -> d
     }
 
 
-def head_copies(settings: Settings, comm: Comm) -> float:
-    """How many times this rank has the head in memory: its weights, gradient and optimizer state. Of a shared head the last two are
-    those of its part, but in a save it has the whole state besides."""
-    if settings.head != "shared":
-        return 4.0
-    shares = settings.head_shares or (1,) * comm.world
-    return 3 + 3 * shares[comm.rank] / sum(shares)
-
-
 def check_memory(config: ModelConfig, settings: Settings, comm: Comm) -> None:
     """Check the memory for weights, gradients, optimizer state and error feedback; a pass needs more."""
     counts = parameters(config)
     matrices, head = counts["transformer_matrices"], counts["lm_head"]
-    tables = counts["wte"] + counts["value_embeds"]
-    needed = int(4 * (3 * matrices + head_copies(settings, comm) * head + 3 * tables))
+    tables, copies = counts["wte"] + counts["value_embeds"], 4.0
+    if settings.head == "shared":
+        # Gradient and optimizer state are those of this rank's part, but in a save it has the whole state besides.
+        shares = settings.head_shares or (1,) * comm.world
+        copies = 3 + 3 * shares[comm.rank] / sum(shares)
+    needed = int(4 * (3 * matrices + copies * head + 3 * tables))
     if packs(settings.sync):
         needed += 4 * (matrices + (head if settings.head != "shared" else 0))
     common.check_memory(needed, f"a model of {counts['total']:,} parameters", common.memory_limit())
@@ -162,9 +157,8 @@ def say_setup(run: Run, products: str) -> None:
     if settings.core_metric_every > 0:
         say(f"CORE is not supported by this trainer (--core-metric-every {settings.core_metric_every})")
     say(f"Ranks: {run.comm.world}, rows per step: {', '.join(map(str, run.shares.rows))}, sync: {settings.sync}")
-    if run.training.shared_head is not None:
-        parts = run.training.shared_head.sizes
-        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, parts))}")
+    if run.sync.head is not None:
+        say(f"Head: shared, vocabulary rows by rank: {', '.join(map(str, run.sync.head.sizes))}")
 
 
 def start_event(run: Run, opening: Mapping[str, float] | None = None) -> None:

@@ -101,8 +101,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether the last step is done."""
-        progress, plan = self.progress, self.plan
-        return (progress.place if plan.timed else progress.step) == plan.end
+        return self.share_done == 1
 
     @property
     def share_done(self) -> float:
@@ -126,8 +125,8 @@ class Run:
     def make_whole(self) -> None:
         """Bring all weights up to date on every rank; all ranks must call it together."""
         self.optimizer.catch_up()
-        if self.training.shared_head is not None:
-            self.training.shared_head.gather()
+        if self.sync.head is not None:
+            self.sync.head.gather()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -136,8 +135,7 @@ class Run:
     @property
     def passes(self) -> list[int]:
         """This rank's rows in each pass of a step."""
-        together = self.training.shared_head is not None
-        return passes_of(self.shares.rows, self.settings.device_batch_size, together)[self.comm.rank]
+        return passes_of(self.shares.rows, self.settings.device_batch_size, self.sync.head is not None)[self.comm.rank]
 
     def configured_shares(self) -> list[list[int]]:
         """The shares according to the settings."""
@@ -156,9 +154,13 @@ class Run:
         tokens_of_ranks = [rows * settings.max_seq_len for rows in shares.rows]
         speeds = shares.head if len(set(shares.head)) > 1 else ()
         self.sync = make_sync(settings.sync, comm, self.training, self.optimizer, tokens_of_ranks, speeds)
-        if settings.save_on_loss and self.sync.undoable and has_room_for_undo(self.optimizer):
+        # Memory must suffice to copy what an update changes, and for what the first step allocates.
+        available = memory_available()
+        has_room = available is None or 2 * self.optimizer.undo_bytes() <= available
+        if settings.save_on_loss and self.sync.undoable and has_room:
             self.optimizer.undo = Undo()
-        self.balancer, self.busy_seconds = new_balancer(model, shares), 0.0
+        head_work = 6 * parameters(model.config)["lm_head"] / flops_per_token(model.config)
+        self.balancer, self.busy_seconds = Balancer(shares, head_work if shares.head else 0.0), 0.0
         self.feed.take_shares(self.sync, sum(shares.rows[: comm.rank]), self.passes)
 
     def meta(self) -> dict[str, Any]:
@@ -183,14 +185,3 @@ class Run:
                 **({"shares": [*self.shares, self.configured_shares()]} if self.settings.rebalance else {}),
             },
         }
-
-
-def has_room_for_undo(optimizer: Optimizer) -> bool:
-    """Whether memory suffices to copy what an update changes, and for what the first step allocates."""
-    available = memory_available()
-    return available is None or 2 * optimizer.undo_bytes() <= available
-
-
-def new_balancer(model: GPT, shares: Shares) -> Balancer:
-    head_work = 6 * parameters(model.config)["lm_head"] / flops_per_token(model.config)
-    return Balancer(shares, head_work if shares.head else 0.0)

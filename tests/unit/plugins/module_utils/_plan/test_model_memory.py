@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan import model_size
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape, parameters
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig, parameters
 
-D4 = Shape(4, 64, 64, 512, "SSSL", 32768)
-D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
-D12 = Shape(12, 64, 128, 2048, "SSSL", 32768)
+D4 = ModelConfig.from_depth(4, 64, 64, 512, 32768)
+D8 = ModelConfig.from_depth(8, 64, 128, 1024, 32768)
+D12 = ModelConfig.from_depth(12, 64, 128, 2048, 32768)
 
 
 @pytest.mark.parametrize("sync", ["int8", "int4"])
@@ -26,14 +26,14 @@ def test_packing_keeps_a_copy_of_the_matrices_in_memory_and_checkpoints(sync):
 
 def test_a_checkpoint_holds_weights_and_the_optimizers_state():
     # Measured: 88.8 MB for a model of 7,340,162 parameters.
-    small = Shape(4, 64, 64, 512, "SSSL", 4096)
+    small = ModelConfig.from_depth(4, 64, 64, 512, 4096)
     assert model_size.checkpoint_bytes(small) == pytest.approx(88.8e6, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("shape", "device_batch", "measured"),
     [
-        (Shape(4, 64, 64, 512, "SSSL", 4096), 2, 0.63e9),
+        (ModelConfig.from_depth(4, 64, 64, 512, 4096), 2, 0.63e9),
         (D4, 2, 1.22e9),
         (D4, 8, 1.54e9),
         (D8, 2, 3.20e9),

@@ -13,11 +13,11 @@ from ansible_collections.nanochat.ddp.plugins.module_utils._plan import step_mod
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.model_size import describe, head_work
 from ansible_collections.nanochat.ddp.plugins.module_utils._plan.step_model import Link, PredictedStep, Speed, job_of
 from ansible_collections.nanochat.ddp.plugins.module_utils._preflight import measured, predict
-from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import Shape
+from ansible_collections.nanochat.ddp.plugins.module_utils._rules.model_size import ModelConfig
 from ansible_collections.nanochat.ddp.plugins.module_utils._rules.ways import WAYS
 
-D4 = Shape(4, 64, 64, 512, "SSSL", 32768)
-D8 = Shape(8, 64, 128, 1024, "SSSL", 32768)
+D4 = ModelConfig.from_depth(4, 64, 64, 512, 32768)
+D8 = ModelConfig.from_depth(8, 64, 128, 1024, 32768)
 GIGABIT = Link(940.0, 0.2)
 
 
@@ -25,19 +25,19 @@ HOSTS = ("desktop", "laptop")
 
 
 def plan(
-    shape: Shape = D4,
+    shape: ModelConfig = D4,
     sync: str = "exact",
     rows: tuple[int, ...] = (2, 2),
     hosts: Sequence[str] = HOSTS,
     **training: Any,
 ) -> dict[str, Any]:
-    fixed = {"total_batch": sum(rows) * shape.sequence, "device_batch": 2, "sync": sync, "iterations": 1000}
+    fixed = {"total_batch": sum(rows) * shape.sequence_len, "device_batch": 2, "sync": sync, "iterations": 1000}
     fixed |= {"head": "whole", "head_open": False, "asked": {"sync": sync, "head": "whole"}, "batch_split": "equal"}
     return {
         "run": "d4",
         "world": len(rows),
         "master": {"host": hosts[0]},
-        "model": describe(shape),
+        "model": describe(shape, 64),
         "training": {**fixed, **training},
         "nodes": [
             {"host": host, "rank": rank, "rows": share, "address": f"192.168.1.{10 + rank}"}
@@ -226,7 +226,7 @@ def test_why_auto_took_a_way_is_told():
 @pytest.mark.parametrize(
     ("shape", "world", "messages"),
     # Those of the trainer: 13 matrices at depth 2, 26 at depth 4, whose head of 33.6 MB has nine blocks.
-    [(Shape(2, 64, 64, 128, "L", 4096), 2, 13 + 2 + 1 + 2), (D4, 2, 26 + 3 + 8 + 2)],
+    [(ModelConfig.from_depth(2, 64, 64, 128, 4096, "L"), 2, 13 + 2 + 1 + 2), (D4, 2, 26 + 3 + 8 + 2)],
 )
 def test_each_message_of_a_step_costs_both_ends_time_that_nothing_hides(shape, world, messages):
     document = plan(shape, rows=(2,) * world)
