@@ -46,7 +46,7 @@ class Python:
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = json.dumps([list(argv), str(cwd), dict(environment)]).encode()
         with theirs:
-            descriptors = [file.fileno() for file in (*self._output, theirs)]
+            descriptors = [*(file.fileno() for file in self._output), theirs.fileno()]
             socket.send_fds(_server(number % SERVERS), [request], descriptors)
         self.pid = int(self._status.recv(STATUS_BYTES))
 

@@ -207,7 +207,7 @@ def _take_files(comm: Comm, folder: Path, source: int, files: Sequence[FileEntry
                 for begin in range(0, file.bytes, CHUNK_BYTES):
                     chunk = torch.empty(min(CHUNK_BYTES, file.bytes - begin), dtype=torch.uint8)
                     if sent is not None:
-                        sent.readinto(chunk.numpy())
+                        sent.readinto(chunk.numpy().data)
                     comm.broadcast(chunk, source, "the files of a checkpoint")
                     if lacks:
                         received[-1].write(chunk.numpy())
