@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanochat.data import conversation, tokenizer
 from nanochat.data.chat_loader import ChatBatch, ChatLoader, Talks, epoch_batches
@@ -22,10 +22,7 @@ from nanochat.rules.model_size import ModelConfig
 from nanochat.rules.schedule import TrainingPlan
 from nanochat.run import checkpoint_manager, engine
 from nanochat.run.loss_eval import deal_out
-from nanochat.run.stage import BaseModel, Place, RunStage
-
-if TYPE_CHECKING:
-    from nanochat.run.state import Run
+from nanochat.run.stage import BaseModel, Place, Reader, RunStage
 
 SAMPLES, SAMPLE_TOKENS = 3, 48
 # Settings inherited from the base model by default.
@@ -71,10 +68,10 @@ class FineTuning(RunStage):
         files = [talks.path for talks in (self.talks, self.val_talks) if talks is not None]
         return {"conversations": {f"file {number}": file_digest(path) for number, path in enumerate(files, start=1)}}
 
-    def training_loader(self, run: Run, position: Place | None = None, state: Place | None = None) -> ChatLoader:
+    def training_loader(self, run: Reader, position: Place | None = None, state: Place | None = None) -> ChatLoader:
         return ChatLoader(self.talks, sum(run.shares.rows), run.settings.max_seq_len, position)
 
-    def why_not_exact(self, run: Run, state: Place) -> str:
+    def why_not_exact(self, run: Reader, state: Place) -> str:
         """A position in the conversations is always exact."""
         return ""
 
@@ -85,12 +82,12 @@ class FineTuning(RunStage):
         return self.val_talks is not None
 
     @contextlib.contextmanager
-    def evaluation(self, run: Run) -> Iterator[tuple[Iterator[Pair], int | None]]:
+    def evaluation(self, run: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
         assert self.val_talks is not None
         batches = epoch_batches(self.val_talks, run.settings.device_batch_size, run.settings.max_seq_len)
         yield deal_out(batches, run.comm.rank, run.comm.world), None
 
-    def samples(self, run: Run) -> Iterator[tuple[str, str]]:
+    def samples(self, run: Reader) -> Iterator[tuple[str, str]]:
         """The file's first questions, and the answers."""
         tokenizer = run.tokenizer
         stops = engine.stops(tokenizer)

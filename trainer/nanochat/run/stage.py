@@ -12,21 +12,22 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from nanochat.data import dataset
 from nanochat.data.chat_loader import ChatLoader
 from nanochat.data.dataloader import BATCHES_AHEAD, Loader, Pair, why_not_exact
+from nanochat.data.tokenizer import Tokenizer
 from nanochat.kit.common import UserError
 from nanochat.kit.settings import LIMITS, Settings
+from nanochat.model.gpt import GPT
+from nanochat.parallel.balance import Shares
+from nanochat.parallel.comm import Comm
 from nanochat.rules import stages
 from nanochat.rules.model_size import ModelConfig, flops_per_token, parameters
 from nanochat.rules.schedule import REFERENCE_DEPTH, TrainingPlan, plan_training
 from nanochat.run import engine
 from nanochat.run.loss_eval import deal_out, eval_steps
-
-if TYPE_CHECKING:
-    from nanochat.run.state import Run
 
 Place = Mapping[str, Any]  # a position in the data
 # Prompts for --sample-every: simple, with answers that are easy to check, and beginnings of any text.
@@ -39,6 +40,18 @@ SAMPLE_PROMPTS = (
     "Once upon a time",
 )
 SAMPLE_TOKENS = 16
+
+
+class Reader(Protocol):
+    """The parts of a run that its stage needs for its data."""
+
+    settings: Settings
+    tokenizer: Tokenizer
+    data_dir: Path
+    comm: Comm
+    model: GPT
+    shares: Shares
+    stop_asked: bool
 
 
 class BaseModel(NamedTuple):
@@ -65,20 +78,20 @@ class RunStage:
         return {"shard": {path.name: f"{path.stat().st_size} bytes" for path in dataset.shard_paths(data_dir)}}
 
     def training_loader(
-        self, run: Run, position: Place | None = None, state: Place | None = None
+        self, run: Reader, position: Place | None = None, state: Place | None = None
     ) -> Loader | ChatLoader:
         """The rows of each step; state: where they resume exactly, position: where they resume approximately."""
         return self.shards(run, "train", sum(run.shares.rows), position=position, state=state)
 
     @staticmethod
-    def shards(run: Run, split: str, rows: int, **more: Any) -> Loader:
+    def shards(run: Reader, split: str, rows: int, **more: Any) -> Loader:
         """Batches of this many rows from the shards."""
         return Loader(
             run.tokenizer, run.data_dir, split, rows, run.settings.max_seq_len, patience=run.settings.timeout_seconds,
             interrupted=lambda: run.stop_asked, **more,
         )  # fmt: skip
 
-    def why_not_exact(self, run: Run, state: Place) -> str:
+    def why_not_exact(self, run: Reader, state: Place) -> str:
         """Why training cannot continue exactly at this state of a loader, for the user; empty if it can."""
         return why_not_exact(state, dataset.inspect_split(run.data_dir, "train"))
 
@@ -91,7 +104,7 @@ class RunStage:
         return True
 
     @contextlib.contextmanager
-    def evaluation(self, run: Run) -> Iterator[tuple[Iterator[Pair], int | None]]:
+    def evaluation(self, run: Reader) -> Iterator[tuple[Iterator[Pair], int | None]]:
         """This rank's part of the evaluation batches, and their number, if known in advance."""
         rows, world = run.settings.device_batch_size, run.comm.world
         steps = eval_steps(run.settings.eval_tokens, rows, run.settings.max_seq_len)
@@ -103,7 +116,7 @@ class RunStage:
         finally:
             loader.close()
 
-    def samples(self, run: Run) -> Iterator[tuple[str, str]]:
+    def samples(self, run: Reader) -> Iterator[tuple[str, str]]:
         """Prompts, and the model's continuations."""
         for prompt in SAMPLE_PROMPTS:
             ids = run.tokenizer.encode(prompt, bos=True)
