@@ -100,7 +100,9 @@ def share_of(node: Document) -> PastShare:
     return {
         "rows": number(node, "rows"),
         "head_share": number(node, "head_share"),
-        "cores": [core for core in cores if type(core) is int] if isinstance(cores, list) else None,
+        "cores": [core for core in cores if isinstance(core, int) and not isinstance(core, bool)]
+        if isinstance(cores, list)
+        else None,
         "polite": text(section(node, "env"), politeness.VARIABLE) or politeness.OFF,
     }
 

@@ -371,7 +371,11 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
-    if any(type(position.get(key)) is not int for key in START) or not 0 <= position["pq_idx"] < files:
+    numbers = [position.get(key) for key in START]
+    if (
+        not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        or not 0 <= position["pq_idx"] < files
+    ):
         at = dict(position)
         raise DataError(
             f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."
