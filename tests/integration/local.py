@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -13,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,20 @@ def ansible(program: str, *words: object, cwd: Path = ROOT, **environment: str) 
         [str(tools / program), *map(str, words)], cwd=cwd, env=surroundings | environment, capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip
+
+
+def inventory(folder: Path, hosts: Mapping[str, Any], **variables: Any) -> Path:
+    """A file with the group trainers, its hosts and its variables."""
+    path = folder / "hosts.json"
+    path.write_text(json.dumps({"trainers": {"hosts": hosts, "vars": variables}}))
+    return path
+
+
+def book(name: str, hosts: Path, *words: object, code: int = 0, **environment: str) -> str:
+    """The output of a playbook of the collection, which must end with this code."""
+    done = ansible("ansible-playbook", f"nanochat.ddp.{name}", "-i", hosts, *words, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def one_line(output: str) -> str:

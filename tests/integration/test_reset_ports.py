@@ -59,49 +59,49 @@ def play(lan: Lan, name: str, *words: str, **settings: object) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+def open_ports(lan: Lan, *runs: str) -> None:
+    """As the network step does it for these runs."""
+    for run in runs:
+        for number in (0, 1):
+            lan.module(number, "peer_firewall", name=run, peers=[f"10.9.0.{2 - number}"], ports=["29500"])
+
+
 def test_field_29_reset_closes_what_earlier_runs_opened_and_not_what_a_live_one_needs(lan, tmp_path):
     before = rules(lan)
-    for run in ("early", "late", "other"):
-        play(lan, "train", "--tags", "network", ddp_run=run)
+    open_ports(lan, "early", "late", "other")
     assert opened(lan) == {"early", "late", "other"}
     assert "f2b-chain" in rules(lan)[0].split("nanochat.ddp:other")[-1]  # ours are all in the owner's chain
+    play(lan, "reset", "-e", "ddp_run=early")
+    assert opened(lan) == {"late", "other"}
 
     marked = ["NANOCHAT_DDP_SESSION=x", "NANOCHAT_BASE_DIR=/elsewhere/runs/other"]
     live = lan.start(0, "env", *marked, sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
     try:
         assert live.stdout.readline() == "up\n"
         assert "changed=1" in play(lan, "reset", "--check")
-        assert opened(lan) == {"early", "late", "other"}
+        assert opened(lan) == {"late", "other"}
         play(lan, "reset")
         # Both hosts are namespaces of this machine and see the same processes.
         assert opened(lan, 0) == opened(lan, 1) == {"other"}
     finally:
         live.kill()
         live.communicate()
+    # A damaged plan keeps no port open.
+    plan = tmp_path / "h0" / "runs" / "other" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text('{"format": 1, "nod')
     play(lan, "reset")
     assert rules(lan) == before
     assert play(lan, "reset").count("changed=0") == 2
 
 
-def test_a_reset_of_one_run_leaves_the_others(lan):
-    for run in ("early", "late"):
-        told = play(lan, "train", "--tags", "network", ddp_run=run)
-    kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
-    assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
-    play(lan, "reset", "-e", "ddp_run=early")
-    assert opened(lan) == {"late"}
-
-
 def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_took_part(lan, tmp_path):
     kept = tmp_path / "plan.json"
-    for number in (0, 1):
-        lan.module(number, "peer_firewall", name="early", peers=[f"10.9.0.{2 - number}"], ports=["29500"])
-    play(lan, "train", "--tags", "network", "-e", f"ddp_plan_file={kept}", ddp_run="late")
+    open_ports(lan, "early", "late")
+    play(lan, "plan", "-e", f"ddp_plan_file={kept}", ddp_run="late")
     plan = json.loads(kept.read_text())["plan"]
     # A launch would leave the plan there; nothing else of it is needed here.
     run_folder(plan["nodes"][0]["run_dir"], plan, host="h0")
-    assert opened(lan, 0) == opened(lan, 1) == {"early", "late"}
 
     told = " ".join(play(lan, "reset", "-e", "target=h0").split())
     assert (opened(lan, 0), opened(lan, 1)) == (set(), {"early", "late"})
@@ -109,24 +109,18 @@ def test_field_29_a_reset_of_one_host_closes_all_its_ports_and_names_who_else_to
     assert "stay open until reset is run for it, too." in told
 
 
-def test_a_damaged_plan_keeps_no_port_open(lan, tmp_path):
-    play(lan, "train", "--tags", "network", ddp_run="early")
-    plan = tmp_path / "h0" / "runs" / "early" / "plan.json"
-    plan.parent.mkdir(parents=True)
-    plan.write_text('{"format": 1, "nod')
-    play(lan, "reset")
-    assert opened(lan) == set()
-
-
-def test_nobody_becomes_root_but_for_the_firewall(lan, tmp_path):
+def test_nobody_becomes_root_but_for_the_firewall_and_it_is_told_whether_its_rules_outlast_a_reboot(lan, tmp_path):
     """`sudo` logs its callers here; the user is root, so no task may call it."""
     log = tmp_path / "asked"
     sudo = tmp_path / "sudo"
     sudo.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit 1\n')
     sudo.chmod(0o755)
-    settings = {"ansible_become_exe": str(sudo), "ansible_become": True}
-    play(lan, "plan", **settings)
-    play(lan, "train", "--tags", "network", **settings)
+    settings = {"ansible_become_exe": str(sudo), "ansible_become": True, "ddp_run": "early"}
+    told = play(lan, "train", "--tags", "network", **settings)
+    assert opened(lan, 0) == opened(lan, 1) == {"early"}
+    kept = shutil.which("systemctl") and not subprocess.call(["systemctl", "-q", "is-enabled", "nftables"])
+    assert ("Then `train.yml --tags restart` opens the ports again." in told) is not bool(kept)
     play(lan, "status", **settings)
     play(lan, "reset", **settings)
+    assert opened(lan) == set()
     assert not log.exists(), log.read_text()

