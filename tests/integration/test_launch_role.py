@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -89,11 +88,11 @@ class Launch(Play):
         return bool(told) and told["ended"] is None and processes.alive(told["pid"], told["pid_start"])
 
 
-@contextlib.contextmanager
-def launch_in(folder: Path, seconds: float) -> Iterator[Launch]:
-    sockets = folder / "tmux"
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    sockets = tmp_path / "tmux"
     sockets.mkdir()
-    made = Launch(folder, {"TMUX_TMPDIR": str(sockets)}, seconds)
+    made = Launch(tmp_path, {"TMUX_TMPDIR": str(sockets)})
     for node in made.hosts.values():
         Path(node["base_dir"]).mkdir()
     yield made
@@ -105,12 +104,6 @@ def launch_in(folder: Path, seconds: float) -> Iterator[Launch]:
     os.system(f"TMUX_TMPDIR={sockets} tmux kill-server 2>/dev/null")
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    with launch_in(tmp_path, 0.1) as made:
-        yield made
-
-
 def steps(launch: Launch, name: str) -> int:
     rank = launch.hosts[name]["rank"]
     try:
@@ -119,22 +112,16 @@ def steps(launch: Launch, name: str) -> int:
         return 0
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """A run whose ranks take six seconds to save, of the tests that leave it as it is, and of the one that stops it at last."""
-    with launch_in(tmp_path_factory.mktemp("running"), 6) as made:
-        # As the plan reads it, and not as YAML or JSON has it.
-        made.variables["ddp_secret_env"] = '{"WORD": true, "NOTHING": null}'
-        account = made.run("launch")
-        assert counts(account, "failures") == {"a": 0, "b": 0}, messages(account)
-        until(lambda: steps(made, "a") > 5 and steps(made, "b") > 5)
-        assert "WORD='true'" in (made.folder_of("a") / "env").read_text()
-        yield made
+@pytest.fixture
+def running(launch: Launch) -> Launch:
+    account = launch.run("launch")
+    assert counts(account, "failures") == {"a": 0, "b": 0}, messages(account)
+    until(lambda: steps(launch, "a") > 5 and steps(launch, "b") > 5)
+    return launch
 
 
 def test_a_play_whose_run_another_play_started_anew_fails(running: Launch) -> None:
     running.variables["ddp_controller"] = {"fresh": False, "watch": False}
-    kept = (running.folder_of("a") / "plan.json").read_text()
     for name in "ab":
         (running.folder_of(name) / "plan.json").write_text(json.dumps({**running.plan, "digest": "theirs"}))
     assert messages(running.run("watch")) == []
@@ -142,8 +129,6 @@ def test_a_play_whose_run_another_play_started_anew_fails(running: Launch) -> No
     assert counts(account, "failures") == {"a": 1, "b": 1}
     said = "a: the run d4 goes by another plan now (theirs; this play's is one): another train.yml"
     assert said in messages(account)[0]
-    for name in "ab":
-        (running.folder_of(name) / "plan.json").write_text(kept)
 
 
 def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
@@ -172,14 +157,6 @@ def test_a_start_that_cannot_be_made_stops_nothing(running: Launch) -> None:
     assert running.hosts["b"]["argv"][0] == program
 
 
-def test_field_44_a_stop_waits_as_long_as_a_save_takes(running: Launch) -> None:
-    account = running.run("launch:stop")
-    assert counts(account, "failures") == {"a": 0, "b": 0}, messages(account)
-    for name in "ab":
-        assert (running.folder_of(name) / "saved").read_text() == "whole"
-        assert running.session(name)["exit_code"] == 0
-
-
 NOTHING_SET = resolve([("a", {})]).hosts["a"]
 
 
@@ -193,8 +170,6 @@ def decided(launch: Launch, names: str, fresh: bool = False) -> trainings.Traini
     return choice
 
 
-# Three starts and two stops: tests/unit/plugins/module_utils/_plan/test_trainings.py has the decisions.
-@pytest.mark.long
 def test_a_host_that_was_away_during_a_fresh_start_brings_no_older_training_back(launch: Launch) -> None:
     def saves(name: str, step: int) -> None:
         meta = launch.folder_of(name) / "base_checkpoints" / "d4" / f"meta_{step:06d}.json"
@@ -251,6 +226,13 @@ def test_where_the_newest_run_differs_none_is_stopped_by_a_guess(launch: Launch)
     assert not any(counts(account, "failures").values()), messages(account)
 
 
+def test_secrets_are_written_as_the_plan_has_read_them(launch: Launch) -> None:
+    launch.variables["ddp_secret_env"] = '{"WORD": true, "NOTHING": null}'
+    account = launch.run("launch")
+    assert counts(account, "failures") == {"a": 0, "b": 0}, messages(account)
+    assert "WORD='true'" in (launch.folder_of("a") / "env").read_text()
+
+
 def test_where_one_host_cannot_start_the_others_are_stopped_again(launch: Launch) -> None:
     # Its record cannot be written, which shows only in the start itself.
     blocked = launch.folder_of("b") / ".session" / "launch.json"
@@ -261,3 +243,15 @@ def test_where_one_host_cannot_start_the_others_are_stopped_again(launch: Launch
     assert "a: stopped again, since b could not start" in said
     assert not launch.lives("a") and not launch.lives("b")
     assert results(account, "Start the session")["a"]["changed"]
+
+
+def test_field_44_a_stop_waits_as_long_as_a_save_takes(launch: Launch) -> None:
+    for node in launch.hosts.values():
+        node["argv"][4] = "6"
+    launch.run("launch")
+    until(lambda: steps(launch, "a") > 3 and steps(launch, "b") > 3)
+    account = launch.run("launch:stop")
+    assert counts(account, "failures") == {"a": 0, "b": 0}, messages(account)
+    for name in "ab":
+        assert (launch.folder_of(name) / "saved").read_text() == "whole"
+        assert launch.session(name)["exit_code"] == 0
