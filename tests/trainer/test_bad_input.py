@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as trial
@@ -22,8 +23,11 @@ from hypothesis import strategies as st
 from trainings import DATA
 
 from nanochat.data import dataloader, tokenizer
-from nanochat.kit.common import UserError
+from nanochat.kit import common
+from nanochat.kit.common import Ranks, UserError
 from nanochat.kit.settings import Settings, parse, rank_shares
+from nanochat.parallel import comm
+from nanochat.record.metrics import Metrics
 from nanochat.rules import schedule
 from nanochat.run import checkpoint_manager as checkpoints
 from nanochat.run import restore
@@ -105,6 +109,22 @@ def test_any_horizon(
                 assert all(math.isfinite(value) for value in dataclasses.astuple(schedule.StepSchedule.at(plan, step)))
 
 
+@cases(1000)
+@given(st.dictionaries(st.sampled_from(["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]), WORDS))
+def test_any_environment(environ: dict[str, str]) -> None:
+    with told():
+        common.read_ranks(environ)
+    # Without a valid port, no connection is tried.
+    port = environ.get("MASTER_PORT", "")
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):
+        with pytest.raises(UserError):
+            comm.connect(Ranks(1, 0, 2), "cpu", 0.1, environ)
+    with told():
+        common.matmul_type("auto", {"NANOCHAT_DTYPE": environ.get("RANK", "")}, frozenset())
+    with told():
+        common.check_device(environ.get("RANK", ""))
+
+
 def spoilt(content: Any, broken: bytes | None) -> bytes:
     return json.dumps(content).encode() if broken is None else broken
 
@@ -159,6 +179,20 @@ def take_meta(folder: Path) -> TrainingProgress:
     return progress
 
 
+@cases(300)
+@given(st.binary(max_size=400) | BROKEN)
+def test_any_checkpoint_file(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in (checkpoints.model_name(5), checkpoints.optimizer_name(5, 0), checkpoints.meta_name(5)):
+            (folder / part).write_bytes(data)
+        assert checkpoints.whole_steps(folder) == []
+        with pytest.raises(UserError):
+            checkpoints.load_model(folder, 5)
+        with pytest.raises(UserError):
+            checkpoints.load_optimizer(folder, 5, 0)
+
+
 TOKENS = tokenizer.load(DATA / "tokenizer")
 SHARDS = DATA / "base_data_climbmix"
 
@@ -179,3 +213,17 @@ def test_any_state_of_a_loader(state: dict[str, Any], tensors: bool) -> None:
     with told(), restore.refusing_bad_content(SHARDS, 5):
         loader = dataloader.Loader(TOKENS, SHARDS, "train", 1, 16, 0, 1, None, state)
         loader.close()
+
+
+@cases(400)
+@given(st.binary(max_size=50) | BROKEN, JSON)
+def test_any_metrics_file_is_appended_to(before: bytes, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "metrics-rank0.jsonl"
+        path.write_bytes(before)
+        metrics = Metrics(path)
+        metrics.write("step", 3, value=value)
+        metrics.close()
+        data = path.read_bytes()
+        assert data.startswith(before)
+        assert json.loads(data.splitlines()[-1])["step"] == 3

@@ -6,16 +6,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from reference import TINY, model_of
+from reference import TINY, model_of, tokens
 
 from nanochat.kit.common import UserError
 from nanochat.model.fused import TrainingPass
-from nanochat.model.gpt import GPT, MLP, Weight
+from nanochat.model.gpt import GPT, MLP, KVCache, Weight
 from nanochat.rules.model_size import ModelConfig
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "model.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['config']['n_layer']} layers")
+def test_state_dict_has_the_keys_shapes_and_order_of_upstream(case: dict) -> None:
+    model = GPT(ModelConfig(**case["config"]))
+    assert [(name, list(t.shape)) for name, t in model.state_dict().items()] == list(case["keys"].items())
 
 
 def test_a_parameter_without_a_gradient_is_refused_when_the_pass_is_made() -> None:
@@ -65,3 +75,23 @@ def test_initial_weights() -> None:
     assert model.resid_lambdas.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
     assert model.x0_lambdas.tolist() == pytest.approx([0.20, 0.15, 0.10, 0.05])
     assert (model.smear_lambda.item(), model.backout_lambda.item()) == (0.0, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("changes", [{}, {"sequence_len": 300, "window_pattern": "SL"}], ids=str)
+@pytest.mark.parametrize("first", [1, 7])
+def test_cache_gives_what_the_whole_sequence_gives(first: int, changes: dict) -> None:
+    model = model_of(**changes)
+    ids = tokens(model)[0]
+    whole = model(ids)
+    cache = KVCache(model, len(ids), ids.size(1))
+    pieces = [model(ids[:, :first], cache=cache)]
+    for start in range(first, ids.size(1), 23):
+        pieces.append(model(ids[:, start : start + 23], cache=cache))
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=2e-5)
+
+
+def test_a_full_cache_says_so() -> None:
+    model = model_of()
+    cache = KVCache(model, 2, 8)
+    with pytest.raises(ValueError, match="holds 8 tokens, but 9"):
+        model(tokens(model)[0][:, :9], cache=cache)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import RATES, model_of, train
+from reference import RATES, TINY, model_of, train
 
+from nanochat.model.gpt import GPT
 from nanochat.model.optim import REFRESH_STEPS, AdamWGroup, DenseAdamW, Optimizer, RowAdamW
 
 
@@ -31,6 +32,19 @@ def test_rows_left_alone_end_with_the_bits_of_a_dense_optimizer(columns: int) ->
     lazy.advance(torch.arange(200), history, step)
     for name in ("parameter", "m", "v"):
         assert torch.equal(getattr(lazy, name), getattr(dense, name)), name
+
+
+def test_catching_up_in_between_changes_no_bit() -> None:
+    first, second = model_of(vocab_size=400), model_of(vocab_size=400)
+    often, late = Optimizer(first, RATES), Optimizer(second, RATES)
+    for number in range(REFRESH_STEPS + 5):
+        train(first, often, 1, seed=number)
+        train(second, late, 1, seed=number)
+        if number % 3 == 0:
+            often.catch_up()
+    often.catch_up()
+    late.catch_up()
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_rows_lag_behind_no_longer_than_their_turn() -> None:
@@ -57,3 +71,16 @@ def test_the_number_of_threads_changes_no_bit_of_adamw(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(state.parameter, wanted.parameter)
+
+
+def test_every_parameter_has_one_optimizer() -> None:
+    model = GPT(TINY)
+    optimizer = Optimizer(model, RATES)
+    assert sorted([*optimizer.adamw_names, *optimizer.matrix_names]) == sorted(
+        name for name, dummy in model.named_parameters()
+    )
+    assert all(name.startswith("transformer.h.") for name in optimizer.matrix_names)
+    scale = (768 / 32) ** 0.5
+    assert optimizer.dense["lm_head.weight"].group.lr == pytest.approx(0.004 * scale)
+    assert optimizer.tables["value_embeds.1.weight"].group.lr == pytest.approx(0.1 * scale)
+    assert optimizer.dense["smear_lambda"].group.lr == 0.2
