@@ -62,13 +62,6 @@ def inventory(folder: Path, hosts: Mapping[str, Any], **variables: Any) -> Path:
     return path
 
 
-def book(name: str, hosts: Path, *words: object, code: int = 0, **environment: str) -> str:
-    """The output of a playbook of the collection, which must end with this code."""
-    done = ansible("ansible-playbook", f"nanochat.ddp.{name}", "-i", hosts, *words, **environment)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def one_line(output: str) -> str:
     """Ansible breaks its lines where it likes."""
     return " ".join(output.replace("\\n", " ").split())

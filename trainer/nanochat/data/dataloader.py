@@ -372,10 +372,8 @@ def _unflatten(state: Mapping[str, Any]) -> list[Tokens]:
 
 def _checked(position: Mapping[str, int], files: int, folder: Path) -> Mapping[str, int]:
     numbers = [position.get(key) for key in START]
-    if (
-        not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        or not 0 <= position["pq_idx"] < files
-    ):
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    if not whole or not 0 <= position["pq_idx"] < files:
         at = dict(position)
         raise DataError(
             f"the checkpoint's position in the data, {at}, does not exist in {folder}, which has {files} file(s)."

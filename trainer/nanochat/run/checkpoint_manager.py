@@ -258,10 +258,9 @@ def is_whole(folder: Path, step: int, rank: int, deep: bool = True) -> bool:
     if files is None:
         return has_model(folder, step, deep) and is_sound(folder / optimizer_name(step, rank), deep)
     try:
-        sizes = [(folder / file.name).stat().st_size == file.bytes for file in files]
-        return (
-            bool(files) and all(sizes) and not (deep and any(file_digest(folder / f.name) != f.sha256 for f in files))
-        )
+        if not files or any((folder / file.name).stat().st_size != file.bytes for file in files):
+            return False
+        return not deep or all(file_digest(folder / file.name) == file.sha256 for file in files)
     except NOT_OURS:
         return False
 
