@@ -117,19 +117,20 @@ core_tests() {
     env PATH="$VENV/bin:$PATH" PYTHONPATH="$COLLECTIONS" TRAINER_VENV="$TRAINER_VENV" "$VENV/bin/python" -m pytest -q "${TWICE[@]}" -p no:cacheprovider "${@:2}"
 }
 
-# Every supported ansible-core that this machine can run imports all plugins and passes the tests of what it plays; the newest one also
-# trains, with `all` each does, and the next one that has no release yet. What runs on hosts passes its tests under the Pythons there.
+# The oldest and the newest ansible-core that this machine can run import all plugins and pass the tests of what they play; the newest one
+# also trains. What runs on hosts passes its tests under the oldest Python there. With `all` every version does, and the next ansible-core
+# that has no release yet.
 run_cores() (
     need_trainer_venv
     cd "$COLLECTION"
-    local line version pythons what newest=none
+    local line version pythons what oldest= newest=none
     for line in "${CORES[@]}"; do
         # shellcheck disable=SC2086
-        [[ $line == *rc* ]] || ! (find_version ${line#* }) || newest=${line%% *}
+        if [[ $line != *rc* ]] && (find_version ${line#* }); then newest=${line%% *} && oldest=${oldest:-$newest}; fi
     done
     for line in "${CORES[@]}"; do
         read -r version pythons <<<"$line"
-        [[ ${1:-} == all || $version != *rc ]] || continue
+        [[ ${1:-} == all || $version == "$oldest" || $version == "$newest" ]] || continue
         what="imports, actions, display, filters, inventory"
         # shellcheck disable=SC2086
         find_version $pythons || { played "ansible-core $version" "not here: no Python ${pythons// / or }"; continue; }
@@ -142,6 +143,7 @@ run_cores() (
         played "ansible-core $("$CACHE/core-${version%rc}/bin/python" -c 'import platform, importlib.metadata as m; print(m.version("ansible-core"), "Python", platform.python_version())')" "$what"
     done
     for version in "${HOST_PYTHONS[@]}"; do
+        [[ ${1:-} == all || $version == "${HOST_PYTHONS[0]}" ]] || continue
         find_version "$version" || { played "hosts with Python $version" "not here: no such Python"; continue; }
         host_tests "$version" "$newest"
         played "hosts with Python $("$VENV/bin/python" -c 'import platform; print(platform.python_version())')" "modules and module_utils"
