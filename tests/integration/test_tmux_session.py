@@ -20,7 +20,7 @@ import pytest
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import bare, processes
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit import env_file as env_file_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._kit.logind import Logind, logind
-from ansible_collections.nanochat.ddp.plugins.module_utils._session import boot, reaper, runner, wanted
+from ansible_collections.nanochat.ddp.plugins.module_utils._session import reaper, runner, wanted
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import session as session_utils
 from ansible_collections.nanochat.ddp.plugins.module_utils._session import tmux as tmux_utils
 from ansible_collections.nanochat.ddp.plugins.modules import tmux_session
@@ -338,23 +338,17 @@ def test_what_a_disk_did_not_take_of_a_stop_is_said(job, warnings):
         subprocess.run(["umount", job.folder], check=True)
 
 
-CRONTAB = '[ "$1" = -l ] && { cat %s; exit 0; }; cat "$1" >%s'
-
-
-def test_what_the_entry_for_a_reboot_runs_starts_the_session_after_a_power_cut(job, tmp_path, monkeypatch):
-    table, tools = tmp_path / "crontab", tmp_path / "bin"
+def test_the_unit_for_a_reboot_starts_the_session_after_a_power_cut(job, tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
     tools.mkdir()
-    table.touch()
-    for name, script in {"systemctl": "exit 1", "loginctl": "exit 1", "crontab": CRONTAB % (table, table)}.items():
-        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tools / name).chmod(0o755)
+    for name in ("systemctl", "loginctl", "crontab"):
+        (tools / name).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setattr(boot, "cron_is_running", lambda: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
     started = job.start(SAY + SLEEP, revive=True, at_boot=True)
     session = started["session"]
-    assert started["at_boot"] == "cron"
-    reboot, dummy, command = table.read_text().partition(" ")
-    assert reboot == "@reboot"
+    (unit,) = (tmp_path / ".config/systemd/user").glob("*.service")
+    command = unit.read_text().rpartition("ExecStart=")[2]
     subprocess.run(["sh", "-c", command], check=True, cwd="/")
     assert job.record()["pid"] == session["pid"], "it runs"
     pids = (session["pid"], *job.pids(1))

@@ -261,11 +261,6 @@ class Session:
         if exposed:
             raise SessionError(f"session {self.name} is not started: {exposed}")
 
-    def write_runner(self) -> None:
-        """Bring its runner to this version's, since one of an earlier version does not know `boot`."""
-        program = host_code.program(session_runner.__name__, "main").encode("utf-8")
-        write_unless_same(os.path.join(self.folder, RUNNER), program, 0o644)
-
     def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
@@ -273,7 +268,8 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        self.write_runner()
+        program = host_code.program(session_runner.__name__, "main").encode("utf-8")
+        write_unless_same(os.path.join(self.folder, RUNNER), program, 0o644)
         write_unless_same(os.path.join(self.state_dir, SCRIPT), script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,

@@ -133,8 +133,6 @@ def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
         warnings = [] if check else carry_out(session, action, spec, params["stop_timeout"])
         entry = boot.BootEntry(session.name, session.state_dir)
         wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
-        if wanted and not check and action == "none":  # otherwise the start has written it
-            session.write_runner()
         before, after, missing = entry.bring(wanted, check)
         status = session.status()
     warnings += [missing] if missing else []
