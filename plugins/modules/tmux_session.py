@@ -200,12 +200,17 @@ at_boot:
   sample: systemd
 """
 
-from ..module_utils._kit.arguments import checked_module
-from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, tmux_session
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils._session.wanted import ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:
-    module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, bounds=BOUNDS, supports_check_mode=True)
+    # Nobody but this user may write what it makes.
+    os.umask(os.umask(0) | 0o022)
+    module = AnsibleModule(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     try:
         result = tmux_session(module.check_mode, **module.params)
     except ERRORS as error:

@@ -695,7 +695,7 @@ def test_a_missing_tmux_is_said_before_anything_is_written_and_nothing_to_stop_n
         ({"chdir": "/no"}, "its folder /no does not exist"),
         ({"env_file": "/no/env"}, "its environment file /no/env does not exist"),
         ({"log": "/proc/no/log"}, "cannot write /proc/no"),
-        ({"argv": ["a", "b\0"]}, "argv[1] contains a NUL byte"),
+        ({"argv": ["a", "b\0"]}, "an argument of argv contains a NUL byte"),
         *(
             ({"name": name}, f"{name!r} is not a session name")
             for name in ("a.b", "a:b", "", "-a", "=a", "a b", "a\n", "ü")

@@ -38,8 +38,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
-BOUNDS = {"stop_timeout": (0, 31 * 86400)}
-ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError)
+ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
 
 
 def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Optional[session_utils.Spec]) -> str:
