@@ -106,4 +106,4 @@ def restart(run_dir: str) -> None:
     """After a reboot, start the session again if it was cut short."""
     launch = launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
     if launch.get("session") and was_cut_short(run_dir):
-        tmux.Tmux().start(launch["session"], launch["id"], run_dir)
+        tmux.Tmux().start(launch["session"], run_dir)
