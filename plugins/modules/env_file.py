@@ -98,7 +98,6 @@ from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils._kit.arguments import checked_module
 from ..module_utils._kit.env_file import ERRORS, MASK, NEEDED, OPTIONS, env_file
 
 
@@ -117,7 +116,7 @@ def masked(params: Mapping[str, Any]) -> dict[str, object]:
 
 
 def main() -> None:
-    module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
+    module = AnsibleModule(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     hide(module, module.params["secrets"])
     invocation = {"module_args": masked(module.params)}
     try:

@@ -154,15 +154,16 @@ message:
 
 import os
 
+from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils._firewall.apply import FirewallRequest, apply
 from ..module_utils._firewall.rules import MARK, NAME, FirewallError, address, marker, wanted_rules
-from ..module_utils._kit.arguments import checked_module
 from ..module_utils._kit.bare import tool
 from ..module_utils._kit.processes import live_runs
 
 
 def main() -> None:
-    module = checked_module(
+    module = AnsibleModule(
         argument_spec={
             "name": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},

@@ -229,10 +229,11 @@ extra:
   elements: str
 """
 
+import os
 import platform
 
-from ..module_utils._contract import validate
-from ..module_utils._kit.arguments import checked_module
+from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils._shards.folder import ShardsError
 from ..module_utils._shards.states import STATES, ShardsRequest
 
@@ -268,13 +269,6 @@ SPEC = {
     "timeout": {"type": "int", "default": 60},
     "dest": {"type": "path"},
 }
-BOUNDS = {
-    "shards": (0, 1000000),
-    "idle": (1, 31 * 86400),
-    "ports.low": (0, 65535),
-    "ports.high": (0, 65535),
-    "timeout": (1, 86400),
-}
 REQUIRED_IF = [
     ("state", "imported", ["source"]),
     ("state", "fetched", ["url", "names"]),
@@ -284,12 +278,14 @@ REQUIRED_IF = [
 
 
 def main() -> None:
-    module = checked_module(argument_spec=SPEC, supports_check_mode=True, bounds=BOUNDS, required_if=REQUIRED_IF)
+    # Nobody but this user may write what it makes.
+    os.umask(os.umask(0) | 0o022)
+    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True, required_if=REQUIRED_IF)
     given = module.params
     request = ShardsRequest(given["host"] or platform.node(), given["path"], module.check_mode, given)
     try:
         module.exit_json(**STATES[given["state"]](request).as_result())
-    except (ShardsError, validate.InvalidHostData) as why:
+    except (ShardsError, ValueError, OverflowError) as why:
         module.fail_json(msg=f"{request.host}: {why}")
     except OSError as why:
         module.fail_json(msg=f"{request.host}: {why.filename or request.path}: {why.strerror or why}")

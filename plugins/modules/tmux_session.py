@@ -85,7 +85,7 @@ options:
     description:
       - Whether the session is started again when the host boots, unless it had ended or was stopped. It then runs its last command.
       - This is done by a unit of the user's own systemd, which starts before a login where the user lingers (C(loginctl enable-linger), tried
-        without root), or else by a line of the user's crontab. If neither works, a warning says so.
+        without root). Where that is impossible, a warning says what to do.
       - By default this stays as it is. With O(state=absent) it ends.
     type: bool
   stop_timeout:
@@ -194,18 +194,23 @@ action:
   type: str
   sample: start
 at_boot:
-  description: What starts the session after a reboot, V(systemd), V(cron) or V(none); V(none) also if O(at_boot) was not given.
+  description: What starts the session after a reboot, V(systemd) or V(none); V(none) also if O(at_boot) was not given.
   returned: success
   type: str
   sample: systemd
 """
 
-from ..module_utils._kit.arguments import checked_module
-from ..module_utils._session.wanted import BOUNDS, ERRORS, NEEDED, OPTIONS, tmux_session
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils._session.wanted import ERRORS, NEEDED, OPTIONS, tmux_session
 
 
 def main() -> None:
-    module = checked_module(argument_spec=OPTIONS, required_if=NEEDED, bounds=BOUNDS, supports_check_mode=True)
+    # Nobody but this user may write what it makes.
+    os.umask(os.umask(0) | 0o022)
+    module = AnsibleModule(argument_spec=OPTIONS, required_if=NEEDED, supports_check_mode=True)
     try:
         result = tmux_session(module.check_mode, **module.params)
     except ERRORS as error:

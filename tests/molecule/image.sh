@@ -10,7 +10,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 RECIPE=$(cat "${BASH_SOURCE[0]}" "$ROOT/trainer/requirements.txt" | sha256sum | cut -c1-12)
 IMAGE=localhost/nanochat-ddp-host:$RECIPE
 MIRROR=${NANOCHAT_DDP_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-PACKAGES="openssh-server sudo python3 python3-venv tmux iproute2 procps iputils-ping nftables iptables ufw firewalld dbus cron ca-certificates systemd-sysv libpam-systemd"
+PACKAGES="openssh-server sudo python3 python3-venv tmux iproute2 procps iputils-ping nftables iptables ufw firewalld dbus ca-certificates systemd-sysv libpam-systemd"
 
 make_image() {
     # The host's own apt settings (a proxy, a mirror's certificate) hold for the image too while it is made.

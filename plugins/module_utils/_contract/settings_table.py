@@ -175,7 +175,7 @@ class RunSettings:
     )
     grace: int = _run(30, "With ddp_restarts: seconds to wait for a lost host before the others continue without it.", low=0)
     survive_reboot: bool = _run(
-        None, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit or crontab.", smoke=False, real=True,
+        None, "With ddp_restarts: a host rejoins automatically after a reboot, by a systemd user unit.", smoke=False, real=True,
     )
 
     # The model

@@ -228,7 +228,7 @@ class Keeper:
         if set(mine.members) >= set(wanted(self.rules, self.own.word.left)):
             self.since = None
         elif self.since is None:
-            self.since = self.rank.resumed_from()
+            self.since = self.rank.resumed_from
 
     def _give_way(self) -> None:
         """Move the separately made checkpoints aside, because another part of the run has more steps."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Tuple, Union, cast
+from typing import Dict, List, Optional, Tuple, Union, cast
 
 from .._contract import keeper_states as states
 from .._contract.command_line import rank_argv, rank_environ
@@ -89,9 +88,11 @@ class LocalRank:
         self._stopped = self._looked = 0.0  # how long it was seen stopped, and when it was looked at
         self.order = ""  # the newest, of this start
         self._out_of_time = False  # it was killed after its time was up
+        self.resumed_from: Optional[int] = (
+            None  # the step from which this start resumed; None until the rank has reported it
+        )
         self._code = 0  # the last exit code
         self._unstartable = ""  # why no process could be made at the last start
-        self._metrics_begin = 0  # where this start's events begin in the metrics
         self.stuck: Dict[int, processes.Process] = {}  # its unkillable processes
         me = os.getpid()
         marker = os.environ.get(processes.SESSION_VARIABLE, "")
@@ -116,8 +117,7 @@ class LocalRank:
     def start(self, generation: membership.Generation) -> None:
         """Start it in a generation."""
         self.ends_at = self.exits_at = 0.0
-        self.order, self._out_of_time = "", False
-        self._metrics_begin = self._size()
+        self.order, self._out_of_time, self.resumed_from = "", False, None
         with contextlib.suppress(OSError):
             os.remove(self.path(HANG_UP % self.number))
         places = ",".join(str(self.places[member]) for member in generation.members)
@@ -258,14 +258,11 @@ class LocalRank:
             return 0
         seen = (written.st_size, written.st_mtime_ns)
         if seen != self._counted[0]:
-            last = self._last("step")
+            last, start = self._last("step"), self._last("start")
             self._counted = (seen, number(last, "step") + 1 if "step" in last else 0)
+            if self._of_this_start(start):
+                self.resumed_from = number(start, "resumed_from")
         return self._counted[1]
-
-    def resumed_from(self) -> Optional[int]:
-        """The step from which this start resumed; None until the rank has reported it."""
-        start = _newest("start", self._metrics_lines(self._metrics_begin))
-        return number(start, "resumed_from") if start else None
 
     def set_apart(self, generation: int, since: int) -> str:
         """Move checkpoints made after a step aside, because another part of the run continues; the folder, empty if there were none."""
@@ -287,28 +284,7 @@ class LocalRank:
             os.replace(path, os.path.join(self.path(place), os.path.basename(path)))
         return place
 
-    def _size(self) -> int:
-        with contextlib.suppress(OSError):
-            return os.path.getsize(self._metrics)
-        return 0
-
     def _last(self, kind: str) -> Document:
         """The newest event of a kind among the last ones."""
-        return _newest(kind, self._metrics_lines(self._size() - TAIL_BYTES))
-
-    def _metrics_lines(self, begin: int) -> List[bytes]:
-        """The lines of metrics from this place in the file, up to TAIL_BYTES of them."""
-        with contextlib.suppress(OSError), open(self._metrics, "rb") as file:
-            file.seek(max(0, begin))
-            return file.read(TAIL_BYTES).splitlines()
-        return []
-
-
-def _newest(kind: str, lines: Sequence[bytes]) -> Document:
-    """The last event of a kind among the lines of metrics."""
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict) and event.get("kind") == kind:
-                return event
-    return {}
+        events = reversed(read_events(self._metrics, TAIL_BYTES))
+        return next((event for event in events if event["kind"] == kind), {})

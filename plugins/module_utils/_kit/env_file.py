@@ -47,7 +47,7 @@ class EnvFileError(Exception):
     """Why an environment cannot be written, in one sentence."""
 
 
-ERRORS = (EnvFileError, OSError)
+ERRORS = (EnvFileError, OSError, ValueError)
 
 
 def checked(env: Mapping[Any, Any]) -> dict[str, str]:

@@ -180,7 +180,7 @@ def changes(plan: Plan) -> Iterator[str]:
         opened = f"{meets} and ports {ports['low']}-{ports['high']} of every host"
         yield f"active firewalls: {opened}, open to the peers only"
     if keeper and keeper["survive_reboot"]:
-        yield "start after a reboot: a user unit of systemd, with lingering, else a line of the crontab; reset removes it"
+        yield "start after a reboot: a user unit of systemd, with lingering; reset removes it"
 
 
 def by_hand(plan: Plan) -> str:

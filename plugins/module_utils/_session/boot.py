@@ -1,16 +1,15 @@
 # Copyright: The nanochat.ddp contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Starts a session again after a reboot: by a unit of the user's systemd where the user lingers, or by crontab's @reboot.
+"""Starts a session again after a reboot: by a unit of the user's systemd, which starts before a login where the user lingers.
 
-The entry runs the session's runner with the word `boot`, which repeats the last launch, unless the run had ended or a user had stopped it.
+The unit runs the session's runner with the word `boot`, which repeats the last launch, unless the run had ended or a user had stopped it.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -23,98 +22,63 @@ from .record import LAUNCH, cut_short, launch_in, record_in, runner_argv
 
 SYSTEMD, CRON, NONE = "systemd", "cron", "none"
 BOOT = "boot"
-CRON_NAMES = ("cron", "crond", "cronie", "fcron", "busybox")
-MARK = "# nanochat.ddp "
-# crontab's ways to report a missing crontab, where that is no failure.
-NO_CRONTAB = ("no crontab for", "No such file or directory")
 # tmux continues after the program has ended; at shutdown, everything in it is asked to exit.
 UNIT = "[Unit]\nDescription=Starts %s again after a reboot (nanochat.ddp)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=%s\n"
+WITHOUT_LINE = 'lines=$(crontab -l) && printf "%s\\n" "$lines" | grep -vxF -e "$1" | crontab -'
 
 
 class BootEntry:
-    """The entry that starts a session at boot. An entry with another name that runs the same program is an earlier one, of another rank."""
+    """The unit that starts a session at boot. One with another name that runs the same program is an earlier one, of another rank."""
 
     def __init__(self, name: str, run_dir: str) -> None:
-        argv = [*runner_argv(run_dir), BOOT]
         self.name = name
         self.unit, self.link = _unit(name)
-        # What only entries of this run folder contain.
-        self.in_unit, self.in_cron = " ".join(map(_quoted, argv[-2:])), _for_cron(argv[-2:])
+        argv = [*runner_argv(run_dir), BOOT]
+        # Only units of this run folder contain the last two words.
+        self.in_unit = " ".join(map(_quoted, argv[-2:]))
         self.unit_text = (UNIT % (name, " ".join(map(_quoted, argv)))).encode()
-        # Entries of an earlier version run this program.
-        self.earlier = Path(run_dir, ".boot.py")
-        self.line = "@reboot %s %s%s" % (_for_cron(argv), MARK, name)
+        # An earlier release wrote this into the crontab where there was no such systemd; a percent sign is a newline to cron.
+        self.in_cron = " %s # nanochat.ddp " % shlex.join(argv[-2:]).replace("%", "\\%")
 
     def bring(self, wanted: Optional[bool], check: bool) -> Tuple[str, str, str]:
         """The means by which the session was, and now is, started after a reboot, and a warning if there is none; None changes nothing."""
         if wanted is None:
             return NONE, NONE, ""
-        lines, unreadable = _crontab()
         has_unit = self.link.is_symlink() and read_bytes(str(self.unit)) == self.unit_text
-        before = SYSTEMD if has_unit else CRON if self.line in lines else NONE
+        before = SYSTEMD if has_unit else CRON if self._crontab_lines() else NONE
         user = processes.user_name(os.getuid())
-        after = _possible(user, check) if wanted else NONE
-        why = "neither systemd nor cron starts programs of %s at boot" % user if wanted and after == NONE else ""
+        after = SYSTEMD if wanted and _is_possible(user, check) else NONE
+        why = "systemd starts no programs of %s at boot" % user if wanted and after == NONE else ""
         try:
-            if after == CRON and unreadable:
-                raise OSError(unreadable)
             if not check and (after != before or after == NONE):
-                self._start_by(after, lines)
+                self._remove_all()
+                if after == SYSTEMD:
+                    self.link.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(str(self.unit), self.unit_text, 0o644)
+                    self.link.symlink_to(self.unit)
         except OSError as error:
             after, why = NONE, str(error)
-        remedy = (
-            "`sudo loginctl enable-linger %s` on that host makes that possible, or start it with the playbook nanochat.ddp.join"
-            % user
-        )
-        return before, after, "%s will not start after a reboot: %s; %s" % (self.name, why, remedy) if why else ""
+        remedy = "run `sudo loginctl enable-linger %s` on that host, or the playbook nanochat.ddp.join after a reboot"
+        said = "%s will not start after a reboot: %s; %s" % (self.name, why, remedy % user)
+        return before, after, said if why else ""
 
-    def _start_by(self, way: str, lines: List[str]) -> None:
-        """Start it this way and no other, or (NONE) not at all; lines: those of the crontab now."""
+    def _crontab_lines(self) -> List[str]:
+        return [line for line in bare.run(["crontab", "-l"])[1].splitlines() if self.in_cron in line]
+
+    def _remove_all(self) -> None:
+        """Remove every entry of this run folder."""
         for path in self.unit.parent.glob("nanochat-*.service"):
-            text = read_bytes(str(path))
-            if self.in_unit.encode() in text or _quoted(str(self.earlier)).encode() in text:
-                _remove(*_unit(path.stem))
-        if way == SYSTEMD:
-            self.link.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(str(self.unit), self.unit_text, 0o644)
-            _remove(self.link)
-            self.link.symlink_to(self.unit)
-        ours = [" %s %s" % (program, MARK) for program in (self.in_cron, _for_cron([str(self.earlier)]))]
-        others = [line for line in lines if not any(one in line for one in ours)]
-        wanted = others + ([self.line] if way == CRON else [])
-        if wanted != lines:
-            _write_crontab(wanted)
-        _remove(self.earlier)
+            if self.in_unit.encode() in read_bytes(str(path)):
+                for one in _unit(path.stem):
+                    one.unlink(missing_ok=True)
+        for line in self._crontab_lines():
+            bare.run(["sh", "-c", WITHOUT_LINE, "sh", line])
 
 
-def _possible(user: str, dry: bool) -> str:
-    """How a program of this user can be started at boot. Enables lingering, unless only checking."""
-    has_systemd = _run("systemctl", "--user", "show-environment")[0] == 0
-    if has_systemd and (logind(user).lingers or dry or _run("loginctl", "enable-linger", user)[0] == 0):
-        return SYSTEMD
-    return CRON if _run("crontab", "-l")[0] != 127 and cron_is_running() else NONE
-
-
-def _crontab() -> Tuple[List[str], str]:
-    """The lines of the user's crontab, or why it cannot be read."""
-    code, out, err = _run("crontab", "-l")
-    if code and not any(words in err for words in NO_CRONTAB):
-        return [], "`crontab -l` failed, so the crontab was not changed: %s" % (err.strip() or "code %d" % code)
-    return [] if code else out.splitlines(), ""
-
-
-def _write_crontab(lines: List[str]) -> None:
-    # Not in the run folder, whose disk may be full.
-    with tempfile.NamedTemporaryFile(prefix="nanochat-crontab-") as fresh:
-        fresh.write("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
-        fresh.flush()
-        code, out, err = _run("crontab", fresh.name)
-    if code:
-        raise OSError("`crontab %s` failed: %s" % (fresh.name, (err or out).strip() or "code %d" % code))
-
-
-def _run(*argv: str) -> Tuple[int, str, str]:
-    return bare.run(argv, {"LC_ALL": "C"})
+def _is_possible(user: str, dry: bool) -> bool:
+    """Whether this user's systemd can start programs at boot. Enables lingering, unless only checking."""
+    has_systemd = bare.run(["systemctl", "--user", "show-environment"])[0] == 0
+    return has_systemd and (logind(user).lingers or dry or bare.run(["loginctl", "enable-linger", user])[0] == 0)
 
 
 def _unit(name: str) -> Tuple[Path, Path]:
@@ -123,23 +87,8 @@ def _unit(name: str) -> Tuple[Path, Path]:
     return folder / file, folder / "default.target.wants" / file
 
 
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _for_cron(words: List[str]) -> str:
-    # A percent sign is a newline to cron.
-    return shlex.join(words).replace("%", "\\%")
-
-
 def _quoted(word: str) -> str:
     return '"%s"' % word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-
-
-def cron_is_running() -> bool:
-    """Whether a cron daemon runs on this host."""
-    return any(one.name in CRON_NAMES for one in processes.processes().values())
 
 
 def was_cut_short(run_dir: str) -> bool:
@@ -157,4 +106,4 @@ def restart(run_dir: str) -> None:
     """After a reboot, start the session again if it was cut short."""
     launch = launch_in(os.path.join(run_dir, SESSION_FILES, LAUNCH))
     if launch.get("session") and was_cut_short(run_dir):
-        tmux.Tmux().start(launch["session"], launch["id"], run_dir)
+        tmux.Tmux().start(launch["session"], run_dir)

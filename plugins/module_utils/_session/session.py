@@ -126,19 +126,12 @@ class Session:
 
     def _identity(self, record: Record) -> reaper.SessionIdentity | None:
         """Identity of this session's processes; None if they are from another boot or machine."""
-        uid, boot = os.getuid(), processes.boot_id()
-        if record.get("id"):
-            pid, start = record.get("pid"), record.get("pid_start")
-            runner = (pid, start) if pid and start else None
-            return reaper.SessionIdentity(record["id"], uid, runner) if record.get("boot_id") == boot else None
-        # Somebody moved session.json away: tmux knows its pane's process, and launch.json the last start.
-        launch, found = self.launch(), self._in_tmux(self.name)
-        if found:
-            pane = processes.process(found.runner or 0)
-            return reaper.SessionIdentity(found.id, uid, (pane.pid, pane.start) if pane else None)
-        if launch.get("boot_id") == boot:
-            return reaper.SessionIdentity(launch["id"], uid)
-        return None
+        # If somebody moved session.json away, launch.json knows the last start.
+        last = record if record.get("id") else self.launch()
+        if last.get("boot_id") != processes.boot_id():
+            return None
+        pid, start = record.get("pid"), record.get("pid_start")
+        return reaper.SessionIdentity(last["id"], os.getuid(), (pid, start) if pid and start else None)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -151,23 +144,26 @@ class Session:
             self._prepare(spec, identifier, stop_timeout)
         except OSError as error:
             raise SessionError(f"session {self.name}: cannot write {error.filename}: {error.strerror}") from error
-        self.tmux.start(self.name, identifier, self.state_dir)
+        self.tmux.start(self.name, self.state_dir)
         self._wait_until_started(identifier)
 
-    def stop(self, timeout: float) -> list[str]:
-        """End the session's processes and verify that they are dead; returns what could not be recorded of it."""
+    def stop(self, timeout: float) -> None:
+        """End the session's processes and verify that they are dead."""
         record = self.recorded()
         identity = self._identity(record)
         if identity is None or not (reaper.runner_alive(identity) or reaper.members(identity)):
-            return []
+            return
         if identity.runner is not None and identity.runner[0] in reaper.own_line(processes.processes()):
             raise SessionError(
                 f"session {self.name}: this command runs inside the session that it should stop; run it from outside"
             )
-        if os.path.isdir(self.folder) and not self._marked_as_stopped() and identity.runner is not None:
-            # A full disk: as Ctrl-C in its pane, which is a user's stop, too.
-            runner = processes.process(identity.runner[0])
-            if runner is not None and runner.start == identity.runner[1]:
+        try:
+            # An empty file needs no room.
+            os.close(os.open(os.path.join(self.folder, "stop"), os.O_WRONLY | os.O_CREAT, 0o644))
+        except OSError:
+            # A full disk takes no more files: as Ctrl-C in its pane, which is a user's stop, too.
+            runner = processes.process(identity.runner[0]) if identity.runner else None
+            if runner is not None and (runner.pid, runner.start) == identity.runner:
                 reaper.send(runner, signal.SIGINT)
         left = reaper.end(identity, timeout)
         if not left and identity.runner is not None:
@@ -181,22 +177,8 @@ class Session:
         record = self.recorded()
         if record and record.get("ended") is None:
             # Its runner was already gone or could not write, so nobody else can record the stop.
-            try:
+            with contextlib.suppress(OSError):
                 write_json_when_full(self.record, {**record, "stopped": True})
-            except OSError as error:
-                if not self._marked_as_stopped():
-                    return [
-                        f"session {self.name} was stopped, but {self.record} cannot be written ({error.strerror}), so it may be "
-                        "started again after a reboot; make room there and stop it again"
-                    ]
-        return []
-
-    def _marked_as_stopped(self) -> bool:
-        """Mark this start as stopped by a user; an empty file needs no room. Whether that was possible."""
-        with contextlib.suppress(OSError):
-            os.close(os.open(os.path.join(self.folder, "stop"), os.O_WRONLY | os.O_CREAT, 0o644))
-            return True
-        return False
 
     def remove(self) -> None:
         """Remove the session from tmux and its records; its log and run.sh stay."""
@@ -261,11 +243,6 @@ class Session:
         if exposed:
             raise SessionError(f"session {self.name} is not started: {exposed}")
 
-    def write_runner(self) -> None:
-        """Bring its runner to this version's, since one of an earlier version does not know `boot`."""
-        program = host_code.program(session_runner.__name__, "main").encode("utf-8")
-        write_unless_same(os.path.join(self.folder, RUNNER), program, 0o644)
-
     def _prepare(self, spec: Spec, identifier: str, stop_timeout: float) -> None:
         """Write the runner's files; remove leftovers of an earlier session."""
         os.makedirs(self.folder, exist_ok=True)
@@ -273,7 +250,8 @@ class Session:
         for stale in (self.record, os.path.join(self.folder, "stop")):
             if os.path.lexists(stale):
                 os.unlink(stale)
-        self.write_runner()
+        program = host_code.program(session_runner.__name__, "main").encode("utf-8")
+        write_unless_same(os.path.join(self.folder, RUNNER), program, 0o644)
         write_unless_same(os.path.join(self.state_dir, SCRIPT), script(self.name, spec), 0o755)
         launch: Launch = {
             "id": identifier,

@@ -40,7 +40,6 @@ class TmuxSession(NamedTuple):
 
     runner: Optional[int]  # the process in its pane, None if it has ended
     label: str  # of its folder, whose own name a terminal may not be able to show
-    id: str
     folder: str
 
 
@@ -59,16 +58,17 @@ class Tmux:
         if code:
             return None
         dead, pid, label, folder = [*(out.splitlines() or [""])[0].split(" ", 3), "", "", "", ""][:4]
-        label, dummy, identifier = label.partition(".")
-        return TmuxSession(int(pid) if dead == "0" and pid.isdigit() else None, label, identifier, folder)
+        # Earlier versions appended an id to the label.
+        label = label.partition(".")[0]
+        return TmuxSession(int(pid) if dead == "0" and pid.isdigit() else None, label, folder)
 
-    def start(self, name: str, identifier: str, state_dir: str) -> None:
+    def start(self, name: str, state_dir: str) -> None:
         """A session that runs the folder's runner without a shell, and stays readable after its end."""
         target = f"={name}:"
         self._check(
             name,
             ["new-session", "-d", "-s", name, "-x", "160", "-y", "48", *map(_literal, runner_argv(state_dir))]
-            + [";", "set-option", "-t", target, _LABEL, f"{label_of(state_dir)}.{identifier}"]
+            + [";", "set-option", "-t", target, _LABEL, label_of(state_dir)]
             + [";", "set-option", "-t", target, _FOLDER, _literal(state_dir)]
             # A user's configuration may kill detached sessions.
             + [";", "set-option", "-t", target, "destroy-unattached", "off"]

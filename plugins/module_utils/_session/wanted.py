@@ -38,8 +38,7 @@ OPTIONS: Dict[str, Dict[str, object]] = {
     "stop_timeout": {"type": "int", "default": 60},
 }
 NEEDED = [("state", state, ["argv"]) for state in STARTING]
-BOUNDS = {"stop_timeout": (0, 31 * 86400)}
-ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError)
+ERRORS = (session_utils.SessionError, tmux_utils.TmuxError, env_file_utils.EnvFileError, OSError, ValueError)
 
 
 def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Optional[session_utils.Spec]) -> str:
@@ -58,24 +57,16 @@ def decide(session: session_utils.Session, params: Mapping[str, Any], spec: Opti
     return "stop" if running or session.left_over() else "none"
 
 
-def carry_out(
-    session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int
-) -> List[str]:
-    """Do it, and return warnings. Before a start, the remains of an earlier session are ended."""
-    if action == "none":
-        return []
+def carry_out(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec], timeout: int) -> None:
+    """Do it. Before a start, the remains of an earlier session are ended."""
     if spec is not None:
         # Do not stop what could not be restarted.
         session.check_startable(spec)
-    unwritten = session.stop(timeout)
+    session.stop(timeout)
     if action == "remove":
         session.remove()
     elif spec is not None:
         session.start(spec, timeout)
-    else:
-        return unwritten
-    # There is a new record, or none.
-    return []
 
 
 def difference(session: session_utils.Session, action: str, spec: Optional[session_utils.Spec]) -> Dict[str, str]:
@@ -130,15 +121,13 @@ def tmux_session(check: bool = False, **given: Any) -> Dict[str, Any]:
     with session.locked(make=spec is not None and not check, timeout=params["stop_timeout"] + 60):
         action = decide(session, params, spec)
         diff = difference(session, action, spec)
-        warnings = [] if check else carry_out(session, action, spec, params["stop_timeout"])
+        if action != "none" and not check:
+            carry_out(session, action, spec, params["stop_timeout"])
         entry = boot.BootEntry(session.name, session.state_dir)
         wanted = False if params["state"] == "absent" else params["at_boot"] if spec else None
-        if wanted and not check and action == "none":  # otherwise the start has written it
-            session.write_runner()
         before, after, missing = entry.bring(wanted, check)
         status = session.status()
-    warnings += [missing] if missing else []
-    warnings += warnings_of_logout(status) if logout_kills else []
+    warnings = [*([missing] if missing else []), *(warnings_of_logout(status) if logout_kills else [])]
     if before != after:
         diff = {**diff, "before": f"{diff['before']}at boot: {before}\n", "after": f"{diff['after']}at boot: {after}\n"}
     changed = action != "none" or before != after

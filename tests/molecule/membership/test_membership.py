@@ -120,7 +120,7 @@ def test_a_host_that_was_off_during_a_stop_does_not_begin_again(trio):
     trio.play(playbook="stop", target="desktop,laptop")
     begun = time.time()
     trio.boot("attic")
-    # Its keeper starts by itself, from crontab, and begins nothing, as it cannot know that the others were stopped.
+    # Its keeper starts by itself, and begins nothing, as it cannot know that the others were stopped.
     wait_for("the keeper of the attic", lambda: trio.keeper_started("attic") > begun, PATIENCE)
     time.sleep(20)
     assert trio.members("attic")[0] == "idle"

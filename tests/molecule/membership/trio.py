@@ -42,10 +42,8 @@ class Trio(Lab):
             self.prepare(host)
 
     def prepare(self, host: str) -> None:
-        """Act as the owner: /opt is open to the trainer, and the attic's systemd serves root only, so that its keeper starts by crontab."""
+        """Act as the owner: /opt is open to the trainer."""
         self.on(host, "chmod 1777 /opt")
-        if host == "attic":
-            self.on(host, "systemctl mask user@.service")
 
     def argv(self, playbook: str, *arguments: str, **settings: Any) -> list[str]:
         return super().argv(playbook, *arguments, **{"ddp_results_dir": str(self.folder), **settings})

@@ -96,7 +96,8 @@ class Host:
         self.wall = WALL
         self.disk = {SETTINGS: json.dumps({"host": name, "launch": "1", "secret": ""})}
         self.saves = {}  # path of a checkpoint -> what was trained
-        self.metrics, self.beat = b"", {}
+        self.metrics: list[dict[str, Any]] = []
+        self.beat: dict[str, Any] = {}
         self.is_full = self.is_used = self.unkillable = False
         self.restarted = False
         self.boots = 1
@@ -132,7 +133,7 @@ class Host:
             self.saves[MODEL % trained.step] = trained
 
     def write_event(self, kind, **event):
-        self.metrics += json.dumps({"kind": kind, "time": self.wall, **event}).encode() + b"\n"
+        self.metrics.append({"kind": kind, "time": self.wall, **event})
 
     def write_beat(self, process, phase):
         self.beat = {"pid": process.pid, "phase": phase, "time": self.wall}
@@ -185,7 +186,7 @@ class Here:
     def __init__(self):
         self.host = None
         self.path = types.SimpleNamespace(
-            join=os.path.join, basename=os.path.basename, exists=self.exists, lexists=self.exists, getsize=self.size
+            join=os.path.join, basename=os.path.basename, exists=self.exists, lexists=self.exists
         )
 
     @contextlib.contextmanager
@@ -220,9 +221,6 @@ class Here:
     def remove(self, path):
         self.host.disk.pop(path, None)
 
-    def size(self, path):
-        return len(self.host.metrics)
-
     def stat(self, path):
         return types.SimpleNamespace(st_size=len(self.host.metrics), st_mtime_ns=0)
 
@@ -236,8 +234,8 @@ class Here:
         # A checkpoint that was set aside is no checkpoint of the run any more.
         self.host.saves.pop(old)
 
-    def open(self, path, mode, encoding=""):
-        return io.BytesIO(self.host.metrics) if mode == "rb" else io.StringIO()
+    def read_events(self, path, limit=0):
+        return self.host.metrics[-20:]
 
     def read_object(self, path):
         if path == PLAN:
@@ -345,14 +343,15 @@ def simulated():
         path=HERE.path, getpid=lambda: 1, getuid=lambda: 0, environ={"session": SESSION}, remove=HERE.remove,
         stat=HERE.stat, walk=HERE.walk, makedirs=HERE.makedirs, replace=HERE.replace,
     )  # fmt: skip
-    both: dict[str, Any] = {"time": HERE, "open": HERE.open, "sys": types.SimpleNamespace(stdout=HERE)}
+    both: dict[str, Any] = {"time": HERE, "sys": types.SimpleNamespace(stdout=HERE)}
     of_keeper: dict[str, Any] = {
-        "os": HERE, "files": HERE, "Attendance": Attendance, "rules_of": lambda plan: plan["rules"], "boot_id": lambda: HERE.host.boots,
+        "os": HERE, "files": HERE, "open": lambda *dummy, **more: io.StringIO(),
+        "Attendance": Attendance, "rules_of": lambda plan: plan["rules"], "boot_id": lambda: HERE.host.boots,
     }  # fmt: skip
     of_rank: dict[str, Any] = {
         "os": machine, "reaper": reaper, "processes": processes, "subprocess": types.SimpleNamespace(Popen=HERE.start, DEVNULL=None),
         "read_object": HERE.read_object, "write_whole": HERE.write_whole, "exposure": lambda path, owned: "",
-        "command": lambda plan, host, generation: ([generation], {}), "read_events": lambda path: [],
+        "command": lambda plan, host, generation: ([generation], {}), "read_events": HERE.read_events,
         "stop_seconds": lambda *dummy: END_SECONDS, "rescue_seconds": lambda *dummy: END_SECONDS,
     }  # fmt: skip
     with (

@@ -55,10 +55,12 @@ def test_what_a_part_made_that_lost_is_put_aside_into_a_folder_of_its_own(tmp_pa
 def test_the_step_of_a_split_is_known_however_long_ago_it_was(tmp_path: Path) -> None:
     one = a_rank(tmp_path)
     write_events(tmp_path, {"kind": "start", "resumed_from": 10})
-    one._metrics_begin = one._size()
-    assert one.resumed_from() is None
-    write_events(tmp_path, {"kind": "start", "resumed_from": 500}, *({"kind": "step", "step": n} for n in range(3000)))
-    assert one.resumed_from() == 500
+    one.started_at = time.time()
+    assert (one.steps(), one.resumed_from) == (0, None)
+    for events in ([{"kind": "start", "resumed_from": 500}], [{"kind": "step", "step": n} for n in range(3000)]):
+        write_events(tmp_path, *events)
+        one.steps()
+    assert (one.steps(), one.resumed_from) == (3000, 500)
 
 
 def test_a_slow_step_has_its_time_to_end_and_less_once_a_peer_is_lost(tmp_path: Path) -> None:
