@@ -111,3 +111,17 @@ def test_collect_brings_what_is_there_and_names_who_is_missing(hosts: Hosts) -> 
     assert "Nothing was collected: no host that answers has the run, and attic, desktop did not answer." in one_line(
         told
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("join", ["-e", "target=attic"], "runs/d4/plan.json is missing or damaged; start it with ddp_restarts by train.yml"),
+        ("doctor", [], "No host that answers has a run with its plan (plan.json, undamaged) below its base folder"),
+        ("chat", ["-e", "prompt=Hello"], "runs/d4/plan.json is missing or damaged, and it says how the trainer is started; train.yml"),
+    ],
+)  # fmt: skip
+def test_a_damaged_plan_is_named_by_what_needs_it(hosts: Hosts, name: str, words: list[str], told: str) -> None:
+    for path in hosts.folder.glob("*/runs/d4/plan.json"):
+        path.write_text('{"format": 1, "nod')
+    assert told in one_line(hosts.book(name, "-e", "ddp_run=d4", *words, code=2))
