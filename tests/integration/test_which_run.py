@@ -90,6 +90,7 @@ def test_the_doctor_does_without_a_host_that_has_left_the_inventory(hosts: Hosts
 def test_the_logs_are_those_of_the_same_run(hosts: Hosts) -> None:
     told = hosts.book("logs")
     assert "the log of d4 on attic" in told and "the log of d4 on desktop" in told and "trial" not in told
+    assert "attic | no log yet: no run was started here" in hosts.book("logs", "-e", "ddp_run=old")
 
 
 def test_who_joins_is_told_that_the_others_have_gone_on(hosts: Hosts) -> None:
